@@ -6,13 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.analytics.fragment_groups import (
-    Group,
-    classify,
-    drop_duplicates,
-    group_fragments,
-    is_after,
-)
+from stillframe.analytics.assembly import classify, drop_duplicates, is_after
+from stillframe.analytics.manifests import Group, group_fragments
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.errors import UsageError
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId

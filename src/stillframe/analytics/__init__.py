@@ -53,22 +53,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "assembly": ("assemble",),
-    "compaction": ("compact_store", "compacted_tables"),
-    "full_snapshots": ("store_tables",),
-    "log_events": ("event_rows", "locate", "marker_paths", "vector_clock"),
-    "log_verification": ("log_pieces", "published_cuts", "verify"),
-    "predicate_history": ("detect", "summary"),
-    "snapshot_stats": (
-        "channel_history",
-        "channel_spread",
-        "marker_steps",
-        "snapshot_history",
-        "spread",
-    ),
-    "store_diff": ("diff_store",),
-    "verdict_stream": ("follow",),
-    "wait_for_graphs": ("deadlocks",),
+    "assembly": "assemble",
+    "compaction": "compact_store compacted_tables",
+    "full_snapshots": "store_tables",
+    "log_events": "event_rows locate marker_paths vector_clock",
+    "log_verification": "log_pieces published_cuts verify",
+    "predicate_history": "detect summary",
+    "snapshot_stats": "channel_history channel_spread marker_steps snapshot_history spread",
+    "store_diff": "diff_store",
+    "verdict_stream": "follow",
+    "wait_for_graphs": "deadlocks",
 }
 
 

@@ -18,21 +18,19 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import fragment_merge, verified_parquet
-from stillframe.analytics.fragment_groups import (
-    Group,
-    GroupVerdict,
-    Outcomes,
-    classify,
-    drop_duplicates,
-    group_fragments,
-    is_after,
-)
 from stillframe.analytics.fragment_merge import MERGE_SCHEMA, MERGED, merge_files
-from stillframe.analytics.manifests import Published, is_apart, read_published
-from stillframe.analytics.snapshot_verdicts import INCOMPLETE, INCONSISTENT
+from stillframe.analytics.manifests import (
+    Group,
+    Published,
+    group_fragments,
+    is_apart,
+    read_published,
+)
+from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT, moment
+from stillframe.channel_accounting import imbalance
 from stillframe.durable_files import partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
-from stillframe.model import GlobalState, Reason, SnapshotId
+from stillframe.model import GlobalState, ProcessId, Reason, SnapshotId
 from stillframe.spark.session import add_package
 from stillframe.store.fragments import FragmentPlace
 from stillframe.store.history import (
@@ -58,6 +56,7 @@ from stillframe.store.reader import with_topology
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.tables import Tables
+from stillframe.topology import Description
 
 TIMEOUT_S = 10.0
 _NAMED_MAX = 100
@@ -77,6 +76,31 @@ ASSEMBLED_SCHEMA = pa.schema(
         pa.field("completed_at", _TIME),  # when the last fragment was complete
     ]
 )
+
+
+class GroupVerdict(msgspec.Struct, frozen=True):
+    """Whether fragments are a snapshot: `verdict` is CONSISTENT, INCOMPLETE or INCONSISTENT.
+
+    `missing` are the processes whose fragments are absent or damaged, `late` those whose fragments
+    were complete after the deadline; `why` explains the verdict to people.
+    """
+
+    verdict: str
+    missing: tuple[ProcessId, ...]
+    late: tuple[ProcessId, ...]
+    why: str
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether they are a snapshot."""
+        return self.verdict == CONSISTENT
+
+    def refused(self, why: str) -> "GroupVerdict":
+        """Return the verdict on one that a store cannot take, whatever its fragments are."""
+        return msgspec.structs.replace(self, verdict=INCOMPLETE, why=why)
+
+
+Outcomes = list[tuple[Group, GroupVerdict]]
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,6 +267,73 @@ def assemble(
     return spark.createDataFrame(_table(outcomes))
 
 
+def is_after(group: Group, earlier: Group) -> bool:
+    """Return whether all processes recorded `group` after `earlier`: then their cuts do not
+    cross."""
+    before = earlier.fragments
+    return all(
+        process not in before or one.moment_s > before[process].moment_s
+        for process, one in group.fragments.items()
+    )
+
+
+def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
+    """Return the verdict on a group; a fragment is late that was complete `timeout_s` after the
+    first process recorded its state."""
+    if group.topology is None:
+        why = "; ".join(group.damages.values())
+        return GroupVerdict(INCOMPLETE, tuple(sorted(group.damages)), (), why)
+    description = group.topology.description
+    missing = tuple(p for p in sorted(description.processes) if p not in group.fragments)
+    deadline = (group.recorded_at or 0.0) + timeout_s
+    late = tuple(sorted(p for p, one in group.fragments.items() if one.completed_at > deadline))
+    if contradiction := next(_contradictions(group, description), None):
+        return GroupVerdict(INCONSISTENT, missing, late, contradiction)
+    if missing:
+        lost = [p for p in missing if p not in group.damages]
+        why = "; ".join(
+            ([f"there is no fragment of {', '.join(lost)}"] if lost else [])
+            + [group.damages[p] for p in missing if p in group.damages]
+        )
+        return GroupVerdict(INCOMPLETE, missing, late, why)
+    return GroupVerdict(CONSISTENT, (), late, "")
+
+
+def drop_duplicates(outcomes: Outcomes) -> Outcomes:
+    """Leave of consistent snapshots with one number only that of the newest epoch consistent: in a
+    store numbers are unique."""
+    newest = {group.snapshot.number: group.epoch for group, one in outcomes if one.is_consistent}
+    found: Outcomes = []
+    for group, verdict in outcomes:
+        epoch = newest.get(group.snapshot.number, group.epoch)
+        if verdict.is_consistent and group.epoch != epoch:
+            verdict = verdict.refused(  # noqa: PLW2901 - the same group, with a worse verdict
+                f"epoch {epoch} gave the same number again: assemble this one with --epoch "
+                f"{group.epoch}, into a directory of its own"
+            )
+        found.append((group, verdict))
+    return found
+
+
+def _contradictions(group: Group, description: Description) -> Iterator[str]:
+    fragments = group.fragments.values()
+    for what, names in (
+        ("topologies", {one.topology for one in fragments}),
+        ("runs of the system, which began anew", {one.run for one in fragments}),
+    ):
+        if len(names) > 1:
+            yield f"its fragments are of different {what}"
+            return
+    for channel in description.channels:
+        source, target = (group.fragments.get(p) for p in (channel.source, channel.target))
+        if source is None or target is None:
+            continue
+        received = target.received[channel.source]
+        counts = source.sent[channel.target], received.count, received.recorded_count
+        if why := imbalance(channel, *counts):
+            yield why
+
+
 def _new(outcomes: Outcomes, published: Published, runs: Mapping[int, str]) -> Outcomes:
     """Return those that the store lacks; what contradicts its content is incomplete."""
     by_number = {manifest.sequence: manifest for manifest in published.manifests.values()}
@@ -333,7 +424,7 @@ def _merge(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         columns = _columns(group)
-        for name in _names(group):
+        for name in file_names(group.described.description, is_full=True):
             stem = name.partition(".")[0]
             fragments, size = _fragments_of(directory, group, stem)
             rows.append(
@@ -368,10 +459,6 @@ def _columns(group: Group) -> dict[str, bytes]:
     made = tables.of(group.snapshot, GlobalState((), ()))
     read = {name: read_parquet(tables.to_parquet(name, table)) for name, table in made.items()}
     return {name: table.schema.serialize().to_pybytes() for name, table in read.items()}
-
-
-def _names(group: Group) -> tuple[str, ...]:
-    return file_names(group.described.description, is_full=True)
 
 
 def _fragments_of(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
@@ -466,7 +553,7 @@ def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool
         channel_count=len(description.channels),
         message_count=sum(of_one.recorded_count for of_one in received),
         topology=description.hash,
-        files=tuple(records[name] for name in _names(group)),
+        files=tuple(records[name] for name in file_names(description, is_full=True)),
     )
 
 
@@ -480,13 +567,9 @@ def _table(outcomes: Outcomes) -> pa.Table:
             "fragment_count": len(group.fragments),
             "missing": verdict.missing,
             "late": verdict.late,
-            "recorded_at": _time(group.recorded_at),
-            "completed_at": _time(group.completed_at),
+            "recorded_at": moment(group.recorded_at),
+            "completed_at": moment(group.completed_at),
         }
         for group, verdict in outcomes
     ]
     return pa.Table.from_pylist(rows, schema=ASSEMBLED_SCHEMA)
-
-
-def _time(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1e6)

@@ -141,7 +141,9 @@ class FullSnapshots:
     @property
     def keyed_names(self) -> tuple[str, ...]:
         """The names of the tables of keyed fields, such as ``Account_owners``."""
-        tables = (self._published.tables(topology).keyed for topology in self._by_topology)
+        tables = (
+            self._published.topologies.tables(topology).keyed for topology in self._by_topology
+        )
         return tuple(dict.fromkeys(table.name for some in tables for table in some))
 
     @property
@@ -179,7 +181,7 @@ class FullSnapshots:
 
     def keyed(self, topology: str, name: str) -> KeyedTable | None:
         """Return the table of a keyed field in the topology with that hash, if it is there."""
-        tables = self._published.tables(topology).keyed
+        tables = self._published.topologies.tables(topology).keyed
         return next((table for table in tables if table.name == name), None)
 
     def keyed_rows(

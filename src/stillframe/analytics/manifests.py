@@ -1,4 +1,4 @@
-"""The manifests of a store, read and verified side by side, on the driver.
+"""The manifests of a store, or of fragments, read and verified side by side, on the driver.
 
 Executors of a cluster could not: they know nothing of what seals a manifest.
 """
@@ -13,8 +13,16 @@ import msgspec
 
 from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.durable_files import local_path
-from stillframe.errors import Damaged, UsageError
-from stillframe.model import SnapshotId
+from stillframe.errors import Damaged, StoreError, UsageError
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.store.fragments import (
+    FragmentManifest,
+    FragmentPlace,
+    FragmentTopology,
+    find_fragments,
+    read_fragment,
+    read_topologies,
+)
 from stillframe.store.layout import (
     HEAD,
     SNAPSHOTS,
@@ -24,6 +32,7 @@ from stillframe.store.layout import (
     snapshot_directories,
 )
 from stillframe.store.manifest import (
+    CHAIN_LENGTH_MAX,
     MANIFEST,
     Entry,
     FileRecord,
@@ -38,14 +47,17 @@ from stillframe.store.manifest import (
 )
 from stillframe.store.reader import TopologyHistory
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed
-from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
-READER_COUNT = 16
+_READER_COUNT = 16
 """How many manifests are read at a time: on a remote disk each takes a round trip."""
 
 _ATTEMPT_COUNT = 5
 _Answer = TypeVar("_Answer")
+_LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX
+"""No process writes so many incremental fragments in a row."""
+Found = FragmentManifest | str
+"""A fragment, or what is wrong with it."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -70,10 +82,6 @@ class Published(msgspec.Struct, frozen=True):
     def description(self, snapshot: SnapshotId) -> Description:
         """Return the topology that a snapshot was taken of."""
         return self.topologies.described[self.manifests[snapshot].topology]
-
-    def tables(self, topology: str) -> Tables:
-        """Return the tables of the snapshots of a topology, by its hash."""
-        return self.topologies.tables(topology)
 
     def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str, int | None]:
         """Return snapshot, path, bytes, hash and rows of a file, for ``verified_parquet.rows``."""
@@ -129,7 +137,7 @@ def read_published(path: Path) -> Published:
     directories = snapshot_directories(path / SNAPSHOTS)
     head = read_sealed(path / HEAD, Head)
     topologies = TopologyHistory(head)
-    with ThreadPoolExecutor(READER_COUNT) as pool:
+    with ThreadPoolExecutor(_READER_COUNT) as pool:
         read = partial(_read, topologies=topologies.described)
         found = list(zip(directories, pool.map(read, directories), strict=True))
     manifests = [manifest for _, manifest in found if isinstance(manifest, Manifest)]
@@ -194,3 +202,129 @@ def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer
                 raise
             published = now
     return work(published)
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The fragments of one snapshot. `chains` has for each process the fragments that are its share
+    together, the oldest first, each with the changes since the one before; `damages` why a share
+    cannot be read. The topology is None if none can."""
+
+    snapshot: SnapshotId
+    epoch: int
+    topology: FragmentTopology | None
+    chains: dict[ProcessId, tuple[FragmentManifest, ...]]
+    damages: dict[ProcessId, str]
+
+    @property
+    def fragments(self) -> dict[ProcessId, FragmentManifest]:
+        """The fragments of this snapshot that can be read, by process."""
+        return {process: chain[-1] for process, chain in self.chains.items()}
+
+    @property
+    def described(self) -> FragmentTopology:
+        """The topology, if a fragment can be read."""
+        assert self.topology is not None, "nothing of it can be read"
+        return self.topology
+
+    @property
+    def topology_hash(self) -> str:
+        """The hash of that."""
+        return self.described.description.hash
+
+    @property
+    def recorded_at(self) -> float | None:
+        """When the first process recorded its state, in seconds since 1970, if any did."""
+        return min((one.recorded_at for one in self.fragments.values()), default=None)
+
+    @property
+    def completed_at(self) -> float | None:
+        """When the last fragment was complete, in seconds since 1970, if any is."""
+        return max((one.completed_at for one in self.fragments.values()), default=None)
+
+
+def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]:
+    """Return the fragments in a directory by snapshot, in the order of epochs and numbers."""
+    places = places_of(directory, epoch)
+    topologies = read_topologies(directory)
+    with ThreadPoolExecutor(_READER_COUNT) as pool:
+        read = partial(_read_fragment, directory, topologies=topologies)
+        found = {
+            place: manifest
+            for place, manifest in zip(places, pool.map(read, places), strict=True)
+            if manifest is not None
+        }
+    by_snapshot: dict[tuple[int, int, SnapshotId], list[FragmentPlace]] = {}
+    for place in found:
+        key = place.epoch, place.snapshot.number, place.snapshot
+        by_snapshot.setdefault(key, []).append(place)
+    return [_group(by_snapshot[key], found, topologies) for key in sorted(by_snapshot)]
+
+
+def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
+    """Return where the fragments are, of an epoch or of all, at least one."""
+    places = [p for p in find_fragments(local_path(directory)) if epoch in (None, p.epoch)]
+    if not places:
+        of_epoch = "" if epoch is None else f" of epoch {epoch}"
+        raise UsageError(
+            f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
+            f"run SYSTEM --fragments {directory}'"
+        )
+    return places
+
+
+def _read_fragment(
+    directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
+) -> Found | None:
+    """Return a manifest, what is wrong with it, or None if it was removed meanwhile."""
+    try:
+        return read_fragment(directory, place, topologies)
+    except (Damaged, StoreError) as error:  # also one that a newer version wrote
+        return str(error) if place.path(directory).is_dir() else None
+
+
+def _group(
+    places: Iterable[FragmentPlace],
+    found: Mapping[FragmentPlace, Found],
+    topologies: Mapping[str, FragmentTopology],
+) -> Group:
+    chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
+    damages: dict[ProcessId, str] = {}
+    ordered = sorted(places, key=lambda place: place.process)
+    for place in ordered:
+        chain = _chain(place, found)
+        if isinstance(chain, str):
+            damages[place.process] = chain
+        else:
+            chains[place.process] = chain
+    whole = [chain[-1] for chain in chains.values()]
+    readable = [*whole, *(one for p in ordered if isinstance(one := found[p], FragmentManifest))]
+    topology = topologies[readable[0].topology] if readable else None
+    return Group(ordered[0].snapshot, ordered[0].epoch, topology, chains, damages)
+
+
+def _chain(
+    place: FragmentPlace, found: Mapping[FragmentPlace, Found]
+) -> tuple[FragmentManifest, ...] | str:
+    """Return the chain of fragments that is the share of a process, or why it is broken."""
+    links: list[FragmentManifest] = []
+    seen: set[FragmentPlace] = set()
+    link: FragmentPlace | None = place
+    while link is not None:
+        one = found.get(link)
+        if isinstance(one, str):
+            return one
+        if (
+            one is None
+            or link in seen
+            or len(links) == _LINK_COUNT_MAX
+            or any((one.topology, one.run) != (last.topology, last.run) for last in links[-1:])
+        ):
+            return (
+                f"the fragment of {place.process} holds what changed since {link.snapshot}, and "
+                "its fragment of that is not there"
+            )
+        links.append(one)
+        seen.add(link)
+        base = one.base
+        link = None if base is None else FragmentPlace(place.epoch, base, place.process)
+    return tuple(reversed(links))

@@ -6,6 +6,7 @@ Functions take DataFrames and return DataFrames; nothing runs before an action.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -165,29 +166,19 @@ def _spread_of(value: str) -> tuple[Column, ...]:
 
 
 def _row(entry: Entry, topology: str) -> dict[str, object]:
+    """Return a row of `SNAPSHOTS_SCHEMA`; further fields of the entry are left out of the table."""
     recording_s = entry.completed_at - entry.initiated_at
     return {
+        **msgspec.structs.asdict(entry),
         "snapshot": str(entry.id),
-        "sequence": entry.sequence,
-        "epoch": entry.epoch,
         "initiator": entry.id.initiator,
         **{
             name: round(getattr(entry, name) * 1e6)
             for name in ("initiated_at", "completed_at", "published_at")
         },
-        "pause_s": entry.pause_s,
-        "capture_s": entry.capture_s,
         "waiting_s": max(0.0, recording_s - entry.pause_s - entry.capture_s),
         "publishing_s": entry.published_at - entry.completed_at,
         "total_s": entry.published_at - entry.initiated_at,
-        **{
-            name: getattr(entry, name)
-            for name in (
-                *("bytes", "process_count", "channel_count", "message_count", "chain_length"),
-                "is_restore_point",
-            )
-        },
         "bases": list(map(str, entry.bases)),
-        "savepoints": list(entry.savepoints),
         "topology": topology,
     }

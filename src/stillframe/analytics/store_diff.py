@@ -6,6 +6,7 @@ value, and ``null`` a value that is None.
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -16,7 +17,6 @@ from stillframe.analytics.full_snapshots import FullSnapshots, as_json, as_objec
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_stats import channel_counts
 from stillframe.model import SnapshotId
-from stillframe.store.keyed import KeyedTable
 from stillframe.topology import Description
 
 KEYS_SCHEMA = "process STRING, field STRING, change STRING, key STRING, before STRING, after STRING"
@@ -65,7 +65,10 @@ def difference(
     spark: SparkSession, published: Published, before: SnapshotId, after: SnapshotId
 ) -> Difference:
     """Return the difference of two snapshots of a store whose manifests were read."""
-    sides = tuple(_Side(spark, published, snapshot) for snapshot in (before, after))
+    sides = tuple(
+        _Side(str(one), published.manifests[one].topology, published.description(one))
+        for one in (before, after)
+    )
     both = FullSnapshots(spark, published, dict.fromkeys((before, after)))
     messages = _messages(both, *sides)
     counts = channel_counts(spark, published, (before, after))
@@ -77,25 +80,16 @@ def difference(
     )
 
 
-class _Side:
-    """One of the two snapshots."""
+class _Side(NamedTuple):
+    """One of the two snapshots, the hash of its topology, and what that describes."""
 
-    def __init__(self, spark: SparkSession, published: Published, snapshot: SnapshotId) -> None:
-        self.name = str(snapshot)
-        self.topology = published.manifests[snapshot].topology
-        self.description: Description = published.description(snapshot)
-        self.full = FullSnapshots(spark, published, [snapshot])
+    name: str
+    topology: str
+    description: Description
 
     def of(self, rows: DataFrame) -> DataFrame:
         """Return the rows of this snapshot, without its name."""
         return rows.where(F.col("snapshot") == self.name).drop("snapshot")
-
-    def keyed(self, name: str) -> tuple[KeyedTable, fields.KeyedColumns] | None:
-        """Return the table of a keyed field and its columns, if there is one of that name."""
-        table = self.full.keyed(self.topology, name)
-        if table is None:
-            return None
-        return table, self.description.keyed[table.kind][table.field]
 
 
 def _fields(both: FullSnapshots, before: _Side, after: _Side) -> DataFrame:
@@ -224,9 +218,11 @@ def _keyed_rows(
     both: FullSnapshots, name: str, before: _Side, after: _Side
 ) -> tuple[DataFrame, str, fields.KeyedColumns]:
     found = [
-        (topology, *keyed)
-        for topology, keyed in {side.topology: side.keyed(name) for side in (before, after)}.items()
-        if keyed is not None
+        (topology, table, description.keyed[table.kind][table.field])
+        for topology, description in {
+            side.topology: side.description for side in (before, after)
+        }.items()
+        if (table := both.keyed(topology, name)) is not None
     ]
     is_same = before.topology == after.topology
     parts = [both.keyed_rows(*one[:2], only_changed=is_same) for one in found]

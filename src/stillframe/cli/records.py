@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stillframe.analytics.fragment_groups import places_of
-from stillframe.analytics.manifests import Published, read_published
+from stillframe.analytics.manifests import Published, places_of, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_no, option

@@ -32,14 +32,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "queries": (
-        "checkpoint_location",
-        "read_channels",
-        "start_query",
-        "to_channel",
-        "with_barriers",
-    ),
-    "snapshot_reader": ("diff", "log_records", "query_state"),
+    "queries": "checkpoint_location read_channels start_query to_channel with_barriers",
+    "snapshot_reader": "diff log_records query_state",
 }
 _ANALYTICS = "stillframe.analytics"
 _OLD_HOME = {

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
@@ -127,10 +127,11 @@ def add_package(spark: "SparkSession") -> None:
     _shipped.add(context)
 
 
-def lazy_attribute(package: str, modules: Mapping[str, Sequence[str]], name: str) -> Any:
-    """Return an attribute of a package from that of its modules that defines it."""
+def lazy_attribute(package: str, modules: Mapping[str, str], name: str) -> Any:
+    """Return an attribute of a package from that of its modules that defines it; `modules` has the
+    names that each defines, with spaces."""
     for module, names in modules.items():
-        if name in names:
+        if name in names.split():
             return getattr(import_with_pyspark(f"{package}.{module}"), name)
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

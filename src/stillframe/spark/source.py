@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from stillframe.pipeline.log import LogReader
+    from stillframe.spark.scan_planner import ScanPlan
 
 BARRIER_COUNT_MAX = 100
 """How many barriers may stand before a query that has nothing else to read; then an empty micro-
@@ -237,7 +238,22 @@ def _reach(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[i
     return position, count
 
 
-class SnapshotSource(DataSource):
+class _TableSource(DataSource):
+    """A batch source whose columns and slices are planned on the driver."""
+
+    def _plan(self) -> "ScanPlan":
+        raise NotImplementedError
+
+    def schema(self) -> StructType:
+        """Return the columns of what is to be read."""
+        return self._plan().schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of what is to be read."""
+        return SlicesReader(self._plan().slices)
+
+
+class SnapshotSource(_TableSource):
     """A snapshot as a batch source."""
 
     @classmethod
@@ -245,38 +261,24 @@ class SnapshotSource(DataSource):
         """Return what ``format`` takes."""
         return SNAPSHOT_FORMAT
 
-    def schema(self) -> StructType:
-        """Return the columns of what is to be read."""
+    def _plan(self) -> "ScanPlan":
         from stillframe.spark.scan_planner import plan_snapshot_scan
 
-        return plan_snapshot_scan(self.options).schema
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of what is to be read."""
-        from stillframe.spark.scan_planner import plan_snapshot_scan
-
-        return SlicesReader(plan_snapshot_scan(self.options).slices)
+        return plan_snapshot_scan(self.options)
 
 
-class RecordsSource(DataSource):
-    """A log as a batch source."""
+class RecordsSource(_TableSource):
+    """A log as a batch source, as it is when it is planned."""
 
     @classmethod
     def name(cls) -> str:
         """Return what ``format`` takes."""
         return LOG_FORMAT
 
-    def schema(self) -> StructType:
-        """Return the columns of the records."""
+    def _plan(self) -> "ScanPlan":
         from stillframe.spark.scan_planner import plan_log_scan
 
-        return plan_log_scan(self.options).schema
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the log as it is now."""
-        from stillframe.spark.scan_planner import plan_log_scan
-
-        return SlicesReader(plan_log_scan(self.options).slices)
+        return plan_log_scan(self.options)
 
 
 class SlicesReader(DataSourceReader):
