@@ -36,8 +36,6 @@ DETERMINISM = (
 )
 _Called = tuple[ProcessId, str, tuple[MessageId, ...]]
 """A process, the handler that was called, and the messages that it accepted."""
-_Marked = tuple[ProcessId, ProcessId | None, SnapshotId | None]
-"""The target of a marker, its source, and its snapshot."""
 
 
 def check_run(world: World) -> Violation | None:
@@ -234,13 +232,17 @@ def _check_choices(known: Evidence) -> Iterator[Violation]:
         fresh = list(_fresh(taken, arrived, known.world.network))
         if not taken.is_done:
             continue
-        where = f"'{taken.choice}' at {taken.at} s"
-        called, expected = _called(epoch.steps[first:end]), _calls(taken, fresh)
+        where, steps = f"'{taken.choice}' at {taken.at} s", epoch.steps[first:end]
+        called, expected = _called(steps), _calls(taken, fresh)
         if called != expected:
             yield Violation(
                 Invariant.TAKEN, f"{where}: {_named(called)} happened, not {_named(expected)}"
             )
-        marked = _marked(epoch.steps[first:end])
+        marked = [
+            (step.process, step.source, step.snapshot)
+            for step in steps
+            if isinstance(step, MarkerStep) and step.source is not None
+        ]
         if marked != [(c.target, c.source, f.marker) for c, f in fresh if f.batch is None]:
             yield Violation(
                 Invariant.TAKEN, f"{where}: {len(marked)} markers came, not {len(fresh)}"
@@ -279,14 +281,6 @@ def _called(steps: Sequence[Step]) -> list[_Called]:
         (step.process, step.handler, step.accepted)
         for step in steps
         if isinstance(step, Event) and step.handler != PUBLISHED
-    ]
-
-
-def _marked(steps: Sequence[Step]) -> list[_Marked]:
-    return [
-        (step.process, step.source, step.snapshot)
-        for step in steps
-        if isinstance(step, MarkerStep) and step.source is not None
     ]
 
 

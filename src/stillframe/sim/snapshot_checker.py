@@ -2,7 +2,7 @@
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 
 import msgspec
@@ -94,7 +94,6 @@ class Evidence:
         self.points_before = points[:index]
         self.description = world.description
         self.start = None if self.epoch.start is None else self.epoch.start.state
-        self.cut_of = cache(self._cut_of)
 
     @cached_property
     def trace(self) -> Trace:
@@ -130,8 +129,10 @@ class Evidence:
             self.world.topology, self.start, contents=self.epoch.contents, trace=self.trace
         )
 
-    def _cut_of(self, snapshot: SnapshotId) -> Cut:
-        return self.trace.cut_of(snapshot)
+    @cached_property
+    def cut_of(self) -> Callable[[SnapshotId], Cut]:
+        """The function that returns the cut of a snapshot."""
+        return cache(self.trace.cut_of)
 
 
 def snapshot_violations(known: Evidence, snapshot: SnapshotId) -> Iterator[Violation]:

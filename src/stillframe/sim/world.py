@@ -9,7 +9,7 @@ As in the runtime, a death rolls the whole system back to the last restore point
 the states are restored, and the recorded messages are received before any new one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -277,8 +277,16 @@ class World:
                 self.epoch.refused_count += 1
 
     def _replay(self, start: Snapshot) -> None:
-        """Let the messages recorded on the channels be received, before any new one."""
-        self.steps.extend(_restored_events(start, self.description, self.now))
+        """Let the messages recorded on the channels be received, before any new one. The first
+        event of every process "sends" those recorded on its channels."""
+        for name in self.description.processes:
+            sent = tuple(
+                MessageId(state.channel, number)
+                for state in start.state.channels
+                if state.channel.source == name
+                for number in range(state.received_count + 1, state.sent_count + 1)
+            )
+            self.steps.append(Event(name, RESTORED, RESTORED, sent=sent, at=self.now))
         for state in start.state.channels:
             for single in (single for batch in state.batches for single in batch.singles()):
                 message = MessageId(state.channel, single.first)
@@ -477,18 +485,6 @@ def message_label(message: Message) -> str:
     """Return a message as a label of a trace: as it prints itself, on one line, shortened."""
     text = clean_label(str(message))
     return text if len(text) <= LABEL_CHARACTER_MAX else f"{text[: LABEL_CHARACTER_MAX - 1]}…"
-
-
-def _restored_events(start: Snapshot, description: Description, now: float) -> Iterator[Event]:
-    """Yield the first event of every process: it "sends" the messages recorded on its channels."""
-    for name in description.processes:
-        sent = tuple(
-            MessageId(state.channel, number)
-            for state in start.state.channels
-            if state.channel.source == name
-            for number in range(state.received_count + 1, state.sent_count + 1)
-        )
-        yield Event(name, RESTORED, RESTORED, sent=sent, at=now)
 
 
 # --- what is enabled
