@@ -42,8 +42,8 @@ PURE_LAYER_MAX = 2
 """Up to here the parts of a layer are single modules of one design and may import each other."""
 
 PURE_IMPORTS = frozenset(
-    "collections collections.abc copy dataclasses enum functools json struct typing types inspect "
-    "re hashlib hmac datetime itertools math operator msgspec".split()
+    "bisect collections collections.abc copy dataclasses enum functools json struct typing types "
+    "inspect re hashlib hmac datetime itertools math operator msgspec".split()
 )
 IMPORT_CPU_S_MAX = 0.2
 NEVER_AT_IMPORT = {"asyncio", "pyarrow", "pyspark"}

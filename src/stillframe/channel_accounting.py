@@ -13,14 +13,8 @@ from typing import Any
 
 
 def balances(sent: Any, received: Any, recorded: Any, first: Any) -> Any:
-    """Return whether the recorded messages are exactly those in flight.
-
-    Args:
-        sent: how many messages the source had sent at its cut; a number, or an array of them.
-        received: how many the target had received at its own.
-        recorded: how many were recorded, without a gap between them; -1 if there were gaps.
-        first: the number of the first of them.
-    """
+    """Return whether the recorded messages are exactly those in flight: `recorded` of them without
+    a gap, -1 if there were gaps, from number `first` on. All are numbers, or arrays of them."""
     is_recorded = (recorded == sent - received) & ((recorded == 0) | (first == received + 1))
     return (received >= 0) & (received <= sent) & is_recorded
 

@@ -14,9 +14,11 @@ Detection of Global Predicates*, 1991). A predicate possibly held if it holds at
 observation, and definitely if it holds at a cut of every one.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -59,7 +61,9 @@ def consistent_cuts(trace: Trace) -> Iterator[Cut]:
     if not trace.processes:
         yield ()
         return
-    lowest, highest = _lowest(trace), _highest(trace)
+    highest, clocks = _highest(trace), trace.clocks()
+    # For each process and count of it the smallest consistent cut with that count.
+    lowest = [[_empty(trace), *clocks[process]] for process in trace.processes]
     last = len(trace.processes) - 1
     begun: list[tuple[Cut, Cut, Cut]] = [((), _empty(trace), trace.end)]
     while begun:
@@ -146,21 +150,12 @@ def interior(trace: Trace, cut: Cut) -> Cut:
     cut of this trace."""
     trace.check_cut(cut)
     counts = list(cut)
-    looked_at = list(trace.end)
-    frontier = [index for index, count in enumerate(counts) if count < looked_at[index]]
-    while frontier:
-        index = frontier.pop()
-        outside = trace.lines[trace.processes[index]][counts[index] : looked_at[index]]
-        looked_at[index] = counts[index]
-        for event in outside:
-            for message in event.sent:
-                accepted = trace.accepted_in(message)
-                if accepted is None:
-                    continue
+    # Whoever accepts is met after the sender, so one way is enough.
+    for position, event in trace.positions():
+        if position.index > counts[trace.index_of[position.process]]:
+            for accepted in filter(None, map(trace.accepted_in, event.sent)):
                 target = trace.index_of[accepted.process]
-                if accepted.index <= counts[target]:
-                    counts[target] = accepted.index - 1
-                    frontier.append(target)
+                counts[target] = min(counts[target], accepted.index - 1)
     return tuple(counts)
 
 
@@ -215,7 +210,8 @@ def _independent(trace: Trace) -> Iterator[Trace]:
         yield Trace(sorted(group_of[first], key=trace.index_of.__getitem__), those)
 
 
-def _check_size(trace: Trace) -> None:
+def _highest(trace: Trace) -> list[list[Cut]]:
+    """Return for each process and count of it the largest consistent cut with that count."""
     bounds = trace.event_count * len(trace.processes)
     if bounds > BOUNDS_MAX:
         raise UsageError(
@@ -223,28 +219,14 @@ def _check_size(trace: Trace) -> None:
             f"bounds, and at most {BOUNDS_MAX:,} are kept: ask about fewer processes, or about "
             "fewer events"
         )
-
-
-def _lowest(trace: Trace) -> list[list[Cut]]:
-    """Return for each process and count of it the smallest consistent cut with that count."""
-    _check_size(trace)
-    clocks = trace.clocks()
-    return [[_empty(trace), *clocks[process]] for process in trace.processes]
-
-
-def _highest(trace: Trace) -> list[list[Cut]]:
-    """Return for each process and count of it the largest consistent cut with that count."""
-    _check_size(trace)
     end = trace.end
     highest = [[end] * (length + 1) for length in end]
     for position, event in reversed(list(trace.positions())):
         own = trace.index_of[position.process]
         bound = highest[own][position.index]
-        for message in event.sent:
-            accepted = trace.accepted_in(message)
-            if accepted is not None:
-                target = trace.index_of[accepted.process]
-                bound = tuple(map(min, bound, highest[target][accepted.index - 1]))
+        for accepted in filter(None, map(trace.accepted_in, event.sent)):
+            target = trace.index_of[accepted.process]
+            bound = tuple(map(min, bound, highest[target][accepted.index - 1]))
         highest[own][position.index - 1] = (*bound[:own], position.index - 1, *bound[own + 1 :])
     return highest
 
@@ -266,42 +248,27 @@ def _balanced_order(trace: Trace, highest: list[list[Cut]]) -> list[tuple[int, i
 # --- predicates
 
 
-class _Traffic:
-    """The messages of one channel, indexed so that those that cross a cut are found quickly.
+class _Traffic(NamedTuple):
+    """The messages of one channel, in the order of sending, each with its place in it, the count of
+    the source at which it is sent, and that of the target at which it is accepted.
 
-    Each is kept with its place in the order of sending, and with the count of the target at which
-    it is accepted. Those that never are accepted are kept separately, so that one lost message does
-    not make every cut visit all later ones.
+    Those that never are accepted are kept separately, so that one `lost` message does not make
+    every cut visit all later ones. A message is settled when it and all before it are accepted:
+    later cuts do not visit it. Without order on the channel the latest of them decides.
     """
 
-    __slots__ = ("lost", "lost_counts", "met", "met_counts", "settled_counts")
-
-    def __init__(self, sent: list[tuple[MessageId, int, int | None]], lengths: Cut) -> None:
-        source_length, target_length = lengths
-        self.met: list[tuple[int, MessageId, int]] = []
-        self.lost: list[tuple[int, MessageId]] = []
-        met_at, lost_at, accepted_at = [], [], []
-        for place, (message, sent_count, accepted_count) in enumerate(sent):
-            if accepted_count is None:
-                self.lost.append((place, message))
-                lost_at.append(sent_count)
-            else:
-                self.met.append((place, message, accepted_count))
-                met_at.append(sent_count)
-                accepted_at.append(accepted_count)
-        self.met_counts = _counts_up_to(met_at, source_length)
-        self.lost_counts = _counts_up_to(lost_at, source_length)
-        # A message is settled when it and all before it are accepted: later cuts do not visit it.
-        # Without order on the channel the latest of them decides.
-        self.settled_counts = _counts_up_to(list(accumulate(accepted_at, max)), target_length)
+    met: list[tuple[int, MessageId, int, int]]
+    lost: list[tuple[int, MessageId, int]]
+    settled_at: list[int]
 
     def crossing(self, source_count: int, target_count: int) -> list[MessageId]:
         """Return what was sent in the first events of the source and not accepted in the first ones
         of the target, in the order of sending."""
-        met = self.met[self.settled_counts[target_count] : self.met_counts[source_count]]
-        lost = self.lost[: self.lost_counts[source_count]]
-        late = [(place, message) for place, message, at in met if at > target_count]
-        return [message for _, message in (sorted(late + lost) if lost else late)]
+        begin = bisect_right(self.settled_at, target_count)
+        end = bisect_right(self.met, source_count, key=itemgetter(2))
+        late = [each[:2] for each in self.met[begin:end] if each[3] > target_count]
+        lost = self.lost[: bisect_right(self.lost, source_count, key=itemgetter(2))]
+        return [message for _, message in sorted(late + [each[:2] for each in lost])]
 
 
 class CutView:
@@ -317,22 +284,17 @@ class CutView:
         trace.check_cut(cut)
         self.trace = trace
         self.cut = cut
-        sent: dict[Channel, list[tuple[MessageId, int, int | None]]] = {
-            channel: [] for channel in trace.channels
-        }
+        self._traffic = {channel: _Traffic([], [], []) for channel in trace.channels}
+        place = 0
         for position, event in trace.positions():
             for message in event.sent:
-                accepted = trace.accepted_in(message)
-                accepted_count = None if accepted is None else accepted.index
-                sent[message.channel].append((message, position.index, accepted_count))
-        self._traffic = {
-            channel: _Traffic(messages, self._lengths(channel))
-            for channel, messages in sent.items()
-        }
-
-    def _lengths(self, channel: Channel) -> Cut:
-        lines = self.trace.lines
-        return len(lines.get(channel.source, ())), len(lines.get(channel.target, ()))
+                met, lost, settled_at = self._traffic[message.channel]
+                if (accepted := trace.accepted_in(message)) is None:
+                    lost.append((place, message, position.index))
+                else:
+                    met.append((place, message, position.index, accepted.index))
+                    settled_at.append(max([accepted.index, *settled_at[-1:]]))
+                place += 1
 
     def at(self, cut: Cut) -> "CutView":
         """Return the view of another cut of the same trace."""
@@ -464,14 +426,6 @@ def _check_count(visited_count: int, count_max: int | None) -> None:
             f"there is no answer after looking at {count_max} consistent cuts: raise count_max, or "
             "ask about a shorter trace"
         )
-
-
-def _counts_up_to(places: list[int], length: int) -> list[int]:
-    """Return for each count 0 .. `length` how many of `places` are not above it."""
-    counts = [0] * (length + 1)
-    for place in places:
-        counts[place] += 1
-    return list(accumulate(counts))
 
 
 def _successors(trace: Trace) -> Callable[[Cut], Iterator[Cut]]:

@@ -23,12 +23,8 @@ from stillframe.errors import Damaged, StoreError, UsageError
 
 FILE_ADVICE = "put the file back from a copy"
 """What to do about a damaged file; some readers know more."""
-
 SNAPSHOT_ADVICE = f"{FILE_ADVICE}, or delete the directory of that snapshot and use another one"
-"""The same, for a file of a snapshot."""
-
 FRAGMENT_ADVICE = f"{FILE_ADVICE}, or delete that fragment: its snapshot is incomplete then"
-"""The same, for a file of a fragment."""
 
 _CHUNK_BYTES = 1 << 20
 _SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
@@ -89,12 +85,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
-    """Read a whole file of at most `bytes_max` bytes.
-
-    Raises:
-        Damaged: it is missing or longer.
-        StoreError: it cannot be read.
-    """
+    """Read a whole file of at most `bytes_max` bytes; Damaged if it is missing or longer,
+    StoreError if it cannot be read."""
     try:
         # Opened like this, a pipe without a writer is empty, and reading does not block.
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
@@ -179,12 +171,8 @@ def write_atomically(path: Path, chunks: Iterable[bytes], *, inputs: Iterable[Pa
 
 
 def check_target(path: Path, *, inputs: Iterable[Path] = ()) -> Path:
-    """Return the file that writing to `path` replaces, with symbolic links followed.
-
-    Raises:
-        UsageError: `path` is one of `inputs`, no regular file, or in no directory.
-        OSError: it cannot be examined.
-    """
+    """Return the file that writing to `path` replaces, with symbolic links followed; UsageError if
+    that is one of `inputs`, no regular file, or in no directory."""
     if str(path) == "-":
         raise UsageError("'-' is no file, and this is written to files only: name one")
     target = Path(os.path.realpath(path))
@@ -208,12 +196,8 @@ def check_target(path: Path, *, inputs: Iterable[Path] = ()) -> Path:
 
 
 def local_path(path: str | Path) -> Path:
-    """Return `path` if it is in a file system of this machine.
-
-    Raises:
-        UsageError: it is an address, such as ``s3://bucket/x`` or ``dbfs:/x``; as a path it would
-            be a directory called ``s3:`` in the working directory.
-    """
+    """Return `path` if it is in a file system of this machine; a UsageError for an address such as
+    ``s3://bucket/x`` or ``dbfs:/x``, which as a path would be a directory ``s3:`` of this one."""
     found = _ADDRESS.match(str(path))
     if found is not None:
         raise UsageError(

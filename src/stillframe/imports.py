@@ -18,22 +18,20 @@ def add_cwd_to_path(directory: str | None = None) -> None:
         sys.path.insert(0, here)
 
 
-def load_function(reference: str) -> Callable[..., Any]:
-    """Import the module of `reference` and return its function, a predicate; what the module prints
-    goes to stderr.
-
-    Args:
-        reference: for example ``predicates:terminated``; the module is looked for on ``sys.path``.
-
-    Raises:
-        UsageError: there is no such module or function, or the import fails.
-    """
+def _split(reference: str, noun: str, example: str) -> tuple[str, str]:
+    """Return the module and the name in `reference`; a UsageError if it does not have both."""
     module_name, colon, name = reference.partition(":")
     if not colon or not module_name or not name or "/" in reference:
-        raise UsageError(
-            f"{reference!r} does not name a predicate: write MODULE:FUNCTION, for example "
-            "'predicates:terminated' for the function terminated in predicates.py"
-        )
+        raise UsageError(f"{reference!r} does not name a {noun}: write MODULE:{example}")
+    return module_name, name
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Import the module of `reference`, such as ``predicates:terminated``, from ``sys.path`` and
+    return its function, a predicate; what the module prints goes to stderr. UsageError if there is
+    no such module or function, or the import fails."""
+    example = "FUNCTION, for example 'predicates:terminated' for the function terminated in"
+    module_name, name = _split(reference, "predicate", f"{example} predicates.py")
     try:
         with redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
@@ -50,20 +48,11 @@ def load_function(reference: str) -> Callable[..., Any]:
 
 
 def load_topology(reference: str) -> Topology:
-    """Import the module of `reference` and return its topology.
-
-    Args:
-        reference: for example ``examples.bank:bank``; the module is looked for on ``sys.path``.
-
-    Raises:
-        UsageError: there is no such module, attribute or topology, or the import fails.
-    """
-    module_name, colon, attribute = reference.partition(":")
-    if not colon or not module_name or not attribute or "/" in reference:
-        raise UsageError(
-            f"{reference!r} does not name a topology: write MODULE:TOPOLOGY, "
-            "for example 'bank:bank' for the name bank in bank.py"
-        )
+    """Import the module of `reference`, such as ``examples.bank:bank``, from ``sys.path`` and
+    return its topology. UsageError if there is no such module, attribute or topology, or the import
+    fails."""
+    example = "TOPOLOGY, for example 'bank:bank' for the name bank in bank.py"
+    module_name, attribute = _split(reference, "topology", example)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

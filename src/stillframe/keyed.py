@@ -143,12 +143,9 @@ class Keyed(MutableMapping[Key, Value]):
 
 
 class KeyedCut(Generic[Key, Value]):
-    """The content of a keyed field at one cut, read bit by bit while the field changes.
-
-    Attributes:
-        before: old values of keys that were set or removed since; ABSENT for new keys.
-        total_count: how many keys there are to read, at most.
-    """
+    """The content of a keyed field at one cut, read bit by bit while the field changes. `before`
+    has the old values of keys that were set or removed since, ABSENT for new ones; `total_count` is
+    how many keys there are to read, at most."""
 
     def __init__(
         self,
@@ -194,8 +191,4 @@ class KeyedCut(Generic[Key, Value]):
 def _once_each(changes: list[KeySet[Key]]) -> Iterator[Key]:
     for index, keys in enumerate(changes):
         earlier = changes[:index]
-        if not earlier:
-            yield from keys
-        for key in keys if earlier else ():
-            if not any(key in others for others in earlier):
-                yield key
+        yield from (key for key in keys if not any(key in others for others in earlier))

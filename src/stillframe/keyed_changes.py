@@ -45,11 +45,8 @@ class KeyedChanges:
                 field.track()
 
     def cut(self, snapshot: SnapshotId) -> "KeyedChangesCut":
-        """Return the content of the fields now, for `snapshot`, to be encoded bit by bit.
-
-        Raises:
-            UsageError: a field that is declared as keyed holds something else.
-        """
+        """Return the content of the fields now, for `snapshot`, to be encoded bit by bit;
+        UsageError if a field that is declared as keyed holds something else."""
         fields = self._codec.keyed_fields(self._subject)
         changed = {name: field.put_changes_aside() for name, field in fields.items()}
         known = {name: keys for name, keys in changed.items() if keys is not None}
@@ -63,16 +60,13 @@ class KeyedChanges:
         if len(self._past) > PAST_COUNT_MAX or key_count > max(PAST_KEYS_MIN, held_count):
             self._forget()
             self._past.append(PastCut(snapshot, {}))
-        return KeyedChangesCut(
-            self._codec,
-            self.base if fields else None,
-            {
-                name: field.cut(
-                    None if self.base is None else [past.changed[name] for past in self._past]
-                )
-                for name, field in fields.items()
-            },
-        )
+        cuts = {
+            name: field.cut(
+                None if self.base is None else [past.changed[name] for past in self._past]
+            )
+            for name, field in fields.items()
+        }
+        return KeyedChangesCut(self._codec, self.base if fields else None, cuts)
 
     def in_store(self, snapshot: SnapshotId | None) -> list[KeySet[Any]]:
         """Record that `snapshot` was published; None: the published snapshot that was the base is
@@ -120,11 +114,8 @@ class KeyedChangesCut:
         self._removed: dict[str, list[Any]] = {name: [] for name in fields}
 
     def take(self, count: int) -> tuple[str, KeyedRows] | None:
-        """Encode about `count` more keys of some field; None if all are done.
-
-        Raises:
-            UsageError: a key or a value cannot be encoded.
-        """
+        """Encode about `count` more keys of some field; None if all are done. UsageError if a key
+        or a value cannot be encoded."""
         while self._unread:
             name = self._unread[0]
             taken = self._fields[name].take(count)

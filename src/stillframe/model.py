@@ -9,7 +9,6 @@ consistent* are the same statement (Chandy & Lamport 1985, section 3.1).
 
 import enum
 import re
-from collections.abc import Iterator
 
 import msgspec
 
@@ -33,11 +32,7 @@ COUNT_MAX = 2**32 - 1
 
 
 def check_process_id(text: str) -> ProcessId:
-    """Return `text` if it can name a process.
-
-    Raises:
-        UsageError: it cannot, with what is allowed.
-    """
+    """Return `text` if it can name a process; a UsageError says what is allowed."""
     if not isinstance(text, str) or _PROCESS_ID.fullmatch(text) is None:
         raise UsageError(
             f"{text!r} cannot name a process: use 1 to 64 letters, digits, '_', '.' or '-', "
@@ -175,17 +170,20 @@ class ChannelState(msgspec.Struct, frozen=True):
     received_count: int
     batches: tuple[Batch, ...]
 
+    @classmethod
+    def of(cls, channel: Channel, received_count: int, messages: list[bytes]) -> "ChannelState":
+        """Return the state of a channel with these messages, encoded one by one, in one batch."""
+        batches = (Batch.of(received_count + 1, messages),) if messages else ()
+        return cls(channel, received_count + len(messages), received_count, batches)
+
     @property
     def message_count(self) -> int:
         """The number of recorded messages."""
         return sum(batch.count for batch in self.batches)
 
     def check_books(self) -> None:
-        """Check that the recorded messages are exactly the numbers received + 1 .. sent, in order.
-
-        Raises:
-            NotConsistent: they are not; the channel and the figures are named.
-        """
+        """Check that the recorded messages are exactly the numbers received + 1 .. sent, in order;
+        NotConsistent if not."""
         batches = ((one.first, one.count, array_count(one.encoded)) for one in self.batches)
         why = contradiction(self.channel, self.sent_count, self.received_count, batches)
         if why is not None:
@@ -204,11 +202,7 @@ class GlobalState(msgspec.Struct, frozen=True):
         return sum(state.message_count for state in self.channels)
 
     def check_books(self) -> None:
-        """Check the books of every channel.
-
-        Raises:
-            NotConsistent: of the first channel that is wrong.
-        """
+        """Check the books of every channel; NotConsistent about the first that is wrong."""
         for state in self.channels:
             state.check_books()
 
@@ -303,12 +297,6 @@ class Abandoned(msgspec.Struct, frozen=True):
     detail: str = ""
 
     def __str__(self) -> str:
-        parts: Iterator[str] = filter(
-            None,
-            (
-                f"snapshot {self.snapshot} was abandoned: {self.reason}",
-                f"missing: {', '.join(self.missing)}" if self.missing else "",
-                self.detail,
-            ),
-        )
-        return "; ".join(parts)
+        first = f"snapshot {self.snapshot} was abandoned: {self.reason}"
+        missing = f"missing: {', '.join(self.missing)}" if self.missing else ""
+        return "; ".join(filter(None, (first, missing, self.detail)))

@@ -5,8 +5,6 @@ one could have passed through. So a restore sets every process to its recorded s
 and delivers the recorded messages of each channel before anything new, in order.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
 from stillframe.errors import ProtocolViolation, UsageError
@@ -17,14 +15,10 @@ from stillframe.topology import Description
 class Start(msgspec.Struct, frozen=True):
     """How one process starts after a restore.
 
-    Attributes:
-        kind: the name of its class.
-        encoded: its recorded state, for ``StateCodec.restore``.
-        sent_counts: target -> number of messages it had sent there; the next one has the number
-            after that.
-        incoming: for each channel into it what it had received at its cut, and the messages to
-            deliver before any other.
-        base: the snapshot in the store that has exactly this state, if any.
+    `encoded` is its recorded state, for ``StateCodec.restore``. `sent_counts` has for each target
+    how many messages it had sent there, `incoming` for each channel into it what it had received at
+    its cut, and the messages to deliver before any other. `base` is the snapshot in the store that
+    has exactly this state, if any.
     """
 
     kind: str
@@ -43,26 +37,16 @@ def start_states(
     The next step: raise the epoch, start every process with its state, and let none of them act
     before its `incoming` messages were delivered. `base` is the id of `snapshot`, if the store has
     its states exactly as they are here, not converted: then the next snapshot need only hold
-    changes.
-
-    Raises:
-        NotConsistent: the books of a channel do not balance.
-        UsageError: snapshot and description name different processes, classes or channels.
+    changes. NotConsistent if the books of a channel do not balance; UsageError if snapshot and
+    description name different processes, classes or channels.
     """
-    _check_same(
-        snapshot,
-        "process",
-        (f"{state.process} ({state.kind})" for state in snapshot.state.processes),
-        (f"{process} ({kind})" for process, kind in description.processes.items()),
-    )
-    _check_same(
-        snapshot,
-        "channel",
-        (str(state.channel) for state in snapshot.state.channels),
-        (str(channel) for channel in description.channels),
-    )
-    snapshot.state.check_books()
     channels = snapshot.state.channels
+    recorded = [f"{state.process} ({state.kind})" for state in snapshot.state.processes]
+    described = [f"{process} ({kind})" for process, kind in description.processes.items()]
+    _check_same(snapshot, "process", recorded, described)
+    recorded = [str(state.channel) for state in channels]
+    _check_same(snapshot, "channel", recorded, [str(channel) for channel in description.channels])
+    snapshot.state.check_books()
     return {
         state.process: Start(
             kind=state.kind,
@@ -72,7 +56,11 @@ def start_states(
                 for c in channels
                 if c.channel.source == state.process
             },
-            incoming=tuple(_incoming(c) for c in channels if c.channel.target == state.process),
+            incoming=tuple(
+                IncomingRecord(c.channel.source, c.received_count, c.batches)
+                for c in channels
+                if c.channel.target == state.process
+            ),
             base=base,
         )
         for state in snapshot.state.processes
@@ -80,12 +68,8 @@ def start_states(
 
 
 def check_start(start: Start, process: ProcessId, description: Description) -> None:
-    """Check that a process of `description` can start with this state.
-
-    Raises:
-        ProtocolViolation: it is of another class or has other channels.
-        NotConsistent: the books of a channel do not balance.
-    """
+    """Check that a process of `description` can start with this state: ProtocolViolation if it is
+    of another class or has other channels, NotConsistent if the books of one do not balance."""
     sources = tuple(record.source for record in start.incoming)
     targets = tuple(start.sent_counts)
     if (
@@ -105,17 +89,10 @@ def check_start(start: Start, process: ProcessId, description: Description) -> N
         ChannelState(channel, sent_count, record.received_count, record.batches).check_books()
 
 
-def _incoming(state: ChannelState) -> IncomingRecord:
-    return IncomingRecord(state.channel.source, state.received_count, state.batches)
-
-
-def _check_same(
-    snapshot: Snapshot, noun: str, recorded: Iterable[str], described: Iterable[str]
-) -> None:
-    found, expected = list(recorded), list(described)
-    missing = sorted(set(expected) - set(found))
-    extra = sorted(set(found) - set(expected))
-    if missing or extra or len(found) != len(expected):
+def _check_same(snapshot: Snapshot, noun: str, recorded: list[str], described: list[str]) -> None:
+    missing = sorted(set(described) - set(recorded))
+    extra = sorted(set(recorded) - set(described))
+    if missing or extra or len(recorded) != len(described):
         raise UsageError(
             f"snapshot {snapshot.id} is of another topology than the one to start: only in the "
             f"topology: {noun} {', '.join(missing) or '(none)'}; only in the snapshot: "

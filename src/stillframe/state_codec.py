@@ -22,19 +22,12 @@ NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
 class StateCodec:
     """Encodes the declared fields of one class as a MessagePack map, and reads them back.
 
-    Attributes:
-        kind: the class.
-        types: declared field -> its type.
-        keyed: keyed field -> the types of its keys and of its values.
-        struct: what a recorded state decodes to; keyed fields are dicts there.
+    `types` has the type of each declared field, `keyed` those of the keys and of the values of a
+    keyed one, and `struct` is what a recorded state decodes to; keyed fields are dicts there. A
+    UsageError names a field whose type cannot be recorded.
     """
 
     def __init__(self, kind: type) -> None:
-        """Prepare for `kind`, a Process subclass, a dataclass or a Struct.
-
-        Raises:
-            UsageError: a field has a type that cannot be recorded; it is named.
-        """
         self.kind = kind
         self.types = field_types(kind)
         self.keyed = {
@@ -47,7 +40,6 @@ class StateCodec:
             for name, (_, value) in self.keyed.items()
             if any(part is bytes or _is_struct(part) for part in _parts(value))
         }
-        self._names = tuple(self.types)
         self._other_names = tuple(name for name in self.types if name not in self.keyed)
         self._encode = msgspec.msgpack.Encoder().encode
         fields = self.types | {
@@ -71,11 +63,8 @@ class StateCodec:
             ) from error
 
     def capture(self, process: object) -> bytes:
-        """Record the full state now. The bytes share nothing with the live objects.
-
-        Raises:
-            UsageError: a field holds what cannot be encoded, or an attribute was never declared.
-        """
+        """Record the full state now. The bytes share nothing with the live objects. UsageError if
+        a field holds what cannot be encoded, or an attribute was never declared."""
         held = {name: field.rows for name, field in self.keyed_fields(process).items()}
         return self.encode(self.others(process) | held)
 
@@ -119,10 +108,8 @@ class StateCodec:
         """Return keys or values of the keyed field `name` as a MessagePack array; a UsageError if
         one of them cannot be encoded, or could be changed in place."""
         if name in self._names_to_look_at:
-            changeable = sorted(
-                kind.__name__ for kind in set(map(type, values)) if _can_change(kind)
-            )
-            if changeable:
+            kinds = set(map(type, values))
+            if changeable := sorted(kind.__name__ for kind in kinds if _can_change(kind)):
                 raise UsageError(
                     f"{self.kind.__name__}.{name} cannot be recorded: it holds a {changeable[0]}, "
                     "which could be changed in place: set the key to a value of the type that is "
@@ -182,7 +169,7 @@ class StateCodec:
             raise UsageError(
                 f"class {self.kind.__name__} does not fit the recorded state: {error}"
             ) from error
-        fields = {name: getattr(state, name) for name in self._names}
+        fields = {name: getattr(state, name) for name in self.types}
         return fields | {name: Keyed(fields[name]) for name in self.keyed}
 
     def _check_declared(self, process: object) -> None:

@@ -41,12 +41,9 @@ COLUMN_KINDS: dict[Any, str] = {
 KEYED = "keyed"
 """The kind of a field that has rows of its own."""
 
-RESERVED_COLUMNS = frozenset(
-    {"snapshot", "process", "kind", "source", "target", "number", "encoded"}
-)
-
+RESERVED_COLUMNS = frozenset("snapshot process kind source target number encoded".split())
 RESERVED_KEYED_COLUMNS = frozenset(
-    {"snapshot", "process", "is_removed", "key", "key_encoded", "value_encoded"}
+    "snapshot process is_removed key key_encoded value_encoded".split()
 )
 
 
@@ -148,10 +145,8 @@ def _check_key(where: str, key: Any) -> None:
 def _value_columns(
     where: str, value: Any
 ) -> tuple[Literal["value", "map", "array"], tuple[Column, ...]]:
-    """Return the layout of the values of a keyed field, and their columns.
-
-    A Struct that is not encoded field by field becomes JSON text.
-    """
+    """Return the layout of the values of a keyed field, and their columns. A Struct that is not
+    encoded field by field becomes JSON text."""
     struct = getattr(value, "__struct_config__", None)
     if (
         struct is None
@@ -310,7 +305,7 @@ class Topology:
         self.accepts: dict[ProcessId, tuple[type[Message], ...]] = {}
         for name, process in self.processes.items():
             self.codecs[name], self.accepts[name] = _inspect(name, process)
-        self.description = self._describe(sorted(self._check_channels(channels)))
+        self.description = self._describe(self._check_channels(channels))
 
     @classmethod
     def mesh(
@@ -343,7 +338,7 @@ class Topology:
         self.codecs[state.process].check(state.encoded, state.keyed)
 
     def _check_channels(self, pairs: Iterable[tuple[ProcessId, ProcessId]]) -> list[Channel]:
-        channels: dict[Channel, None] = {}
+        channels: set[Channel] = set()
         for source, target in pairs:
             channel = Channel(source, target)
             for end in (source, target):
@@ -358,8 +353,8 @@ class Topology:
                 raise UsageError(
                     f"channel {channel} is given twice; one channel each way is enough"
                 )
-            channels[channel] = None
-        return list(channels)
+            channels.add(channel)
+        return sorted(channels)
 
     def _describe(self, channels: list[Channel]) -> Description:
         states: dict[str, tuple[Column, ...]] = {}
@@ -432,8 +427,7 @@ def _spell(kind: Any, within: tuple[Any, ...]) -> str:
 
 def _message_columns(message: type[Message]) -> tuple[Column, ...]:
     columns = columns_of(message, field_types(message))
-    hidden = sorted(set(message.__struct_fields__) - {column.name for column in columns})
-    if hidden:
+    if hidden := sorted(set(message.__struct_fields__) - {column.name for column in columns}):
         raise UsageError(
             f"class {message.__name__}: the field {hidden[0]!r} travels like every other, so it "
             "cannot be private: rename it without the underscore"

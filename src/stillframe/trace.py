@@ -30,11 +30,8 @@ def clean_label(text: str) -> str:
     shown = text[: LABEL_CHARS_MAX + 1]
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
-    return (
-        shown
-        if len(shown) <= LABEL_CHARS_MAX
-        else f"{shown[: LABEL_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
-    )
+    is_cut = len(shown) > LABEL_CHARS_MAX
+    return f"{shown[: LABEL_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}" if is_cut else shown
 
 
 class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -94,16 +91,16 @@ class Position(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.process}#{self.index}"
 
 
+def named(position: Position, event: Event) -> str:
+    """Return how an error message names an event."""
+    return f"event {position}{f' ({event.label})' if event.label else ''}"
+
+
 class Trace:
     """An execution, checked: every message is sent once, and accepted at most once, after that.
 
-    Args:
-        processes: every process, in the order of display.
-        steps: all events and steps, in a possible order.
-        channels: every channel; None: those with a message.
-
-    Raises:
-        NotConsistent: no execution is like that; the event and the message are named.
+    The `processes` are in the order of display, the `steps` in a possible order; None are the
+    `channels` with a message. NotConsistent if no execution is like that.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class Trace:
         self.channels = tuple(sorted(used if channels is None else {*channels} | used))
 
     def _note(self, event: Event, position: Position) -> None:
-        where = f"event {position}{f' ({event.label})' if event.label else ''}"
+        where = named(position, event)
         for message in event.accepted:
             if message.channel.target != event.process:
                 raise NotConsistent(f"{where} accepts message {message}, which is not for it")
@@ -172,30 +169,28 @@ class Trace:
         return tuple(dict.fromkeys(s.snapshot for s in self.steps if isinstance(s, MarkerStep)))
 
     def event(self, position: Position) -> Event:
-        """Return the event at `position`.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Return the event at `position`; UsageError if there is none."""
         events = self.lines.get(position.process, ())
-        if not 1 <= position.index <= len(events):
-            raise UsageError(
-                f"there is no event {position}: "
-                + (
-                    f"process {position.process} has {len(events)}"
-                    if position.process in self.lines
-                    else f"the processes are {', '.join(self.processes)}"
-                )
-            )
-        return events[position.index - 1]
+        if 1 <= position.index <= len(events):
+            return events[position.index - 1]
+        there_is = f"the processes are {', '.join(self.processes)}"
+        if position.process in self.lines:
+            there_is = f"process {position.process} has {len(events)}"
+        raise UsageError(f"there is no event {position}: {there_is}")
 
-    def positions(self) -> Iterator[tuple[Position, Event]]:
-        """Yield every event with its position, in the order of the trace."""
+    def numbered(self) -> Iterator[tuple[Step, int]]:
+        """Yield every step, with how many events its process has had then, itself among them."""
         counts = dict.fromkeys(self.processes, 0)
         for step in self.steps:
             if isinstance(step, Event):
                 counts[step.process] += 1
-                yield Position(step.process, counts[step.process]), step
+            yield step, counts[step.process]
+
+    def positions(self) -> Iterator[tuple[Position, Event]]:
+        """Yield every event with its position, in the order of the trace."""
+        for step, index in self.numbered():
+            if isinstance(step, Event):
+                yield Position(step.process, index), step
 
     def sent_in(self, message: MessageId) -> Position:
         """Return where `message` was sent; KeyError if it never was."""
@@ -206,22 +201,16 @@ class Trace:
         return self._accepted_in.get(message)
 
     def cut_of(self, snapshot: SnapshotId) -> Cut:
-        """Return where the processes recorded their states for `snapshot`.
-
-        Raises:
-            UsageError: a process did not, or did twice; it is named.
-        """
-        counts = dict.fromkeys(self.processes, 0)
+        """Return where the processes recorded their states for `snapshot`; UsageError if one did
+        not, or did twice."""
         found: dict[ProcessId, int] = {}
-        for step in self.steps:
-            if isinstance(step, Event):
-                counts[step.process] += 1
-            elif step.is_cut and step.snapshot == snapshot:
+        for step, count in self.numbered():
+            if isinstance(step, MarkerStep) and step.is_cut and step.snapshot == snapshot:
                 if step.process in found:
                     raise UsageError(
                         f"snapshot {snapshot} has no cut: {step.process} recorded its state twice"
                     )
-                found[step.process] = counts[step.process]
+                found[step.process] = count
         missing = [process for process in self.processes if process not in found]
         if missing:
             raise UsageError(
@@ -287,28 +276,19 @@ class Trace:
     def closure(self, cut: Cut) -> Cut:
         """Return the smallest consistent cut that has all events of `cut`."""
         counts = list(cut)
-        looked_at = [0] * len(counts)
-        frontier = [index for index, count in enumerate(counts) if count]
-        while frontier:
-            index = frontier.pop()
-            new = self.lines[self.processes[index]][looked_at[index] : counts[index]]
-            looked_at[index] = counts[index]
-            for event in new:
+        # Each sender is met after those that accept from it, so one way back is enough.
+        for position, event in reversed(list(self.positions())):
+            if position.index <= counts[self.index_of[position.process]]:
                 for message in event.accepted:
                     sender = self._sent_in[message]
                     source = self.index_of[sender.process]
-                    if sender.index > counts[source]:
-                        counts[source] = sender.index
-                        frontier.append(source)
+                    counts[source] = max(counts[source], sender.index)
         return tuple(counts)
 
     def clock(self, position: Position) -> Cut:
         """Return the vector clock of an event: how many events of each process happened before it,
-        itself among them. It is the smallest consistent cut that has this event.
-
-        Raises:
-            UsageError: there is no such event.
-        """
+        itself among them. It is the smallest consistent cut that has this event. UsageError if
+        there is no such event."""
         self.event(position)
         own = self.index_of[position.process]
         return self.closure(
@@ -316,10 +296,8 @@ class Trace:
         )
 
     def clocks(self) -> dict[ProcessId, list[Cut]]:
-        """Return the vector clocks of all events, process by process.
-
-        They take memory for events x processes.
-        """
+        """Return the vector clocks of all events, process by process: memory for events x
+        processes."""
         zero = (0,) * len(self.processes)
         clocks: dict[ProcessId, list[Cut]] = {process: [] for process in self.processes}
         for position, event in self.positions():
@@ -334,11 +312,7 @@ class Trace:
 
     def happened_before(self, first: Position, second: Position) -> bool:
         """Return whether `first` could have influenced `second` (Lamport 1978); two events of which
-        neither happened before the other are concurrent.
-
-        Raises:
-            UsageError: there is no such event.
-        """
+        neither happened before the other are concurrent. UsageError if there is no such event."""
         self.event(first)
         return first != second and self.clock(second)[self.index_of[first.process]] >= first.index
 

@@ -14,7 +14,7 @@ import msgspec
 from stillframe.durable_files import local_path, write_atomically
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
-from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
+from stillframe.trace import MarkerStep, Step, Trace, clean_label
 
 VERSION = 1
 LINE_BYTES_MAX = 2**24
@@ -34,32 +34,19 @@ _step_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
     """Write `trace`; an existing file is replaced completely or not at all (``write_atomically``).
-
-    Raises:
-        OSError: the disk is full or failed; an existing file is unchanged.
-        UsageError: a step is too long for a line, its fields cannot be JSON, or `path` is one of
-            `inputs`, no regular file, or in no directory.
-    """
+    UsageError if a step is too long for a line, or its fields cannot be JSON."""
     write_atomically(local_path(path), (line + b"\n" for line in _encode(trace)), inputs=inputs)
 
 
 def read(path: Path) -> Trace:
     """Read a file that ``write`` wrote, and check it as every trace is checked, and its snapshots,
-    too.
-
-    Labels come out as ``clean_label`` makes them.
-
-    Raises:
-        UsageError: it is no trace file, or a line of it is wrong; file and line are named.
-        NotConsistent: no execution is like that.
-        OSError: it cannot be read.
-    """
+    too; labels come out as ``clean_label`` makes them. UsageError if it is no trace file, or a line
+    of it is wrong; NotConsistent if no execution is like that."""
     with local_path(path).open("rb") as file:
         header = _read_header(path, file)
         try:
-            return Trace(
-                header.processes, _read_steps(path, file, header.processes), header.channels
-            )
+            steps = _read_steps(path, file, header.processes)
+            return Trace(header.processes, steps, header.channels)
         except NotConsistent as error:
             raise NotConsistent(f"{path}: {error}") from error
 
@@ -111,7 +98,8 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
 
 
 def _read_steps(path: Path, file: BinaryIO, processes: list[ProcessId]) -> Iterator[Step]:
-    snapshots = _Snapshots()
+    recorded: set[tuple[SnapshotId, ProcessId]] = set()
+    under_way: set[tuple[SnapshotId, ProcessId, ProcessId]] = set()
     known = {*processes}
     number = 2
     while line := _read_line(path, number, file):
@@ -120,45 +108,43 @@ def _read_steps(path: Path, file: BinaryIO, processes: list[ProcessId]) -> Itera
             names = ", ".join(sorted(strangers))
             _refuse(path, number, f"it names what is no process of this trace: {names}")
         if isinstance(step, MarkerStep):
-            if problem := snapshots.problem_with(step):
+            if problem := _problem_with(step, recorded, under_way):
                 _refuse(path, number, problem)
-        elif any(message.number < 1 for message in (*step.accepted, *step.sent)):
-            _refuse(path, number, "it has a message with a number below 1")
-        yield step if isinstance(step, MarkerStep) else _cleaned(step)
+            yield step
+        else:
+            if any(message.number < 1 for message in (*step.accepted, *step.sent)):
+                _refuse(path, number, "it has a message with a number below 1")
+            yield msgspec.structs.replace(step, label=clean_label(step.label))
         number += 1
 
 
-class _Snapshots:
-    """The steps of snapshots so far in a trace, to find impossible ones.
+def _problem_with(
+    step: MarkerStep,
+    recorded: set[tuple[SnapshotId, ProcessId]],
+    under_way: set[tuple[SnapshotId, ProcessId, ProcessId]],
+) -> str:
+    """Return a sentence about what is wrong with the next step of a snapshot, empty if nothing is,
+    and note it: who has `recorded`, and the markers that are `under_way`.
 
     Only files are checked: a study of wrong rules needs traces with such steps.
     """
-
-    def __init__(self) -> None:
-        self._recorded: set[tuple[SnapshotId, ProcessId]] = set()
-        self._under_way: set[tuple[SnapshotId, ProcessId, ProcessId]] = set()
-
-    def problem_with(self, step: MarkerStep) -> str:
-        """Return a sentence about what is wrong with the next step; empty if nothing is."""
-        snapshot, process = step.snapshot, step.process
-        try:
-            SnapshotId.parse(str(snapshot))
-        except UsageError as error:
-            return str(error)
-        if step.source is not None:
-            marker = (snapshot, step.source, process)
-            if marker not in self._under_way:
-                return (
-                    f"a marker of {snapshot} comes from {step.source} to {process}, but none is "
-                    "on its way there"
-                )
-            self._under_way.remove(marker)
-        if step.is_cut:
-            if (snapshot, process) in self._recorded:
-                return f"{process} records its state for {snapshot}, as it did before"
-            self._recorded.add((snapshot, process))
-        self._under_way |= {(snapshot, process, target) for target in step.targets}
-        return ""
+    snapshot, process = step.snapshot, step.process
+    try:
+        SnapshotId.parse(str(snapshot))
+    except UsageError as error:
+        return str(error)
+    if step.source is not None:
+        marker = (snapshot, step.source, process)
+        if marker not in under_way:
+            where = f"from {step.source} to {process}"
+            return f"a marker of {snapshot} comes {where}, but none is on its way there"
+        under_way.remove(marker)
+    if step.is_cut:
+        if (snapshot, process) in recorded:
+            return f"{process} records its state for {snapshot}, as it did before"
+        recorded.add((snapshot, process))
+    under_way |= {(snapshot, process, target) for target in step.targets}
+    return ""
 
 
 def _named_in(step: Step) -> set[ProcessId]:
@@ -167,11 +153,6 @@ def _named_in(step: Step) -> set[ProcessId]:
         return {step.process, step.snapshot.initiator, source, *step.targets}
     channels = [message.channel for message in (*step.accepted, *step.sent)]
     return {step.process, *(c.source for c in channels), *(c.target for c in channels)}
-
-
-def _cleaned(event: Event) -> Event:
-    label = clean_label(event.label)
-    return event if label == event.label else msgspec.structs.replace(event, label=label)
 
 
 def _read_line(path: Path, number: int, file: BinaryIO) -> bytes:
@@ -189,11 +170,7 @@ def _decode(path: Path, number: int, decoder: msgspec.json.Decoder[_Line], line:
 
 
 def _refuse(path: Path, number: int, sentence: str) -> NoReturn:
-    raise UsageError(
-        f"{path}, line {number}: {clean_label(sentence)}; "
-        + (
-            "this is no trace file: make one with 'stillframe import LOG --out FILE'"
-            if number == 1
-            else "write the file again from its source"
-        )
-    )
+    advice = "write the file again from its source"
+    if number == 1:
+        advice = "this is no trace file: make one with 'stillframe import LOG --out FILE'"
+    raise UsageError(f"{path}, line {number}: {clean_label(sentence)}; {advice}")

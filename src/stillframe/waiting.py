@@ -21,11 +21,7 @@ class Waiting(msgspec.Struct, frozen=True):
     ended_by: tuple[type, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse an impossible wait.
-
-        Raises:
-            UsageError: there is no process to wait for, or something that is no class.
-        """
+        """Refuse an impossible wait, with a UsageError."""
         if not self.processes:
             raise UsageError("no process to wait for is given: name at least one, or return None")
         for kind in self.ended_by:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Batch, Channel, Snapshot, SnapshotId
 from stillframe.process import every
-from stillframe.protocol.equivalent import _interchange, equivalent, interchanges, prove
+from stillframe.protocol.equivalent import _coloured, _interchange, equivalent, interchanges, prove
 from stillframe.topology import Topology
 from stillframe.trace import Cut, Event, MarkerStep, MessageId, Position, Trace
 from tests.protocol.paying import Account, System, Transfer
@@ -249,7 +249,7 @@ def test_the_lectures_example_step_by_step() -> None:
     assert told == [("CF", 5), ("CI", 4), ("JG", 3), ("CG", 2), ("JH", 1), ("CH", 0)]
     result = equivalent(trace, cut)
     assert (labels(trace, *result.white), labels(trace, *result.red)) == ("ABFIGH", "CJDEK")
-    assert (result.white_count, result.inversion_count, result.interchange_count) == (6, 6, 6)
+    assert (len(result.white), result.inversion_count, result.interchange_count) == (6, 6, 6)
 
 
 def test_a_red_message_accepted_in_a_white_action_is_named() -> None:
@@ -269,7 +269,7 @@ def test_a_pair_that_does_not_commute_stops_the_interchanges() -> None:
     """EWD 864a: a red and a white neighbour can be interchanged because the white one does not
     accept what the red one sends; each pair is looked at, not only the cut."""
     trace = lecture("ABCFIJGHDEK")
-    steps = _interchange(trace, (2, 3, 0))
+    steps = _interchange(trace, _coloured(trace, (2, 3, 0)))
     assert [labels(trace, step.red, step.white) for step in (next(steps), next(steps))] == [
         "CF",
         "JG",
@@ -366,7 +366,7 @@ def test_a_proof_needs_what_belongs_together() -> None:
     begun = System(THREE, snapshot.state)
     begun.initiate("P1")
     begun.run([])
-    assert begun.prove(begun.snapshots[0]).white_count > 0
+    assert begun.prove(begun.snapshots[0]).white
     named = r"event P1#1 \(restored\) restores P1->P2 #1, but the state to begin with has nothing"
     with pytest.raises(NotConsistent, match=named):
         prove(begun.trace, begun.snapshots[0], THREE)

@@ -390,10 +390,7 @@ def _channels(after: Recorded, recorded: Description, topology: Topology) -> lis
             )
         values = [message.kind, *(message.fields[name] for name in names)]
         on[channel].append(_encoded(values, f"a {message.kind} on channel {channel}"))
-    return [
-        ChannelState(channel, len(messages), 0, (Batch.of(1, messages),) if messages else ())
-        for channel, messages in on.items()
-    ]
+    return [ChannelState.of(channel, 0, messages) for channel, messages in on.items()]
 
 
 def _encoded(value: object, what: str) -> bytes:

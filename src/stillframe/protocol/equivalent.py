@@ -12,7 +12,6 @@ Where a white action does accept a red message, the cut is not consistent: that 
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 import msgspec
 
@@ -20,10 +19,13 @@ from stillframe.errors import NotConsistent
 from stillframe.model import GlobalState, Snapshot
 from stillframe.protocol.replay import Replay, compare
 from stillframe.topology import Topology
-from stillframe.trace import Cut, Event, MessageId, Position, Trace
+from stillframe.trace import Cut, Event, MessageId, Position, Trace, named
 
 INTERCHANGE_COUNT_MAX = 1_000_000
 """More interchanges than these are not made one by one in a proof: it takes under a second."""
+
+_Coloured = tuple[Position, Event, bool]
+"""An event at its position, and whether it is white."""
 
 
 class Interchange(msgspec.Struct, frozen=True, gc=False):
@@ -38,26 +40,21 @@ class Interchange(msgspec.Struct, frozen=True, gc=False):
 class Equivalent(msgspec.Struct, frozen=True):
     """The computation with every white action before every red one.
 
-    `positions` are the events in their new order; the state after the first `white_count` is the
-    snapshot's. `inversion_count` is how many pairs of a red and a later white event the trace has.
+    `white` and `red` are the events in their new order; the state between them is the snapshot's.
+    `inversion_count` is how many pairs of a red and a later white event the trace has.
     `interchange_count` is the total number of places that white events moved, in interchanges of
     neighbours. It is counted in another way than the inversions, and is equal.
     """
 
-    positions: tuple[Position, ...]
-    white_count: int
+    white: tuple[Position, ...]
+    red: tuple[Position, ...]
     inversion_count: int
     interchange_count: int
 
     @property
-    def white(self) -> tuple[Position, ...]:
-        """The white events, which come first."""
-        return self.positions[: self.white_count]
-
-    @property
-    def red(self) -> tuple[Position, ...]:
-        """The red events, which come last."""
-        return self.positions[self.white_count :]
+    def positions(self) -> tuple[Position, ...]:
+        """All events in their new order."""
+        return self.white + self.red
 
 
 def interchanges(trace: Trace, cut: Cut) -> Iterator[Interchange]:
@@ -68,15 +65,14 @@ def interchanges(trace: Trace, cut: Cut) -> Iterator[Interchange]:
     ``equivalent`` takes linear time; it raises the same.
     """
     _check_colours(trace, cut)
-    return _interchange(trace, cut)
+    return _interchange(trace, _coloured(trace, cut))
 
 
-def _interchange(trace: Trace, cut: Cut) -> Iterator[Interchange]:
-    order = list(trace.positions())
-    inversion_count = _count_inversions([_is_white(trace, cut, position) for position, _ in order])
+def _interchange(trace: Trace, events: list[_Coloured]) -> Iterator[Interchange]:
+    inversion_count = _count_inversions(events)
     reds: list[Position] = []
-    for position, event in order:
-        if not _is_white(trace, cut, position):
+    for position, event, is_white in events:
+        if not is_white:
             reds.append(position)
             continue
         # What is before this event now: all earlier white ones, then all earlier red ones.
@@ -94,21 +90,16 @@ def equivalent(trace: Trace, cut: Cut) -> Equivalent:
     accepts a red message; UsageError if `cut` is not one of this trace.
     """
     _check_colours(trace, cut)
-    order = list(trace.positions())
-    colours = [_is_white(trace, cut, position) for position, _ in order]
-    white_at = [index for index, is_white in enumerate(colours) if is_white]
-    red_at = [index for index, is_white in enumerate(colours) if not is_white]
-    reordered = [order[index] for index in chain(white_at, red_at)]
-    Trace(trace.processes, (event for _, event in reordered), trace.channels)
-    inversion_count = _count_inversions(colours)
+    events = _coloured(trace, cut)
+    reordered = sorted(events, key=lambda each: not each[2])
+    Trace(trace.processes, (event for _, event, _ in reordered), trace.channels)
+    inversion_count = _count_inversions(events)
+    white_at = [index for index, (_, _, is_white) in enumerate(events) if is_white]
     interchange_count = sum(before - after for after, before in enumerate(white_at))
     assert interchange_count == inversion_count, (interchange_count, inversion_count)
-    return Equivalent(
-        positions=tuple(position for position, _ in reordered),
-        white_count=len(white_at),
-        inversion_count=inversion_count,
-        interchange_count=interchange_count,
-    )
+    positions = tuple(position for position, _, _ in reordered)
+    white, red = positions[: len(white_at)], positions[len(white_at) :]
+    return Equivalent(white, red, inversion_count, interchange_count)
 
 
 def prove(
@@ -169,19 +160,22 @@ def _compare(failure: str, recorded: GlobalState, replayed: GlobalState) -> None
         raise NotConsistent(f"{failure}: {error}") from error
 
 
-def _is_white(trace: Trace, cut: Cut, position: Position) -> bool:
-    return position.index <= cut[trace.index_of[position.process]]
-
-
-def _count_inversions(colours: list[bool]) -> int:
-    """Return how many white events (True) come after each red one, added up."""
+def _count_inversions(events: list[_Coloured]) -> int:
+    """Return how many white events come after each red one, added up."""
     inversion_count = white_behind_count = 0
-    for is_white in reversed(colours):
+    for _, _, is_white in reversed(events):
         if is_white:
             white_behind_count += 1
         else:
             inversion_count += white_behind_count
     return inversion_count
+
+
+def _coloured(trace: Trace, cut: Cut) -> list[_Coloured]:
+    return [
+        (position, event, position.index <= cut[trace.index_of[position.process]])
+        for position, event in trace.positions()
+    ]
 
 
 def _check_colours(trace: Trace, cut: Cut) -> None:
@@ -191,14 +185,10 @@ def _check_colours(trace: Trace, cut: Cut) -> None:
         assert accepter is not None, message
         raise NotConsistent(
             f"message {message} is red: {sender.process} sent it in "
-            f"{_named(sender, trace.event(sender))}, after its cut; and {accepter.process} "
-            f"accepted it in {_named(accepter, trace.event(accepter))}, a white action, before its "
+            f"{named(sender, trace.event(sender))}, after its cut; and {accepter.process} "
+            f"accepted it in {named(accepter, trace.event(accepter))}, a white action, before its "
             "own: the cut is not consistent"
         )
-
-
-def _named(position: Position, event: Event) -> str:
-    return f"event {position}{f' ({event.label})' if event.label else ''}"
 
 
 def _check_commute(trace: Trace, red: Position, white: Position, action: Event) -> None:
@@ -211,6 +201,6 @@ def _check_commute(trace: Trace, red: Position, white: Position, action: Event) 
     for message in action.accepted:
         if trace.sent_in(message) == red:
             raise NotConsistent(
-                f"{_named(red, trace.event(red))} and {_named(white, action)} cannot be "
+                f"{named(red, trace.event(red))} and {named(white, action)} cannot be "
                 f"interchanged: the second accepts message {message}, which the first sends"
             )

@@ -7,6 +7,7 @@ after any of them. A process that deviates from the trace is no function of what
 process of this trace.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ import msgspec
 from stillframe.errors import ApplicationError, NotConsistent, ProtocolViolation, UsageError
 from stillframe.model import (
     DECODING_ERRORS,
-    Batch,
     Channel,
     ChannelState,
     GlobalState,
@@ -25,7 +25,7 @@ from stillframe.model import (
 )
 from stillframe.protocol.action_runner import PUBLISHED, RECEIVE, START, ActionRunner, Sent
 from stillframe.topology import Topology
-from stillframe.trace import Event, MessageId, Position, Trace
+from stillframe.trace import Event, MarkerStep, MessageId, Position, Trace, named
 
 RESTORED = "restored"
 """The handler of the first event of a process in a restored epoch: it "sends" the messages recorded
@@ -54,9 +54,8 @@ class Replay:
         self.contents: dict[MessageId, bytes] = {}
         self._known = contents or {}
         self._event_counts = dict.fromkeys(topology.processes, 0)
-        self._sent_counts = dict.fromkeys(topology.description.channels, 0)
         self._received_counts = dict.fromkeys(topology.description.channels, 0)
-        self._in_transit: dict[Channel, dict[int, bytes]] = {c: {} for c in self._sent_counts}
+        self._in_transit: dict[Channel, dict[int, bytes]] = {c: {} for c in self._received_counts}
         encoded: dict[ProcessId, bytes] = {}
         if start is not None:
             _check_start(start, topology)
@@ -65,13 +64,15 @@ class Replay:
                 self._load(state)
         self._recorded = tuple(self.contents)
         self._runners = {p: ActionRunner(p, topology, encoded.get(p)) for p in topology.processes}
-        self._cuts = {} if trace is None else _cuts_of(trace)
+        self._cuts: dict[Position, list[SnapshotId]] = defaultdict(list)
+        for step, count in trace.numbered() if trace is not None else ():
+            if isinstance(step, MarkerStep) and step.is_cut:
+                self._cuts[Position(step.process, count)].append(step.snapshot)
         for process in topology.processes:
             self._notify_cuts(Position(process, 0))
 
     def _load(self, state: ChannelState) -> None:
         channel = state.channel
-        self._sent_counts[channel] = state.sent_count
         self._received_counts[channel] = state.received_count
         for number, message in enumerate(_messages(state), state.received_count + 1):
             self._in_transit[channel][number] = message
@@ -91,18 +92,10 @@ class Replay:
             )
         self._event_counts[event.process] += 1
         position = Position(event.process, self._event_counts[event.process])
-        where = f"event {position}{f' ({event.label})' if event.label else ''}"
+        where = named(position, event)
         if event.handler == RESTORED:
             self._check_restored(where, event)
             return
-        self._perform(where, event)
-        self._notify_cuts(position)
-
-    def _notify_cuts(self, position: Position) -> None:
-        for snapshot in self._cuts.get(position, ()):
-            self._runners[position.process].cut(snapshot)
-
-    def _perform(self, where: str, event: Event) -> None:
         sent = [
             self._send(where, Channel(event.process, target), encoded)
             for target, encoded in self._call(where, event)
@@ -114,6 +107,11 @@ class Replay:
                 f"{_named(event.sent)}: process {event.process}, or one that it heard from, is no "
                 "function of what it accepts, or not the one that the trace is of"
             )
+        self._notify_cuts(position)
+
+    def _notify_cuts(self, position: Position) -> None:
+        for snapshot in self._cuts.get(position, ()):
+            self._runners[position.process].cut(snapshot)
 
     def _check_restored(self, where: str, event: Event) -> None:
         recorded = [m for m in self._recorded if m.channel.source == event.process]
@@ -148,7 +146,7 @@ class Replay:
         return encoded
 
     def _send(self, where: str, channel: Channel, encoded: bytes) -> MessageId:
-        number = self._sent_counts[channel] = self._sent_counts[channel] + 1
+        number = self._received_counts[channel] + len(self._in_transit[channel]) + 1
         message = MessageId(channel, number)
         if self._known.get(message, encoded) != encoded:
             raise NotConsistent(
@@ -172,30 +170,15 @@ class Replay:
         """
         return GlobalState(
             processes=tuple(runner.capture() for runner in self._runners.values()),
-            channels=tuple(self._channel_state(channel) for channel in self._in_transit),
+            channels=tuple(
+                ChannelState.of(channel, self._received_counts[channel], list(messages.values()))
+                for channel, messages in self._in_transit.items()
+            ),
         )
 
     def capture(self, process: ProcessId) -> ProcessState:
         """Return the current state of one process; UsageError if a field cannot be recorded."""
         return self._runners[process].capture()
-
-    def _channel_state(self, channel: Channel) -> ChannelState:
-        received_count = self._received_counts[channel]
-        messages = list(self._in_transit[channel].values())
-        batches = (Batch.of(received_count + 1, messages),) if messages else ()
-        return ChannelState(channel, self._sent_counts[channel], received_count, batches)
-
-
-def _cuts_of(trace: Trace) -> dict[Position, list[SnapshotId]]:
-    event_counts = dict.fromkeys(trace.processes, 0)
-    cuts: dict[Position, list[SnapshotId]] = {}
-    for step in trace.steps:
-        if isinstance(step, Event):
-            event_counts[step.process] += 1
-        elif step.is_cut:
-            position = Position(step.process, event_counts[step.process])
-            cuts.setdefault(position, []).append(step.snapshot)
-    return cuts
 
 
 def compare(recorded: GlobalState, replayed: GlobalState) -> None:
