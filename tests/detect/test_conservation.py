@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stillframe.detect.conservation import find_loss, places_of, total
+from stillframe.detect.predicate import find_loss, places_of, total
 from stillframe.detect.view import View
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Quantities

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stillframe.detect.deadlock import find_deadlock
+from stillframe.detect.predicate import find_deadlock
 from stillframe.detect.view import View
 from stillframe.errors import UsageError
 from stillframe.model import Channel, SnapshotId

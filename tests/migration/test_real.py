@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from examples import shards
-from stillframe.detect.conservation import places_of, total
+from stillframe.detect.predicate import places_of, total
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
 from stillframe.imports import load_topology

@@ -102,15 +102,15 @@ class LocalSystem:
             self.store,
             self._config,
             EpochStart(
+                emit=self.events.append,
+                departed=lambda process, failure: self.departed.append((process, failure)),
+                runs=lambda process: self._survives,
                 epoch=self.store.epoch,
                 secret=SECRET if self._certificates is None else b"",
                 starts=self._starts,
                 first_number=self.store.next_number(),
             ),
             check=self.topology.check_state,
-            emit=self.events.append,
-            departed=lambda process, failure: self.departed.append((process, failure)),
-            runs=lambda process: self._survives,
         )
         self.address = await self.coordinator.membership.listen(ANY_PORT, self._certificates)
         self.port = self.address.port

@@ -24,11 +24,14 @@ def membership_of(*, is_taken_over: bool) -> Membership:
     return Membership(
         DESCRIPTION,
         CoordinatorConfig(),
-        EpochStart(epoch=1, secret=SECRET, is_taken_over=is_taken_over),
-        emit=lambda event: None,
+        EpochStart(
+            emit=lambda event: None,
+            departed=lambda process, failure: None,
+            epoch=1,
+            secret=SECRET,
+            is_taken_over=is_taken_over,
+        ),
         on_message=lambda process, message: None,
-        departed=lambda process, failure: None,
-        runs=lambda process: False,
         returned=lambda process: None,
     )
 

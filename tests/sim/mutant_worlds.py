@@ -242,7 +242,7 @@ class WithoutOne(Assembler):
             if record.source in fragments
         }
         return GlobalState(
-            tuple(fragments[p].state for p in self._description.processes if p in fragments),
+            tuple(fragments[p].state for p in self.description.processes if p in fragments),
             tuple(
                 ChannelState(
                     channel,
@@ -250,7 +250,7 @@ class WithoutOne(Assembler):
                     incoming[channel].received_count,
                     incoming[channel].batches,
                 )
-                for channel in self._description.channels
+                for channel in self.description.channels
                 if channel in incoming
             ),
         )
@@ -269,7 +269,7 @@ class NamesAll(Assembler):
 
     def abandon(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> Abandoned | None:
         abandoned = super().abandon(snapshot, reason, detail)
-        names = tuple(self._description.processes)
+        names = tuple(self.description.processes)
         return None if abandoned is None else msgspec.structs.replace(abandoned, missing=names)
 
 

@@ -268,10 +268,13 @@ def coordinator_of(trial: Trial) -> Coordinator:
     return Coordinator(
         cast(Store, QuietStore(trial)),
         CoordinatorConfig(timeout_s=30.0),
-        EpochStart(epoch=1, secret=SECRET),
+        EpochStart(
+            emit=lambda event: None,
+            departed=lambda process, failure: None,
+            epoch=1,
+            secret=SECRET,
+        ),
         check=check,
-        emit=lambda event: None,
-        departed=lambda process, failure: None,
     )
 
 

@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 class PredicateSpec(NamedTuple):
     """What tasks need to evaluate a predicate: where the topology is (``module:attribute``) and its
     hash, the directory in which the user's modules are looked up first, the predicate by name, and
-    the amounts of conserved quantities (``detect.conservation.Places``)."""
+    the amounts of conserved quantities (``detect.predicate.Places``)."""
 
     store: str
     reference: str
@@ -106,7 +106,7 @@ def _answers(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
 
 def _waits(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
     def evaluate(view: "View") -> list[tuple[str, str, bool]]:
-        from stillframe.detect.deadlock import open_waits
+        from stillframe.detect.predicate import open_waits
 
         return [
             (process, other, waiting.needs_all)

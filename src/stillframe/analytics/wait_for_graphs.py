@@ -57,7 +57,7 @@ def deadlocks(
 ) -> DataFrame:
     """Return a row (`DEADLOCKS_SCHEMA`) for each snapshot in which processes are deadlocked.
 
-    Its sentences are those of ``detect.deadlock``. A first job counts the waits of each snapshot,
+    Its sentences are those of ``detect.predicate``. A first job counts the waits of each snapshot,
     and of one that has too many the rounds run as well, before this returns.
 
     Args:

@@ -4,8 +4,19 @@ DuckDB.
 Termination: every process is passive, and no message is in transit. A passive process acts only
 when it receives (Dijkstra & Scholten, *Termination Detection for Diffusing Computations*, 1980), so
 none of them ever will.
+
+Deadlock: processes wait for each other, and no message in transit will end that. A process is
+blocked if it says so (``Process.waits_for``). A process that is not blocked may still send
+anything; so may one whose wait can end. The processes left when that is followed to its end are
+deadlocked, in the AND model, the OR model, and any mixture (Knapp 1987, section 2). It is stable:
+none of these sends before another of them has.
+
+Loss: there is more or less of a conserved quantity than there should be. Processes and messages
+report their amounts (``conserved``). A consistent snapshot counts each amount once: in a process,
+or on a channel.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -13,16 +24,29 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from stillframe.detect.conservation import Number, Places, find_loss, places_of, total
-from stillframe.detect.deadlock import find_deadlock
-from stillframe.detect.view import View, is_passive, view_of, yes_or_no
-from stillframe.detect.wait_for_graph import deadlock_text
+from stillframe.detect.view import View, conserved, is_passive, view_of, waits_for, yes_or_no
+from stillframe.detect.wait_for_graph import (
+    Graph,
+    blocked_for_ever,
+    deadlock_text,
+    ring_text,
+    rings,
+)
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
+from stillframe.waiting import Waiting
+
+ROUNDING = 1e-9
+"""Sums of floating-point numbers are equal if they differ by less than this fraction of the sum of
+all absolute amounts. Whole numbers are compared exactly."""
+
+Number = int | float
+Places = dict[str, dict[str, Number]]
+"""Quantity -> name of the process or channel -> amount."""
 
 
 class Activity(msgspec.Struct, frozen=True):
@@ -48,6 +72,161 @@ def find_activity(view: View) -> Activity | None:
     channels = {channel: len(found) for channel, found in view.channels.items() if found}
     return Activity(active, channels) if active or channels else None
 
+
+class Ring(msgspec.Struct, frozen=True):
+    """Processes that keep each other blocked, whatever all others do.
+
+    `is_cycle`: each waits for the next, and the last for the first. Otherwise they are a knot, of
+    processes that wait for several others. `waits` are the processes that each one waits for, less
+    those whose message is in transit.
+    """
+
+    processes: tuple[ProcessId, ...]
+    is_cycle: bool
+    waits: dict[ProcessId, Waiting]
+
+    def __str__(self) -> str:
+        words = None if self.is_cycle else {name: str(self.waits[name]) for name in self.processes}
+        return ring_text(self.processes, words)
+
+
+class Deadlock(msgspec.Struct, frozen=True):
+    """The deadlocked processes, and the rings among them; all others wait for these rings."""
+
+    processes: tuple[ProcessId, ...]
+    rings: tuple[Ring, ...]
+
+
+def find_deadlock(view: View) -> Deadlock | None:
+    """Return the deadlock in a snapshot, or None if there is none.
+
+    A message in transit ends the wait that it would end when it arrives; so does one from a process
+    that is not blocked itself. A request in transit to a blocked process changes nothing: a blocked
+    process sends nothing. Raises as ``open_waits``.
+    """
+    waits = open_waits(view)
+    names = sorted(set(waits).union(*(waiting.processes for waiting in waits.values())))
+    numbers = {name: number for number, name in enumerate(names)}
+    targets = [waits[name].processes if name in waits else () for name in names]
+    graph = Graph(
+        [sorted(map(numbers.__getitem__, others)) for others in targets],
+        [name in waits and waits[name].needs_all for name in names],
+    )
+    blocked = blocked_for_ever(graph)
+    if not any(blocked):
+        return None
+    found = []
+    for ring in rings(graph, blocked):
+        processes = tuple(names[number] for number in ring.processes)
+        found.append(Ring(processes, ring.is_cycle, {name: waits[name] for name in processes}))
+    deadlocked = tuple(name for name, is_blocked in zip(names, blocked, strict=True) if is_blocked)
+    return Deadlock(deadlocked, tuple(found))
+
+
+def open_waits(view: View) -> dict[ProcessId, Waiting]:
+    """Return the waits of all processes, less those that messages in transit end.
+
+    Raises a UsageError if a process waits for one that does not exist, or that cannot send to it;
+    an ApplicationError if a process gives an invalid answer.
+    """
+    waits = {}
+    for name, process in view.processes.items():
+        waiting = waits_for(process, f"process {name}", view.snapshot)
+        if waiting is None:
+            continue
+        strangers = sorted(other for other in waiting.processes if other not in view.processes)
+        if strangers:
+            raise UsageError(
+                f"process {name} waits for {strangers[0]!r}, and there is no such process; there "
+                f"are {', '.join(view.processes)}"
+            )
+        for source in sorted(waiting.processes):
+            if Channel(source, name) not in view.channels:
+                raise UsageError(
+                    f"process {name} waits for {source}, and there is no channel from {source} to "
+                    f"{name} on which something could come"
+                )
+        granted = _granted(view, name, waiting)
+        if granted is not None:
+            waits[name] = msgspec.structs.replace(waiting, processes=waiting.processes - granted)
+    return waits
+
+
+def _granted(view: View, name: ProcessId, waiting: Waiting) -> set[ProcessId] | None:
+    """Return the processes whose message in transit ends a part of a wait; None if the messages in
+    transit end all of it."""
+    kinds = waiting.ended_by or (object,)
+    granted = {
+        source
+        for source in waiting.processes
+        if any(isinstance(message, kinds) for message in view.channels[Channel(source, name)])
+    }
+    is_over = granted == waiting.processes if waiting.needs_all else bool(granted)
+    return None if is_over else granted
+
+
+class Discrepancy(msgspec.Struct, frozen=True):
+    """A quantity of which there is too much or too little; `places` has the amount that was found
+    in each process and channel."""
+
+    quantity: str
+    expected: Number
+    found: Number
+    places: dict[str, Number]
+
+    def __str__(self) -> str:
+        missing = self.expected - self.found
+        word = "lost" if missing > 0 else "too much"
+        places = ", ".join(f"{place} {amount}" for place, amount in self.places.items())
+        return f"{abs(missing)} {self.quantity} {word}: {places or 'nowhere'}"
+
+
+def places_of(view: View) -> Places:
+    """Return where each conserved quantity is. Raises an ApplicationError if a process or message
+    does not report its amounts."""
+    found: Places = {}
+    owners = [(name, f"process {name}", process) for name, process in view.processes.items()]
+    owners += [
+        (str(channel), f"a {type(message).__name__} on channel {channel}", message)
+        for channel, message in view.in_transit()
+    ]
+    for place, where, owner in owners:
+        for quantity, amount in conserved(owner, where, view.snapshot).items():
+            if amount:
+                places = found.setdefault(quantity, {})
+                places[place] = places.get(place, 0) + amount
+    return found
+
+
+def find_loss(view: View, expected: Mapping[str, Mapping[str, Number]]) -> tuple[Discrepancy, ...]:
+    """Return every quantity whose amount is not the `expected` one, which ``places_of`` returned
+    for a snapshot without loss; by name. Raises as ``places_of``."""
+    places = places_of(view)
+    found = []
+    for quantity in sorted({*expected, *places}):
+        before, now = expected.get(quantity, {}), places.get(quantity, {})
+        if not _is_equal(before, now):
+            found.append(Discrepancy(quantity, total(before), total(now), dict(now)))
+    return tuple(found)
+
+
+def total(places: Mapping[str, Number]) -> Number:
+    """Return the sum of amounts: exact for whole numbers, rounded once for others."""
+    amounts = list(places.values())
+    if all(isinstance(amount, int) for amount in amounts):
+        return sum(amounts)
+    return math.fsum(amounts)
+
+
+def _is_equal(before: Mapping[str, Number], now: Mapping[str, Number]) -> bool:
+    first, second = total(before), total(now)
+    if isinstance(first, int) and isinstance(second, int):
+        return first == second
+    gross = math.fsum(abs(amount) for amount in (*before.values(), *now.values()))
+    return abs(first - second) <= ROUNDING * gross
+
+
+# --- verdicts
 
 NO_DEADLOCK = "no processes keep each other blocked"
 
@@ -85,7 +264,7 @@ def deadlock(view: View) -> Verdict:
 
 def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicate:
     """Return the predicate that there is less or more of something than `expected`, which is what
-    ``conservation.places_of`` said of a snapshot in which nothing was lost."""
+    ``places_of`` said of a snapshot in which nothing was lost."""
     amounts = ", ".join(f"{total(places)} {quantity}" for quantity, places in expected.items())
 
     def loss(view: View) -> Verdict:

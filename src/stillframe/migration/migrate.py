@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.detect.conservation import find_loss, places_of, total
+from stillframe.detect.predicate import find_loss, places_of, total
 from stillframe.detect.view import view_of
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.migration.topology_diff import (

@@ -32,7 +32,7 @@ class Assembler:
     have all processes and channels of `description`."""
 
     def __init__(self, description: Description, epoch: int) -> None:
-        self._description = description
+        self.description = description
         self._epoch = epoch
         self._incoming = {p: description.incoming(p) for p in description.processes}
         self._outgoing = {p: description.outgoing(p) for p in description.processes}
@@ -46,7 +46,7 @@ class Assembler:
     def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
         """Return the processes whose fragments of a pending `snapshot` are missing."""
         have = self._pending[snapshot].fragments
-        return tuple(process for process in self._description.processes if process not in have)
+        return tuple(process for process in self.description.processes if process not in have)
 
     def times(self, snapshot: SnapshotId) -> tuple[float, float]:
         """Return when a pending `snapshot` began, and its deadline."""
@@ -137,13 +137,13 @@ class Assembler:
         """Check a fragment against the description; ProtocolViolation if it does not fit."""
         process = fragment.state.process
         where = _where(fragment)
-        if process not in self._description.processes:
+        if process not in self.description.processes:
             raise ProtocolViolation(f"{where}: there is no such process")
         sources = tuple(record.source for record in fragment.incoming)
         if (
             sources != self._incoming[process]
             or tuple(fragment.sent_counts) != self._outgoing[process]
-            or fragment.state.kind != self._description.processes[process]
+            or fragment.state.kind != self.description.processes[process]
         ):
             raise ProtocolViolation(f"{where}: its channels or its class are not those agreed on")
         pause_s, capture_s = fragment.pause_s, fragment.capture_s
@@ -166,7 +166,7 @@ class Assembler:
             for record in fragment.incoming
         }
         return GlobalState(
-            processes=tuple(fragments[process].state for process in self._description.processes),
+            processes=tuple(fragments[process].state for process in self.description.processes),
             channels=tuple(
                 ChannelState(
                     channel=channel,
@@ -174,7 +174,7 @@ class Assembler:
                     received_count=incoming[channel].received_count,
                     batches=incoming[channel].batches,
                 )
-                for channel in self._description.channels
+                for channel in self.description.channels
             ),
         )
 

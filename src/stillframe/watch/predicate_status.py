@@ -6,15 +6,17 @@ from typing import Any
 
 import msgspec
 
-from stillframe.detect.conservation import Number, places_of, total
 from stillframe.detect.predicate import (
+    Number,
     StablePredicate,
     Verdict,
     evaluate_sql,
     initial_places,
     is_sql,
     load_predicate,
+    places_of,
     topology_of_store,
+    total,
 )
 from stillframe.detect.view import View, view_of
 from stillframe.errors import StillframeError

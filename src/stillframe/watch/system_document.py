@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stillframe.detect.conservation import Number, total
+from stillframe.detect.predicate import Number, total
 from stillframe.model import Channel, ProcessId
 from stillframe.protocol.recorder import Phase
 from stillframe.protocol.stragglers import ProcessStatus

@@ -49,18 +49,10 @@ STOPPING = "the system is being stopped, and its last snapshot comes first: none
 
 
 class Coordinator:
-    """Takes snapshots of the processes of one epoch.
-
-    Args:
-        store: where snapshots are published; open for writing. Its history records each snapshot
-            before any process is notified.
-        config: how snapshots are taken.
-        start: how the epoch starts.
-        check: raises a UsageError if a recorded state could not be restored.
-        emit: receives events.
-        departed, runs: as for ``Membership``.
-        timelines: how the markers of the last snapshots went, if there were epochs before.
-    """
+    """Takes snapshots of the processes of one epoch, and publishes them in `store`, which is open
+    for writing; its history records each snapshot before any process is notified. `check` raises a
+    UsageError if a recorded state could not be restored. `timelines` are of the last snapshots, if
+    there were epochs before."""
 
     def __init__(
         self,
@@ -69,13 +61,10 @@ class Coordinator:
         start: EpochStart,
         *,
         check: Callable[[ProcessState], None],
-        emit: Callable[[events.Event], None],
-        departed: Callable[[ProcessId, control.Failure | None], None],
-        runs: Callable[[ProcessId], bool] = lambda process: False,
         timelines: SnapshotTimelines | None = None,
     ) -> None:
         self.store = store
-        self.emit = emit
+        self.emit = start.emit
         self.next_number = start.first_number
         self._check = check
         self._config = config
@@ -84,24 +73,20 @@ class Coordinator:
             store.description,
             config,
             start,
-            emit=emit,
             on_message=self._on_message,
-            departed=departed,
-            runs=runs,
             returned=self._on_rejoin,
         )
-        self._history = store.history
-        self._announced = announced_before(store) if start.is_taken_over else {}
+        # By process, the newest restore point that it was notified of, or may have been before the
+        # coordinator of this epoch died.
+        self._announced: dict[ProcessId, SnapshotId] = {}
+        current = store.current() if start.is_taken_over else None
+        if current is not None and current.epoch == store.epoch:
+            self._set_announced(current.id, current.excluded)
         self._assembler = Assembler(self._description, store.epoch)
         self._chunks = ChunkBuffer()
         self.timelines = SnapshotTimelines() if timelines is None else timelines
         self.monitor = SnapshotMonitor(
-            self._description,
-            self._assembler,
-            timeout_s=config.timeout_s,
-            send=self.membership.send,
-            now=self.now,
-            expired=self._on_deadline,
+            self._assembler, self.membership, config, now=self.now, expired=self._on_deadline
         )
         last: dict[ProcessId, LastRecorded] = {}
         if start.starts is not None and (origin := store.restored_from) is not None:
@@ -190,7 +175,7 @@ class Coordinator:
         self.timelines.started(snapshot, began_at, self.store.epoch)
         self.monitor.set_timer()
         try:
-            self._history.append(SnapshotBegan(snapshot))
+            self.store.history.append(SnapshotBegan(snapshot))
         except StoreError as error:
             # In the next turn of the loop: the client that waits for it must know it first.
             loop = asyncio.get_running_loop()
@@ -204,9 +189,8 @@ class Coordinator:
         """Send a process that has come back what it missed. What it had begun to send may be lost,
         so those snapshots are abandoned."""
         last_number, published = self.next_number - 1, self._announced.get(process)
-        resumed = control.Rejoined(
-            last_number, published, current_process(), self._config.marker_wait_s
-        )
+        wait_s = self._config.marker_wait_s
+        resumed = control.Rejoined(last_number, published, current_process(), wait_s)
         self.membership.send(process, resumed)
         self.monitor.on_rejoin(process)
         for snapshot in self._assembler.pending:
@@ -312,7 +296,9 @@ class Coordinator:
         if isinstance(outcome, Abandoned):
             self.membership.broadcast(control.SnapshotDurable(None))
         else:
-            self._broadcast_but(snapshot.excluded, control.SnapshotDurable(snapshot.id))
+            # Of an excluded process it holds an older state.
+            durable = control.SnapshotDurable(snapshot.id)
+            self.membership.broadcast(durable, but=snapshot.excluded)
             if outcome.is_restore_point:
                 self._last_states.published(snapshot)
                 self._excluded[snapshot.id] = frozenset(snapshot.excluded)
@@ -323,16 +309,12 @@ class Coordinator:
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
             excluded = self._excluded.pop(snapshot)
-            self._announced |= {
-                p: snapshot for p in self._description.processes if p not in excluded
-            }
-            self._broadcast_but(excluded, control.Published(snapshot))
+            self._set_announced(snapshot, excluded)
+            self.membership.broadcast(control.Published(snapshot), but=excluded)
 
-    def _broadcast_but(self, excluded: Collection[ProcessId], message: control.ToProcess) -> None:
-        """Notify all whose cut is in a snapshot: of the `excluded` it holds an older state."""
-        for process in self._description.processes:
-            if process not in excluded:
-                self.membership.send(process, message)
+    def _set_announced(self, snapshot: SnapshotId, excluded: Collection[ProcessId]) -> None:
+        processes = self._description.processes
+        self._announced |= {p: snapshot for p in processes if p not in excluded}
 
     def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
         """Publish a snapshot that can be restored. Runs in the writer's thread."""
@@ -413,13 +395,3 @@ class Coordinator:
             policy, outcome, tried=tried, at_fault=at_fault, description=self._description
         )
         return None if initiator is None else self._begin(initiator, result, tried)
-
-
-def announced_before(store: Store) -> dict[ProcessId, SnapshotId]:
-    """Return, by process, the newest restore point of the epoch that it may have been notified of
-    before its coordinator died."""
-    current = store.current()
-    if current is None or current.epoch != store.epoch:
-        return {}
-    processes = store.description.processes
-    return {process: current.id for process in processes if process not in current.excluded}

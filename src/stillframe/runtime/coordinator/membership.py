@@ -12,7 +12,7 @@ or the kernel of its machine has closed the connection.
 import asyncio
 import errno
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -86,12 +86,12 @@ class MemberConnection(InboundConnection):
             self.decline(error)
             self._membership.acceptor.refused(detail)
         else:
-            self._membership.emit(events.ConnectionWarning(detail))
+            self._membership.warn(detail)
 
     def crashed(self, error: Exception) -> None:
         """Drop the process: it would only meet the bug again."""
         self._is_dropped = True
-        self._membership.emit(events.ConnectionWarning(f"a bug in stillframe: {describe(error)}"))
+        self._membership.warn(f"a bug in stillframe: {describe(error)}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process has terminated, or will come back, or was never one."""
@@ -118,8 +118,15 @@ class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
     """How one epoch starts: with the initial states `starts`, None for a fresh start; the secret
     that proves who a process is (empty with TLS), and the number of its first snapshot. One that
     `is_taken_over` goes on after its coordinator died: every process has been connected, and is to
-    come back."""
+    come back.
 
+    `emit` receives events, and `departed` a process that has terminated, with its last words;
+    `runs` tells whether the operating-system process that was started for a process still runs.
+    """
+
+    emit: Callable[[events.Event], None]
+    departed: Callable[[ProcessId, control.Failure | None], None]
+    runs: Callable[[ProcessId], bool] = lambda process: False
     epoch: int
     secret: bytes
     starts: dict[ProcessId, Start] | None = None
@@ -128,16 +135,8 @@ class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Membership:
-    """The connections of the processes of one epoch.
-
-    Args:
-        description: the processes and channels.
-        config, start, emit: as for ``Coordinator``.
-        on_message: receives what a process reports about snapshots.
-        departed: called with a process that has terminated, and with its last words.
-        runs: whether the operating-system process that was started for a process still runs here.
-        returned: called with a process that has come back; it must be sent ``Rejoined`` first.
-    """
+    """The connections of the processes of one epoch. `on_message` receives what a process reports
+    about snapshots, `returned` one that has come back; it must be sent ``Rejoined`` first."""
 
     def __init__(
         self,
@@ -145,22 +144,16 @@ class Membership:
         config: CoordinatorConfig,
         start: EpochStart,
         *,
-        emit: Callable[[events.Event], None],
         on_message: Callable[[ProcessId, control.SnapshotMessage], None],
-        departed: Callable[[ProcessId, control.Failure | None], None],
-        runs: Callable[[ProcessId], bool],
         returned: Callable[[ProcessId], None],
     ) -> None:
-        self.emit = emit
         self.running = asyncio.Event()
-        self.acceptor = Acceptor(self._answer, lambda d: emit(events.ConnectionWarning(d)))
+        self.acceptor = Acceptor(self._answer, self.warn)
         self._description = description
         self._config = config
         self._start = start
         self._run = secrets.token_hex(RUN_BYTES)
         self._on_message = on_message
-        self._departed = departed
-        self._runs = runs
         self._returned = returned
         self._connections: dict[ProcessId, MemberConnection] = {}
         self._known = set(description.processes) if start.is_taken_over else set[ProcessId]()
@@ -199,10 +192,15 @@ class Membership:
         if process in self._connections:
             self._connections[process].send(message)
 
-    def broadcast(self, message: control.ToProcess) -> None:
-        """Send a message to every connected process."""
-        for connection in self._connections.values():
-            connection.send(message)
+    def broadcast(self, message: control.ToProcess, *, but: Collection[ProcessId] = ()) -> None:
+        """Send a message to every connected process, `but` some."""
+        for process, connection in self._connections.items():
+            if process not in but:
+                connection.send(message)
+
+    def warn(self, detail: str) -> None:
+        """Report that a connection failed, and the failure was handled."""
+        self._start.emit(events.ConnectionWarning(detail))
 
     def expect_departures(self) -> None:
         """The epoch has ended: a process that terminates is no event from now on."""
@@ -226,10 +224,9 @@ class Membership:
             return
         del self._connections[process]
         may_return = not is_dropped and process not in self._failures
-        if may_return and (is_cut or self._runs(process)):
+        if may_return and (is_cut or self._start.runs(process)):
             if is_cut:
-                detail = f"the connection of {process} to the coordinator broke: it is waited for"
-                self.emit(events.ConnectionWarning(detail))
+                self.warn(f"the connection of {process} to the coordinator broke: it is waited for")
             self._await(process)
         else:
             self._on_departed(process, self._failures.get(process))
@@ -257,9 +254,9 @@ class Membership:
             case control.Ready():
                 self._record_connected(process)
             case control.ConnectionWarning(detail):
-                self.emit(events.ConnectionWarning(detail))
+                self.warn(detail)
             case control.OutputFailed(detail):
-                self.emit(events.OutputFailed(detail))
+                self._start.emit(events.OutputFailed(detail))
             case control.Failure():
                 self._failures[process] = message
             case _:
@@ -268,7 +265,7 @@ class Membership:
     def _on_departed(self, process: ProcessId, failure: control.Failure | None) -> None:
         # This epoch ends: a process that connects now is to find the next one.
         self.acceptor.close()
-        self._departed(process, failure)
+        self._start.departed(process, failure)
 
     def _join(self, process: ProcessId, connection: MemberConnection) -> None:
         """Let a new process join, and send its initial state."""

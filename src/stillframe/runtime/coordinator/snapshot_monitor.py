@@ -14,7 +14,7 @@ from stillframe.model import Fragment, MarkerTimes, ProcessId, SnapshotId
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.stragglers import ProcessStatus, UnderWay, check_status, find_stragglers
 from stillframe.runtime import control
-from stillframe.topology import Description
+from stillframe.runtime.coordinator.membership import CoordinatorConfig, Membership
 
 ANSWER_S = 0.5
 """How long a client waits for status replies, in seconds."""
@@ -38,31 +38,22 @@ class _StatusQuery:
 
 class SnapshotMonitor:
     """Polls the processes of one epoch, finds the stragglers of each snapshot under way, and sees
-    to the deadlines.
-
-    Args:
-        description: the processes and channels.
-        assembler: knows the snapshots under way.
-        timeout_s: how long each may take, in seconds.
-        send: sends a message to one process.
-        now: the clock of the assembler.
-        expired: called with a snapshot whose deadline has passed; it ends it.
-    """
+    to the deadlines: `expired` is called with a snapshot whose deadline has passed, and ends it.
+    `now` is the clock of the assembler."""
 
     def __init__(
         self,
-        description: Description,
         assembler: Assembler,
+        membership: Membership,
+        config: CoordinatorConfig,
         *,
-        timeout_s: float,
-        send: Callable[[ProcessId, control.ToProcess], None],
         now: Callable[[], float],
         expired: Callable[[SnapshotId], None],
     ) -> None:
-        self._description = description
+        self._description = assembler.description
         self._assembler = assembler
-        self._poll_before_s = min(POLL_BEFORE_S, timeout_s / 2)
-        self._send = send
+        self._poll_before_s = min(POLL_BEFORE_S, config.timeout_s / 2)
+        self._send = membership.send
         self._now = now
         self._expired = expired
         self._last_message_at: dict[ProcessId, float] = {}
@@ -152,17 +143,13 @@ class SnapshotMonitor:
     def _close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[UnderWay, ...]:
         """Close a query; return the stragglers of those of `snapshots` that are still under way."""
         replies, now = self._open.pop(number).replies, self._now()
-        found = []
-        for snapshot in snapshots:
-            if snapshot in self._assembler.pending:
-                missing = self._assembler.missing(snapshot)
-                under_way = UnderWay(snapshot, *self._assembler.times(snapshot), missing)
-                found.append(
-                    find_stragglers(
-                        under_way, self._description, replies, self._last_message_at, now
-                    )
-                )
-        return tuple(found)
+        pending = [snapshot for snapshot in snapshots if snapshot in self._assembler.pending]
+        under_way = [
+            UnderWay(snapshot, *self._assembler.times(snapshot), self._assembler.missing(snapshot))
+            for snapshot in pending
+        ]
+        description, heard_at = self._description, self._last_message_at
+        return tuple(find_stragglers(u, description, replies, heard_at, now) for u in under_way)
 
     def _wake_at(self, snapshot: SnapshotId) -> float:
         _, deadline = self._assembler.times(snapshot)
@@ -178,7 +165,7 @@ class SnapshotMonitor:
         self.set_timer()
 
 
-class SnapshotTimeline(msgspec.Struct, frozen=True):
+class SnapshotTimeline(msgspec.Struct):
     """How the markers of one snapshot went through the system.
 
     `times` has what each process sent with its fragment, by its own clock; all other times are
@@ -205,16 +192,13 @@ class SnapshotTimelines:
 
     def started(self, snapshot: SnapshotId, at: float, epoch: int) -> None:
         """Record that `snapshot` was initiated."""
-        self._timelines[snapshot] = SnapshotTimeline(
-            snapshot, at, times={}, fragment_at={}, epoch=epoch
-        )
+        self._timelines[snapshot] = SnapshotTimeline(snapshot, at, epoch=epoch)
         while len(self._timelines) > TIMELINE_COUNT_MAX:
             self._timelines.popitem(last=False)
 
     def add_fragment(self, fragment: Fragment, at: float) -> None:
         """Record that a fragment, which was checked, arrived at `at`."""
-        timeline = self._timelines.get(fragment.snapshot)
-        if timeline is not None:
+        if (timeline := self._timelines.get(fragment.snapshot)) is not None:
             process = fragment.state.process
             timeline.fragment_at[process] = at
             if fragment.marker_times is not None:
@@ -222,11 +206,8 @@ class SnapshotTimelines:
 
     def finished(self, snapshot: SnapshotId, at: float, *, is_published: bool) -> None:
         """Record that `snapshot` was published or abandoned."""
-        timeline = self._timelines.get(snapshot)
-        if timeline is not None:
-            self._timelines[snapshot] = msgspec.structs.replace(
-                timeline, ended_at=at, is_published=is_published
-            )
+        if (timeline := self._timelines.get(snapshot)) is not None:
+            timeline.ended_at, timeline.is_published = at, is_published
 
     def latest(self) -> tuple[SnapshotTimeline, ...]:
         """Return what is kept, the oldest first."""

@@ -210,19 +210,13 @@ async def send_command(
     store: Path, request: Request, *, notice: Callable[[str], None] = lambda words: None
 ) -> Done:
     """Send a request to the system that runs on `store`, and wait until it is carried out; `notice`
-    is called once if that takes a while, with what is awaited.
-
-    Raises:
-        Unavailable: no system is running there, or it ended before it answered.
-        UsageError: it says that the request was wrong.
-        Refused: it speaks another version of the protocol.
-        StillframeError: it could not carry the request out, or has not by the deadline.
-    """
+    is called once if that takes a while, with what is awaited. Unavailable if no system is running
+    there, or it ended before it answered; UsageError if it says that the request was wrong; Refused
+    if it speaks another version; StillframeError if it could not, or has not by the deadline."""
     system = find_running(store)
     deadline_s = DEADLINE_S + TRY_COUNT_MAX * system.snapshot_s
-    waiting_for = (
-        f"the supervisor of {store}, process {system.supervisor.pid}, {_describe(request)}"
-    )
+    supervisor = f"the supervisor of {store}, process {system.supervisor.pid}"
+    waiting_for = f"{supervisor}, {_describe(request)}"
     exchange = asyncio.ensure_future(_exchange(store, request))
     try:
         await asyncio.wait({exchange}, timeout=NOTICE_S)

@@ -75,17 +75,13 @@ LOCAL = Placement()
 class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
     """How to run a system.
 
-    Attributes:
-        restore: the snapshot to start from; None for the store's current one, or a fresh start.
-        may_migrate: whether it may start from a snapshot that was taken with other code.
-        pipeline: the directory of the pipeline in which some processes are services; that then
-            determines the snapshot to start from.
-        outputs: where the processes write their event logs and fragments.
-        tolerated_count: how many abandoned snapshots in a row are tolerated; one more stops the
-            system. None for any number.
-        takes_over: whether to continue with what an earlier supervisor left running, if that is
-            possible; otherwise it is killed.
-        orphaned_s: how long processes keep running without a supervisor, in seconds.
+    `restore` is the snapshot to start from, None for the store's current one or a fresh start; with
+    `may_migrate` one that was taken with other code. The `pipeline` is the directory of that in
+    which some processes are services, and then determines the snapshot. `tolerated_count` is how
+    many abandoned snapshots in a row are tolerated: one more stops the system; None for any number.
+    If it `takes_over`, it continues with what an earlier supervisor left running if that is
+    possible; otherwise that is killed. `orphaned_s` is how many seconds processes keep running
+    without a supervisor.
     """
 
     restore: SnapshotId | None = None
@@ -140,18 +136,11 @@ class EpochConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch:
-    """The processes of one epoch, with their coordinator.
+    """The processes of one epoch, with their coordinator once it has started.
 
-    Args:
-        always: what is the same in every epoch.
-        first_number: the number of the first snapshot.
-        listen: where to listen: where the epoch before did, if there was one.
-        on_end: called as soon as something has ended the epoch.
-
-    Attributes:
-        ended: the cause of its end; call ``close`` then.
-        coordinator: once it has started.
-        forked_at: when all processes of this machine had been forked, by ``time.monotonic``.
+    It listens where the epoch before did, if there was one. `on_end` is called as soon as something
+    has `ended` it, which has the cause; call ``close`` then. `forked_at` is when all processes of
+    this machine had been forked, by ``time.monotonic``.
     """
 
     def __init__(
@@ -261,36 +250,29 @@ class Epoch:
     ) -> Coordinator:
         always = self._always
         start = EpochStart(
+            emit=always.emit,
+            departed=self._departed,
+            runs=self.children.runs,
             epoch=always.store.epoch,
             secret=secret,
             starts=starts,
             first_number=self.next_number,
             is_taken_over=is_taken_over,
         )
-        return Coordinator(
-            always.store,
-            always.config,
-            start,
-            check=always.topology.check_state,
-            emit=always.emit,
-            departed=self._departed,
-            runs=self.children.runs,
-            timelines=always.timelines,
-        )
+        check, timelines = always.topology.check_state, always.timelines
+        return Coordinator(always.store, always.config, start, check=check, timelines=timelines)
 
     async def _listen(self, coordinator: Coordinator) -> None:
         """Listen where the epoch before did: processes left over from it, on any machine, connect
         there again, and are dismissed."""
-        placement = self._always.config.placement
+        placement, listen = self._always.config.placement, coordinator.membership.listen
         try:
-            self.listen = await coordinator.membership.listen(self.listen, placement.certificates)
+            self.listen = await listen(self.listen, placement.certificates)
         except Unavailable:
             if self.listen == placement.listen:
                 raise
             # The port was never announced, and another program has it now.
-            self.listen = await coordinator.membership.listen(
-                placement.listen, placement.certificates
-            )
+            self.listen = await listen(placement.listen, placement.certificates)
 
     def _write_run_file(self, secret: bytes) -> None:
         always = self._always

@@ -99,11 +99,6 @@ def abandon_unfinished(store: Store) -> list[Abandoned]:
     return abandoned
 
 
-def first_number(store: Store) -> int:
-    """Return the number of the next snapshot: above all that were ever given."""
-    return max(store.next_number(), store.history.last_number + 1)
-
-
 class RestartStrategy:
     """Counts failures without progress, delays restarts, and gives up."""
 

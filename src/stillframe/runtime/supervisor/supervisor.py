@@ -57,7 +57,6 @@ from stillframe.runtime.supervisor.recovery import (
     changed_code,
     check_placement,
     check_release,
-    first_number,
     kill_all,
     plan_recovery,
     takeover_obstacle,
@@ -74,17 +73,11 @@ DISK_RETRY_S = 1.0
 class Supervisor:
     """A running system. Use it as an asynchronous context manager.
 
-    Args:
-        reference: ``module:attribute`` of the topology, importable here and by the processes.
-        store: where snapshots go; open for writing. The caller closes it.
-        config: how to run the system.
-        emit: receives events; one that raises stops the system, which would run unobserved.
-
-    Attributes:
-        admin_socket: takes commands since before the system was announced; None until then. It is
-            served by ``admin_socket.serve_commands``.
-        is_taking_over: whether it started with processes of an earlier supervisor: they hold work
-            that no snapshot has.
+    `reference` is ``module:attribute`` of the topology, importable here and by the processes, and
+    the store is open for writing; the caller closes it. `emit` receives events; one that raises
+    stops the system, which would run unobserved. `admin_socket` takes commands since before the
+    system was announced (``admin_socket.serve_commands``); None until then. `is_taking_over` says
+    that it started with processes of an earlier supervisor: they hold work that no snapshot has.
 
     Entering raises a UsageError if what was asked for does not fit the store, the pipeline, the
     certificates or what is to be taken over, and Refused if that speaks another version of the
@@ -294,7 +287,8 @@ class Supervisor:
         cause: Cause = RestoreRequested(self._restore)
         for abandoned in abandon_unfinished(self.store):
             self._emit(events.SnapshotAbandoned(abandoned))
-        number = first_number(self.store)
+        # Above all that were ever given.
+        number = max(self.store.next_number(), self.store.history.last_number + 1)
         listen = self._config.placement.listen
         if stale is not None and not listen.port and stale.coordinator.host == listen.host:
             listen = stale.coordinator
