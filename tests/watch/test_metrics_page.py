@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stillframe.watch.metrics import PREFIX, SECTIONS
-from stillframe.watch.snapshot_spans import ATTRIBUTES
+from stillframe.watch.snapshot_traces import ATTRIBUTES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "metrics.md"

@@ -6,6 +6,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -23,9 +24,11 @@ from stillframe.store.store import Store
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
 from stillframe.watch.server import serve
-from stillframe.watch.snapshot_spans import TraceBuilder
 from stillframe.watch.system_target import SystemTarget
 from stillframe.watch.target import Target
+
+if TYPE_CHECKING:
+    from stillframe.watch.snapshot_traces import TraceBuilder
 
 PORT = 8641
 TOKEN_BYTES = 24
@@ -108,13 +111,16 @@ def _target(
 
 
 @contextlib.contextmanager
-def _trace_builder(store: Store, otlp: str | None) -> Iterator[TraceBuilder | None]:
+def _trace_builder(store: Store, otlp: str | None) -> Iterator["TraceBuilder | None"]:
     """Yield what makes traces, and sends them to an endpoint; None if there is none."""
     if otlp is None:
         yield None
         return
     try:
-        from stillframe.watch.otlp_exporter import SpanExporter  # noqa: PLC0415 - an extra
+        from stillframe.watch.snapshot_traces import (  # noqa: PLC0415 - an extra
+            SpanExporter,
+            TraceBuilder,
+        )
     except ModuleNotFoundError as error:
         raise UsageError("traces need the extra 'otel': pip install 'stillframe[otel]'") from error
 

@@ -23,7 +23,6 @@ from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry
 from stillframe.topology import Description
 from stillframe.watch.predicate_status import PredicateStatus
-from stillframe.watch.snapshot_spans import TraceBuilder
 from stillframe.watch.system_document import BUSY, RUNNING, SILENT, STATUSES, ChannelStatus
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -414,14 +413,6 @@ def collect_system(metrics: MetricSet, sample: SystemSample, counters: SystemCou
     counters.collect(metrics)
     if sample.predicates is not None:
         _collect_predicates(metrics, sample.predicates)
-
-
-def collect_traces(metrics: MetricSet, traces: TraceBuilder) -> None:
-    """Add the metrics of exported traces."""
-    metrics.put("traced_snapshots_total", traces.traced_count)
-    metrics.put("traced_snapshots_missed_total", traces.missed_count)
-    metrics.put("spans_total", traces.exporter.sent_count, "sent")
-    metrics.put("spans_total", traces.exporter.dropped_count, "dropped")
 
 
 def _collect_processes(metrics: MetricSet, sample: SystemSample) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
@@ -31,16 +31,9 @@ from stillframe.store.store import Store
 from stillframe.topology import Description
 from stillframe.watch import system_document as document
 from stillframe.watch.event_feed import EventReader
-from stillframe.watch.metrics import (
-    MetricSet,
-    SystemCounters,
-    SystemSample,
-    collect_system,
-    collect_traces,
-)
+from stillframe.watch.metrics import MetricSet, SystemCounters, SystemSample, collect_system
 from stillframe.watch.predicate_status import PredicateMonitor, PredicateStatus
 from stillframe.watch.snapshot_list import StoreSnapshots
-from stillframe.watch.snapshot_spans import TraceBuilder
 from stillframe.watch.target import (
     NEW_COUNT_MAX,
     POLL_PENDING_S,
@@ -52,6 +45,9 @@ from stillframe.watch.target import (
     TriggerSnapshot,
     action_result,
 )
+
+if TYPE_CHECKING:
+    from stillframe.watch.snapshot_traces import TraceBuilder  # an extra
 
 READ_S = 0.5
 """Time between two polls of the store, in seconds."""
@@ -91,7 +87,7 @@ class SystemTarget(Target):
         store: Store,
         predicates: PredicateMonitor,
         log: Path | None,
-        traces: TraceBuilder | None = None,
+        traces: "TraceBuilder | None" = None,
     ) -> None:
         super().__init__(StoreSnapshots(store), SYSTEM, STORE, PREDICATES)
         self.store = store
@@ -211,7 +207,7 @@ class SystemTarget(Target):
         self.polls.errors[PREDICATES] = last is not None and bool(last.error)
         if self._traces is not None:
             self.polls.errors[TRACES] = self._traces.exporter.is_failing
-            collect_traces(metrics, self._traces)
+            self._traces.collect(metrics)
 
     def _process_statuses(self) -> list[str]:
         return document.process_statuses(
@@ -294,7 +290,7 @@ class SystemTarget(Target):
             is_pending = self.status is not None and bool(self.status.under_way)
             await asyncio.sleep(POLL_PENDING_S if is_pending else POLL_S)
 
-    async def _trace_repeatedly(self, traces: TraceBuilder) -> None:
+    async def _trace_repeatedly(self, traces: "TraceBuilder") -> None:
         """Poll so often that the system still has the marker timelines of all that ended since."""
         pause_s = POLL_S
         while True:

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -24,16 +25,16 @@ from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Description
-from stillframe.watch import otlp_exporter
+from stillframe.watch import snapshot_traces
 from stillframe.watch.event_feed import SnapshotOutcome
-from stillframe.watch.snapshot_spans import (
+from stillframe.watch.snapshot_traces import (
     ATTRIBUTES,
     FRAGMENT,
     MARKER,
     ROOT,
-    SnapshotTrace,
+    EndedSnapshot,
+    SpanFactory,
     TraceBuilder,
-    to_trace,
 )
 from tests.calm import BANK
 from tests.nightly import by_night
@@ -219,7 +220,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The watcher serves, says that once, and ends when it is told to."""
-    monkeypatch.setattr(otlp_exporter, "TIMEOUT_S", 2.0)  # room for a second try, after a second
+    monkeypatch.setattr(snapshot_traces, "TIMEOUT_S", 2.0)  # room for a second try, after a second
     gone = Endpoint()
     with gone.open():
         pass
@@ -245,46 +246,37 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
     assert "Connection refused" in line
 
 
-def test_clocks_that_differ_leave_times_in_order() -> None:
+def test_clocks_that_differ_leave_times_in_order(tmp_path: Path) -> None:
     """The times of a process are moved to where the coordinator's clock has room for them."""
     waves = [
         SnapshotTimeline(
             *(FIRST, 100.0, 102.0, True),
-            {"P2": MarkerTimes(cut_at, "P1", {"P1": 0.0, "P3": 5.0})},
+            {"P2": MarkerTimes(cut_at, "P1", {"P3": 5.0, "P1": 0.0})},
             {"P2": 101.0},
         )
         for cut_at in (90.0, 100.5, 110.0)
     ]
-    found = [
-        to_trace(w, SnapshotOutcome(SnapshotPublished(FIRST), 100, 102, ""), None) for w in waves
+    factory, outcome = (
+        SpanFactory(tmp_path),
+        SnapshotOutcome(SnapshotPublished(FIRST), 100, 102, ""),
+    )
+    parts = [factory.spans(EndedSnapshot(wave, outcome, None))[0] for wave in waves]
+    assert [(part.start_time, part.end_time) for part in parts] == [
+        (100.0e9, 101.0e9),
+        (100.5e9, 101.0e9),
+        (101.0e9, 101.0e9),
     ]
-    parts = [made.fragments[0] for made in found]
-    assert [(part.started_at, part.ended_at) for part in parts] == [
-        (100.0, 101.0),
-        (100.5, 101.0),
-        (101.0, 101.0),
-    ]
-    assert [part.attributes.get("stillframe.moved_s") for part in parts] == [10.0, None, -9.0]
-    assert all(part.markers["P3"] == part.ended_at for part in parts)
+    told = [dict(part.attributes or {}) for part in parts]
+    assert [one.get("stillframe.moved_s") for one in told] == [10.0, None, -9.0]
+    for part in parts:
+        sources = [dict(event.attributes or {})["stillframe.source"] for event in part.events]
+        assert (sources, part.events[1].timestamp) == (["P1", "P3"], part.end_time)
 
 
-class Kept:
-    """Keeps what it is to send."""
-
-    def __init__(self) -> None:
-        self.sent_count = self.dropped_count = 0
-        self.is_failing = False
-        self.traces: list[SnapshotTrace] = []
-
-    def put(self, trace: SnapshotTrace) -> None:
-        """Keep it."""
-        self.traces.append(trace)
-
-
-def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it() -> None:
+def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it(tmp_path: Path) -> None:
     """Without processes, counted, and said once; what ended before the watcher began is left."""
-    kept, said = Kept(), list[str]()
-    builder = TraceBuilder(lambda snapshot: None, kept, said.append)
+    exporter, said = mock.Mock(), list[str]()
+    builder = TraceBuilder(lambda snapshot: None, exporter, said.append)
     old = {FIRST: SnapshotOutcome(SnapshotPublished(FIRST), 1.0, 2.0, "")}
     given_up = SnapshotAbandoned(SECOND, "DEADLINE", ("P3",), "")
     third, fourth = SnapshotId("P1", 3), SnapshotId("P1", 4)
@@ -305,19 +297,21 @@ def test_what_the_system_has_forgotten_is_traced_as_the_history_has_it() -> None
     late = {fourth: SnapshotOutcome(SnapshotPublished(fourth), 7.1, 8.1, "")}
     assert builder.update(old | new | late, None) == 1
     assert (builder.traced_count, builder.missed_count, len(said)) == (3, 1, 1)
-    first, second, last = kept.traces
-    assert (first.started_at, first.ended_at, first.fragments) == (3.0, 4.0, ())
-    assert first.error == "snapshot P2-2 was abandoned"
-    assert first.attributes["stillframe.snapshot.missing"] == ("P3",)
-    assert second.attributes["stillframe.snapshot.epoch"] == 3
-    assert (last.started_at, last.ended_at) == (7.0, 8.0)
+    factory = SpanFactory(tmp_path)
+    first, second, last = [factory.spans(*call.args) for call in exporter.put.call_args_list]
+    (root,) = first
+    assert (root.start_time, root.end_time) == (3e9, 4e9)
+    assert root.status.description == "snapshot P2-2 was abandoned"
+    assert dict(root.attributes or {})["stillframe.snapshot.missing"] == ("P3",)
+    assert dict(second[-1].attributes or {})["stillframe.snapshot.epoch"] == 3
+    assert (last[-1].start_time, last[-1].end_time) == (7e9, 8e9)
 
 
 def test_without_the_extra_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of OpenTelemetry is needed otherwise."""
-    monkeypatch.setitem(sys.modules, "stillframe.watch.otlp_exporter", None)
+    monkeypatch.setitem(sys.modules, "stillframe.watch.snapshot_traces", None)
     store = Store.create(tmp_path / "store", description=load_topology(BANK).description)
     with (
         pytest.raises(UsageError, match=r"pip install 'stillframe\[otel\]'"),
