@@ -33,6 +33,7 @@ from stillframe.pipeline.dataflow import Dataflow, Log
 from stillframe.pipeline.log import Barrier, DataFile, LogEntry, Rows
 from stillframe.pipeline.metadata import Metadata as PipelineMetadata
 from stillframe.pipeline.metadata import Segment
+from stillframe.pipeline.participant_logs import ReportedPositions
 from stillframe.pipeline.pending_snapshot import (
     Outcome,
     ParticipantFragment,
@@ -41,7 +42,6 @@ from stillframe.pipeline.pending_snapshot import (
     ServiceState,
     SystemCut,
 )
-from stillframe.pipeline.service_logs import ReportedPositions
 from stillframe.pipeline.snapshot_manifest import ChannelCut, PinnedFile
 from stillframe.pipeline.snapshot_manifest import Manifest as PipelineManifest
 from stillframe.pipeline.stopped import ServiceRecord

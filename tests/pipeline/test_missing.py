@@ -11,7 +11,7 @@ from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline, join
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.pipeline.metadata import read_metadata
-from stillframe.pipeline.query_participant import QueryParticipant
+from stillframe.pipeline.participant_logs import QueryParticipant
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.cli.pipelines import commit, make_shop, sales
 from tests.pipeline.money import TOTAL, Account, leave_behind, line, money_now, records
@@ -91,13 +91,13 @@ def test_a_query_does_not_begin_before_a_gap(tmp_path: Path) -> None:
     writer = LogWriter(shop.path, shop.dataflow.log("totals"), read_metadata(shop.path))
     writer.append(sales(1))
     writer.append(sales(2))
-    assert QueryParticipant(shop.path, "audit").positions() == (None, {"totals": 0})
+    assert QueryParticipant(shop.path, "audit").positions() == {"totals": 0}
     path = reader_of(shop, "totals").entry_path(0)
     path.unlink()
     with pytest.raises(Damaged, match=f"{path} is missing"):
         QueryParticipant(shop.path, "audit")
     commit(shop, 0, 1)
-    assert QueryParticipant(shop.path, "audit").positions() == (0, {"totals": 1})
+    assert QueryParticipant(shop.path, "audit").positions() == {"totals": 1}
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])

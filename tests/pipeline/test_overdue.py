@@ -11,8 +11,8 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel, join
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.participant_logs import OVERDUE_S
 from stillframe.pipeline.pending_snapshot import PARTS, REQUEST, Request, request_path
-from stillframe.pipeline.query_participant import OVERDUE_S
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
 

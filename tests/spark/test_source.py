@@ -24,7 +24,7 @@ from stillframe.pipeline.pending_snapshot import (
     fragment_path,
     read_fragment,
     request_path,
-    submit,
+    submit_fragment,
 )
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
@@ -74,7 +74,7 @@ def joined(root: Path) -> None:
         part = ParticipantFragment(
             snapshot=NEW, participant=name, recorded_at=0.0, positions={}, barriers=barriers
         )
-        submit(root, part)
+        submit_fragment(root, part)
         for number in range(2):
             (epoch_directory(root, log, 1) / entry_name(number)).unlink()
     starts = head.starts | {"both": {"lefts": 3, "rights": 3}}

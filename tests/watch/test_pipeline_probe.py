@@ -12,7 +12,7 @@ from stillframe.pipeline import join
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import checkpoint_path
-from stillframe.pipeline.service_logs import REPORT_INTERVAL_S
+from stillframe.pipeline.participant_logs import REPORT_INTERVAL_S
 from stillframe.watch.pipeline_probe import (
     BUSY,
     DEAD,

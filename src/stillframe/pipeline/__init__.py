@@ -5,7 +5,7 @@ take part as a service. Nothing here needs Spark: the streaming source that does
 ``stillframe.spark``.
 
 ``dataflow`` describes the participants and channels, ``metadata`` the current epoch, ``log`` one
-channel. ``query_participant`` applies the barrier rules (``protocol.aligner``), and ``checkpoint``
+channel. ``participant_logs`` applies the barrier rules (``protocol.aligner``), and ``checkpoint``
 alone knows Spark's directories. ``coordinator``, ``restore`` and ``retention`` act on the whole.
 """
 

@@ -18,8 +18,9 @@ import contextlib
 import enum
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -27,9 +28,8 @@ from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import check_positions
-from stillframe.protocol.aligner import Mode, Reading
+from stillframe.protocol.aligner import Mode
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
@@ -39,6 +39,8 @@ PARTS = "parts"
 PINNED = "checkpoints"
 SYSTEMS = "systems"
 WHOLE = ".whole"
+
+_Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +123,7 @@ def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
     return not (request_path(root, snapshot) / REQUEST).exists()
 
 
-def submit(root: Path, fragment: ParticipantFragment) -> None:
+def submit_fragment(root: Path, fragment: ParticipantFragment) -> None:
     """Write a participant's fragment, unless there is one; it is on the disk when this returns.
 
     If the snapshot has ended in the meantime, nothing is written. If the state is too large to be
@@ -143,25 +145,22 @@ def submit(root: Path, fragment: ParticipantFragment) -> None:
         sync(path.parent)
 
 
-@contextlib.contextmanager
-def _unless_removed(path: Path) -> Iterator[None]:
-    """Ignore damage to a file that was removed, with its directory, while it was read."""
-    try:
-        yield
-    except Damaged:
-        if path.exists():
-            raise
+def _read_pending(path: Path, kind: type[_Content]) -> _Content | None:
+    """Return the content of a file; None if it is not there, or was removed, with its directory,
+    while it was read. Raises Damaged or StoreError if it was changed or cannot be read."""
+    if path.exists():
+        try:
+            return read_sealed(path, kind)
+        except Damaged:
+            if path.exists():
+                raise
+    return None
 
 
 def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> ParticipantFragment | None:
     """Return the fragment of one participant; None if it has not submitted it, or if the snapshot
-    has ended in the meantime. Raises Damaged or StoreError if the fragment was changed or cannot be
-    read."""
-    path = fragment_path(root, snapshot, participant)
-    if path.exists():
-        with _unless_removed(path):
-            return read_sealed(path, ParticipantFragment)
-    return None
+    has ended in the meantime. Raises as ``_read_pending``."""
+    return _read_pending(fragment_path(root, snapshot, participant), ParticipantFragment)
 
 
 def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]) -> None:
@@ -176,43 +175,6 @@ def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]
         kind = (fragment.query is not None, fragment.service is not None)
         if kind != (name in dataflow.queries, name in dataflow.services):
             raise UsageError(f"{name} recorded no state of its kind")
-
-
-# --- barriers
-
-
-def readings(
-    root: Path,
-    snapshot: SnapshotId,
-    readers: Mapping[str, LogReader],
-    positions: Mapping[str, int],
-    tails: Mapping[str, int],
-) -> dict[str, Reading]:
-    """Return a participant's position, and the barrier's, on each log that it reads.
-
-    A barrier ahead is found in the log itself, as soon as it is there. One that was passed, which
-    only at-least-once allows, is known from the fragment of the log's source.
-    """
-    found = {}
-    for name, reader in readers.items():
-        position = _after_old_barriers(reader, snapshot, positions[name], tails[name])
-        barrier = reader.find_barrier(snapshot, position, tails[name])
-        if barrier is None:
-            fragment = read_fragment(root, snapshot, reader.log.source)
-            barrier = None if fragment is None else fragment.barriers[name]
-        found[name] = Reading(position, barrier)
-    return found
-
-
-def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
-    """Return `position`, moved past barriers of other snapshots: no participant reads on merely to
-    step over one."""
-    while position < tail:
-        entry = reader.entry(position)
-        if entry.files or getattr(entry.content, "snapshot", snapshot) == snapshot:
-            break
-        position += 1
-    return position
 
 
 # --- systems of processes
@@ -264,8 +226,4 @@ def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
 def system_cut(root: Path, snapshot: SnapshotId, name: str) -> SystemCut | None:
     """Return the state of a system's snapshot; None if it has not started, or if the pipeline's
     has ended in the meantime."""
-    path = request_path(root, snapshot) / SYSTEMS / f"{name}.json"
-    if path.exists():
-        with _unless_removed(path):
-            return read_sealed(path, SystemCut)
-    return None
+    return _read_pending(request_path(root, snapshot) / SYSTEMS / f"{name}.json", SystemCut)

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,8 +16,8 @@ from stillframe.durable_files import local_path
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import Request, ServiceState
-from stillframe.pipeline.service_logs import ServiceLogs
 from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
 from stillframe.state_codec import StateCodec
 
@@ -109,19 +110,21 @@ class Participant:
     @property
     def positions(self) -> dict[str, int]:
         """The position of this service on each log that it reads."""
-        return self._logs.positions
+        return self._logs.positions()
 
     def _at_boundary(self) -> dict[str, int]:
         if self._is_leaving:
             raise _Left
         self._logs.report()
-        return self._logs.at_boundary(is_patient=True, record=self._record)
+        return self._logs.at_boundary(self._record)
 
     def _record(self, request: Request) -> None:
+        content: dict[str, Any]
         try:
-            self._logs.submit(request, self.state())
+            content = {"service": self.state()}
         except UsageError as error:
-            self._logs.submit(request, None, failure=f"service {self.id}: {error}")
+            content = {"failure": f"service {self.id}: {error}"}
+        self._logs.submit(request, self.positions, **content)
 
 
 @contextlib.contextmanager
@@ -158,7 +161,8 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         metadata = read_metadata(root)
         stopped = stopped_service(root, metadata, name)
         positions = metadata.starts[name] if stopped is None else stopped[0]
-        me = Participant(name, ServiceLogs(root, name, metadata, positions), codec, state)
+        logs = ServiceLogs(root, name, metadata, positions, is_patient=True)
+        me = Participant(name, logs, codec, state)
         if stopped is not None:
             codec.restore(state, stopped[1].encoded)
         write_service_record(root, name, ServiceRecord(epoch=metadata.epoch))

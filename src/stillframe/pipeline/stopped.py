@@ -5,7 +5,6 @@ has not joined since a restore has the state that was restored. A service that d
 then no snapshot can be taken before the pipeline is restored.
 """
 
-import contextlib
 import functools
 import shutil
 from pathlib import Path
@@ -16,6 +15,11 @@ from stillframe.durable_files import replace_durably, sync
 from stillframe.errors import Damaged, NotConsistent, StillframeError
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
+from stillframe.pipeline.participant_logs import (
+    QueryParticipant,
+    ServiceLogs,
+    reported_positions,
+)
 from stillframe.pipeline.pending_snapshot import (
     ParticipantFragment,
     Request,
@@ -23,8 +27,6 @@ from stillframe.pipeline.pending_snapshot import (
     has_recorded,
     read_fragment,
 )
-from stillframe.pipeline.query_participant import QueryParticipant
-from stillframe.pipeline.service_logs import ServiceLogs, reported_positions
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
@@ -45,14 +47,9 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):
-    """The status of a service, as far as the disk says.
-
-    Attributes:
-        has_joined: it joined in this epoch, or was restored.
-        has_state: its state is on the disk: it left, or has not joined since a restore.
-        positions: its current or last reported position on each log that it reads.
-        since: when that was reported, in seconds since 1970; None if nothing was.
-    """
+    """The status of a service, as far as the disk says: whether it joined in this epoch, or was
+    restored; whether its state is on the disk, because it left, or has not joined since a restore;
+    its current or last reported positions, and since when, in seconds since 1970."""
 
     has_joined: bool
     has_state: bool
@@ -61,22 +58,19 @@ class ServiceStatus(msgspec.Struct, frozen=True):
 
 
 def service_status(root: Path, metadata: Metadata, name: str) -> ServiceStatus:
-    """Return the status of a service; its state, which may be long, is read once.
-
-    Raises:
-        Damaged, StoreError: the disk.
-    """
-    starts = metadata.starts[name]
-    brief = _brief(root, metadata.epoch, name)
-    if brief is None:
-        return ServiceStatus(has_joined=False, has_state=False, positions=starts, since=None)
-    positions, has_state, changed_at = brief
+    """Return the status of a service; its state, which may be long, is read once. Raises Damaged or
+    StoreError if the disk does not give it."""
+    starts, path = metadata.starts[name], _record_path(root, metadata.epoch, name)
+    with explain_io_errors(path, "read"):
+        try:
+            status = path.stat()
+            positions, has_state = _brief_of(path, status.st_ino, status.st_mtime_ns)
+        except FileNotFoundError:
+            return ServiceStatus(has_joined=False, has_state=False, positions=starts, since=None)
+    since = status.st_mtime
     if positions is None:
-        reported = reported_positions(root, metadata, name)
-        positions, changed_at = (starts, changed_at) if reported is None else reported
-    return ServiceStatus(
-        has_joined=True, has_state=has_state, positions=positions, since=changed_at
-    )
+        positions, since = reported_positions(root, metadata, name) or (starts, since)
+    return ServiceStatus(has_joined=True, has_state=has_state, positions=positions, since=since)
 
 
 def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
@@ -118,11 +112,7 @@ def stopped_service(
     root: Path, metadata: Metadata, name: str
 ) -> tuple[dict[str, int], ServiceState] | None:
     """Return positions and state of a service that does not run; None if it never ran at all.
-
-    Raises:
-        NotAtRest: it was running and died.
-        Damaged, StoreError: the disk.
-    """
+    Raises NotAtRest if it was running and died; Damaged or StoreError: the disk."""
     path = _record_path(root, metadata.epoch, name)
     if not path.exists():
         if metadata.restored_from is None:
@@ -173,9 +163,7 @@ def _has_its_turn(root: Path, metadata: Metadata, request: Request, name: str) -
 def _record_query(root: Path, name: str) -> None:
     try:
         participant = QueryParticipant(root, name, is_patient=False)
-        positions = participant.positions()[1]
-        readers = participant.readers
-        participant.at_boundary({log: one.tail(positions[log]) for log, one in readers.items()})
+        participant.at_boundary(participant.tails())
     except NotConsistent as error:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
 
@@ -183,8 +171,8 @@ def _record_query(root: Path, name: str) -> None:
 def _record_service(root: Path, metadata: Metadata, request: Request, name: str) -> None:
     if not _has_its_turn(root, metadata, request, name):
         # Asked every few milliseconds until then, so a state, which may be long, is read once.
-        brief = _brief(root, metadata.epoch, name)
-        if brief is not None and not brief[1]:
+        status = service_status(root, metadata, name)
+        if status.has_joined and not status.has_state:
             raise _died(name)
         return
     stopped = stopped_service(root, metadata, name)
@@ -192,17 +180,7 @@ def _record_service(root: Path, metadata: Metadata, request: Request, name: str)
         return  # a program may be starting it right now
     positions, state = stopped
     logs = ServiceLogs(root, name, metadata, positions)
-    logs.at_boundary(is_patient=False, record=lambda request: logs.submit(request, state))
-
-
-def _brief(root: Path, epoch: int, name: str) -> tuple[dict[str, int] | None, bool, float] | None:
-    """Return the positions in a service's record, whether it has a state, and when it was written;
-    None if there is no record."""
-    path = _record_path(root, epoch, name)
-    with explain_io_errors(path, "read"), contextlib.suppress(FileNotFoundError):
-        status = path.stat()
-        return (*_brief_of(path, status.st_ino, status.st_mtime_ns), status.st_mtime)
-    return None
+    logs.at_boundary(lambda request: logs.submit(request, positions, service=state))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -211,7 +189,8 @@ def _brief_of(
     inode: int,  # noqa: ARG001 - identifies the record
     changed_at_ns: int,  # noqa: ARG001 - identifies the record
 ) -> tuple[dict[str, int] | None, bool]:
-    """Each record is a file of its own, so inode and time identify it."""
+    """Return the positions in a service's record, and whether it has a state. Each record is a file
+    of its own, so inode and time identify it."""
     record = read_sealed(path, ServiceRecord)
     return record.positions, record.state is not None
 

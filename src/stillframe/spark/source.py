@@ -112,7 +112,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Remember the present ends of the logs: such a run ends there."""
         participant = self._participant
         participant.is_patient = False
-        starts = participant.positions()[1]
+        starts = participant.positions()
         for log in self._logs:
             participant.readers[log].check_whole(starts[log])
         self._targets = {log: participant.readers[log].tail(starts[log]) for log in self._logs}
@@ -134,9 +134,8 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if positions.keys() != participant.readers.keys():
             # Another source of this query reads the other logs, from the end of the last committed
             # micro-batch.
-            reached = participant.positions()[1]
-        tails = {name: reader.tail(reached[name]) for name, reader in participant.readers.items()}
-        ends = participant.at_boundary(tails)
+            reached = participant.positions()
+        ends = participant.at_boundary(participant.tails(reached))
         if self._targets is not None:
             ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
         ends = {log: max(ends[log], positions[log]) for log in self._logs}
@@ -180,7 +179,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @functools.cached_property
     def _participant(self) -> Any:
         from stillframe.pipeline.locks import is_running
-        from stillframe.pipeline.query_participant import QueryParticipant
+        from stillframe.pipeline.participant_logs import QueryParticipant
 
         query, root = self._options.query, Path(self._options.pipeline)
         if not is_running(root, query):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.participant_logs import OVERDUE_S
 from stillframe.pipeline.progress import Awaited, Progress
-from stillframe.pipeline.query_participant import OVERDUE_S
 from stillframe.protocol.aligner import Mode
 from stillframe.watch.pipeline_probe import ABSENT, DEAD, PipelineSample
 

@@ -15,6 +15,7 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.model import ProcessState, SnapshotId
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import (
     Request,
     ServiceState,
@@ -22,7 +23,6 @@ from stillframe.pipeline.pending_snapshot import (
     system_cut,
     under_way,
 )
-from stillframe.pipeline.service_logs import ServiceLogs
 from stillframe.pipeline.snapshot_manifest import read_manifest
 from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
 
@@ -103,7 +103,7 @@ class PipelineLogs:
         """
         self._ends.report()
         wanted: list[Request] = []
-        ends = self._ends.at_boundary(is_patient=False, record=wanted.append)
+        ends = self._ends.at_boundary(wanted.append)
         for request in wanted:
             cut = system_cut(self._root, request.snapshot, self._system)
             if cut is not None:
@@ -125,4 +125,5 @@ class PipelineLogs:
         if cut is None or cut.snapshot != snapshot:
             return
         encoded = ServiceState(state.kind, state.encoded)
-        self._ends.submit(request, encoded, system=self._system)
+        positions = self._ends.positions()
+        self._ends.submit(request, positions, service=encoded, system=self._system)

@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.errors import NotConsistent
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, channel, checkpoint, query_participant
+from stillframe.pipeline import Pipeline, channel, checkpoint, participant_logs
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import Request
 from stillframe.protocol.aligner import Mode
@@ -37,10 +37,10 @@ def test_nothing_is_recorded_for_a_snapshot_that_was_just_published(
         initiated_at=0.0,
         deadline_at=1e12,
     )
-    monkeypatch.setattr(query_participant, "under_way", lambda root: over)
+    monkeypatch.setattr(participant_logs, "under_way", lambda root: over)
     recorded: list[Request] = []
-    logs = query_participant.ParticipantLogs(root, read_metadata(root), "feed", "service")
-    ends = logs.record_or_limit({}, dict, recorded.append, is_patient=True)
+    logs = participant_logs.ServiceLogs(root, "feed", read_metadata(root), {}, is_patient=True)
+    ends = logs.at_boundary(recorded.append)
     assert (ends, recorded) == ({}, [])
 
 

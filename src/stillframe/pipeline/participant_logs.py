@@ -1,0 +1,349 @@
+"""The logs that one participant reads and writes, its positions on them, and the barrier rules.
+
+    ROOT/participants/epoch-2/positions/NAME.json    the positions that a service last reported
+
+A query is called by its sources between two micro-batches. Nothing is kept from call to call that
+is not on the disk as well: the offsets committed in the checkpoint are the query's positions on all
+its logs, and the logs contain the barriers. Each source of a query runs in an operating-system
+process of its own, and any of them may be the one that records.
+
+A service keeps its positions in memory alone and submits them with its state. It reports them now
+and then, for display only, so these files cost no sync and may be missing.
+"""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stillframe.durable_files import partial_path
+from stillframe.errors import NotConsistent, Refused, StillframeError, UsageError
+from stillframe.model import SnapshotId
+from stillframe.pipeline import checkpoint
+from stillframe.pipeline.locks import PARTICIPANTS
+from stillframe.pipeline.log import LogReader, LogWriter
+from stillframe.pipeline.metadata import (
+    PIPELINE_FILE,
+    Metadata,
+    check_positions,
+    checkpoint_path,
+    read_metadata,
+)
+from stillframe.pipeline.pending_snapshot import (
+    PINNED,
+    ParticipantFragment,
+    QueryState,
+    Request,
+    has_recorded,
+    read_fragment,
+    request_path,
+    submit_fragment,
+    under_way,
+)
+from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+
+OVERDUE_S = 2.0
+"""A coordinator abandons a snapshot at its deadline. If the snapshot is still pending this long
+after it, the coordinator was killed, and its barriers hold no participant any more. The clocks of
+the machines of one cluster differ by less."""
+REPORT_INTERVAL_S = 0.5
+"""Minimum interval between two reports of a service's positions, in seconds."""
+
+
+class ParticipantLogs(ABC):
+    """A participant's logs, in the epoch in which it started; `kind` is "query" or "service".
+
+    One that is not patient is never held at a barrier until others come: it records unaligned,
+    whatever the mode.
+    """
+
+    def __init__(
+        self, root: Path, metadata: Metadata, participant: str, kind: str, *, is_patient: bool
+    ) -> None:
+        self.metadata = metadata
+        self.is_patient = is_patient
+        self.readers = {
+            log.name: LogReader(root, log, metadata.segments[log.name])
+            for log in metadata.dataflow.incoming(participant)
+        }
+        self._root = root
+        self._participant = participant
+        self._kind = kind
+        self._identity: tuple[int, int] | None = None
+
+    @abstractmethod
+    def positions(self) -> dict[str, int]:
+        """Return the participant's position on each log that it reads, between two actions."""
+
+    @cached_property
+    def writers(self) -> dict[str, LogWriter]:
+        """A writer for every log that the participant appends to; made when it is first needed."""
+        outgoing = self.metadata.dataflow.outgoing(self._participant)
+        return {log.name: LogWriter(self._root, log, self.metadata) for log in outgoing}
+
+    def check_whole(self) -> None:
+        """Refuse logs with an entry missing that is still to be read; raises Damaged."""
+        for name, position in self.positions().items():
+            self.readers[name].check_whole(position)
+
+    def check_epoch(self) -> None:
+        """Refuse to continue if the pipeline was restored since; raises Refused."""
+        status = (self._root / PIPELINE_FILE).stat()
+        identity = (status.st_ino, status.st_mtime_ns)
+        if identity == self._identity:
+            return
+        epoch = read_metadata(self._root).epoch
+        if epoch != self.metadata.epoch:
+            raise Refused(
+                f"{self._kind} {self._participant} is of epoch {self.metadata.epoch}, and the "
+                f"pipeline {self._root} was restored and is in epoch {epoch}: start it again"
+            )
+        self._identity = identity
+
+    def tails(self, positions: dict[str, int] | None = None) -> dict[str, int]:
+        """Return where each incoming log ends now, which is not before these `positions`."""
+        known = self.positions() if positions is None else positions
+        return {name: reader.tail(known[name]) for name, reader in self.readers.items()}
+
+    def record_or_limit(
+        self, tails: dict[str, int], record: Callable[[Request], None]
+    ) -> dict[str, int]:
+        """Record if it is time to, and return up to where the next action may read each log.
+
+        Call it between two actions, with `tails` from before this call, so that a barrier among
+        them belongs to a request that exists already. `record` records the state, and submits it.
+        When this returns with the state recorded, the barrier is on every outgoing log.
+        """
+        request = under_way(self._root)
+        if (
+            request is None
+            or request.epoch != self.metadata.epoch
+            or time.time() > request.deadline_at + OVERDUE_S
+            or has_recorded(self._root, request.snapshot, self._participant)
+        ):
+            return tails
+        mode = request.mode if self.is_patient else Mode.UNALIGNED
+        found = self._readings(request.snapshot, tails)
+        is_initiator = self._participant in self.metadata.dataflow.initiators()
+        if may_record(mode, found, is_initiator=is_initiator):
+            record(request)
+            return tails
+        limits = {name: read_end(mode, reading) for name, reading in found.items()}
+        return {name: tails[name] if end is None else end for name, end in limits.items()}
+
+    def _readings(self, snapshot: SnapshotId, tails: dict[str, int]) -> dict[str, Reading]:
+        """Return the participant's position, and the barrier's, on each log that it reads.
+
+        A barrier ahead is found in the log itself, as soon as it is there. One that was passed,
+        which only at-least-once allows, is known from the fragment of the log's source.
+        """
+        found, positions = {}, self.positions()
+        for name, reader in self.readers.items():
+            position = _after_old_barriers(reader, snapshot, positions[name], tails[name])
+            barrier = reader.find_barrier(snapshot, position, tails[name])
+            if barrier is None:
+                fragment = read_fragment(self._root, snapshot, reader.log.source)
+                barrier = None if fragment is None else fragment.barriers[name]
+            found[name] = Reading(position, barrier)
+        return found
+
+    def submit(
+        self, request: Request, positions: dict[str, int], *, batch: int | None = None, **more: Any
+    ) -> None:
+        """Append the barrier to every outgoing log, and submit the fragment; repeating this before
+        anything else is appended changes nothing.
+
+        `positions` and the state, which `more` has, were taken in one atomic step. `batch` is the
+        micro-batch after which a query has recorded its state; NotConsistent if a log holds records
+        of a later one.
+        """
+        barriers = {
+            name: writer.append_barrier(request.snapshot, request.mode, batch=batch)
+            for name, writer in self.writers.items()
+        }
+        fragment = ParticipantFragment(
+            snapshot=request.snapshot,
+            participant=self._participant,
+            recorded_at=time.time(),
+            positions=positions,
+            barriers=barriers,
+            **more,
+        )
+        submit_fragment(self._root, fragment)
+
+
+def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
+    """Return `position`, moved past barriers of other snapshots: no participant reads on merely to
+    step over one."""
+    while position < tail:
+        entry = reader.entry(position)
+        if entry.files or getattr(entry.content, "snapshot", snapshot) == snapshot:
+            break
+        position += 1
+    return position
+
+
+class QueryParticipant(ParticipantLogs):
+    """A query as a participant in snapshots. It is not patient if it runs with AvailableNow, which
+    takes being held for the end, nor if it does not run at all.
+
+    Raises:
+        NotConsistent: the checkpoint is of a query that reads other logs.
+        Damaged: an entry that it has still to read is missing.
+    """
+
+    def __init__(self, root: Path, query: str, *, is_patient: bool = True) -> None:
+        metadata = read_metadata(root)
+        metadata.dataflow.check_participant(query, "query")
+        super().__init__(root, metadata, query, "query", is_patient=is_patient)
+        self._checkpoint = checkpoint_path(root, metadata.epoch, query)
+        self.check_whole()
+
+    def positions(self) -> dict[str, int]:
+        """Return the query's positions after its last committed micro-batch. Raises NotConsistent
+        if the checkpoint is of a query that reads other logs."""
+        return self._committed()[1]
+
+    def _committed(self) -> tuple[int | None, dict[str, int]]:
+        found = checkpoint.last_committed(self._checkpoint)
+        if found is None:
+            return None, dict(self.metadata.starts[self._participant])
+        if found.positions.keys() != self.readers.keys():
+            raise NotConsistent(
+                f"query {self._participant} reads {_names(found.positions)} in its checkpoint "
+                f"{self._checkpoint}, and {_names(self.readers)} in the pipeline's description: "
+                "read every declared channel exactly once"
+            )
+        return found.batch, found.positions
+
+    def check_stands_at(self, positions: dict[str, int]) -> None:
+        """Refuse to read on from `positions`, between two micro-batches, if the pipeline's
+        checkpoint of the query has others. Raises NotConsistent if they are those of another
+        checkpoint, or its commits come later."""
+        committed = self.positions()
+        if any(committed[log] != position for log, position in positions.items()):
+            raise NotConsistent(
+                f"query {self._participant} reads on from {positions}, and its checkpoint "
+                f"{self._checkpoint} ends at {committed}: start it with start_query, or with "
+                "checkpointLocation set to what checkpoint_location returns and without "
+                "asynchronous progress tracking"
+            )
+
+    def at_boundary(self, tails: dict[str, int]) -> dict[str, int]:
+        """Record if it is time to, and return up to where the next micro-batch may read; call it
+        between two micro-batches (``record_or_limit``)."""
+        return self.record_or_limit(tails, self._record)
+
+    def _record(self, request: Request) -> None:
+        """Record the state after the last committed micro-batch. All of it may be repeated after an
+        interruption, as long as no other micro-batch has started."""
+        batch, positions = self._committed()
+        if batch is not None:
+            pinned = request_path(self._root, request.snapshot) / PINNED / self._participant
+            checkpoint.pin(self._checkpoint, batch, pinned)
+        self.submit(request, positions, batch=batch, query=QueryState(batch))
+
+
+def _names(logs: Iterable[str]) -> str:
+    return ", ".join(sorted(logs)) or "no channel"
+
+
+class ReportedPositions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a file of reported positions."""
+
+    format: int = FORMAT
+    positions: dict[str, int]
+
+
+def reported_positions(
+    root: Path, metadata: Metadata, service: str
+) -> tuple[dict[str, int], float] | None:
+    """Return the positions that a service reported, and when; None if it has not reported any, or
+    if they cannot be read."""
+    path = _report_path(root, metadata.epoch, service)
+    with contextlib.suppress(OSError, StillframeError):
+        reported_at = path.stat().st_mtime
+        positions = read_sealed(path, ReportedPositions).positions
+        check_positions(positions, metadata.dataflow.incoming(service), service)
+        return positions, reported_at
+    return None
+
+
+def _report_path(root: Path, epoch: int, service: str) -> Path:
+    return root / PARTICIPANTS / f"epoch-{epoch}" / "positions" / f"{service}.json"
+
+
+class ServiceLogs(ParticipantLogs):
+    """The logs of a service, and its positions on them. Raises Damaged if an entry that it has
+    still to read is missing."""
+
+    def __init__(
+        self,
+        root: Path,
+        service: str,
+        metadata: Metadata,
+        positions: dict[str, int],
+        *,
+        is_patient: bool = False,
+    ) -> None:
+        super().__init__(root, metadata, service, "service", is_patient=is_patient)
+        self._positions = dict(positions)
+        self.check_whole()
+        _ = self.writers  # what keeps a service from appending is an error at its start
+        self._last = ""
+        self._reported: dict[str, int] = {}
+        self._report_from = 0.0
+
+    def positions(self) -> dict[str, int]:
+        """Return a copy of the positions, which go on with ``take``."""
+        return dict(self._positions)
+
+    def report(self) -> None:
+        """Report the positions now and then; if they cannot be written, do without."""
+        now = time.monotonic()
+        if now < self._report_from or self._reported == self._positions:
+            return
+        self._report_from, self._reported = now + REPORT_INTERVAL_S, self.positions()
+        path = _report_path(self._root, self.metadata.epoch, self._participant)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            partial = partial_path(path)
+            partial.write_bytes(seal(ReportedPositions(positions=self._reported)))
+            partial.replace(path)
+
+    def append(self, log: str, records: pa.Table) -> None:
+        """Append records to a log; errors as for ``LogWriter.append``, and UsageError if the
+        service writes no such log."""
+        writer = self.writers.get(log)
+        if writer is None:
+            raise UsageError(
+                f"service {self._participant} writes no channel {log!r}; it writes "
+                f"{', '.join(self.writers) or 'none'}"
+            )
+        if records.num_rows:
+            writer.append(records)
+
+    def at_boundary(self, record: Callable[[Request], None]) -> dict[str, int]:
+        """Record if it is time to, and return up to where the next action may read
+        (``record_or_limit``). Raises Refused if the pipeline was restored: this epoch has ended."""
+        self.check_epoch()
+        return self.record_or_limit(self.tails(), record)
+
+    def take(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
+        """Return the next records before `ends`, and their log; the logs take turns."""
+        while ready := sorted(log for log, end in ends.items() if self._positions[log] < end):
+            self._last = next((log for log in ready if log > self._last), ready[0])
+            reader = self.readers[self._last]
+            entry = reader.entry(self._positions[self._last])
+            self._positions[self._last] += 1
+            reader.forget(self._positions[self._last])
+            if entry.files:
+                return self._last, reader.table(entry)
+        return None
