@@ -13,7 +13,8 @@ import pytest
 
 from stillframe import durable_files
 from stillframe.errors import StoreError
-from stillframe.store import fragments, maintenance, snapshot_directory
+from stillframe.store import fragments, snapshot_directory
+from stillframe.store import store as store_module
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION, Transfer, global_state, publish, snapshot_of
 
@@ -32,7 +33,7 @@ class StepCounter:
         self.steps = itertools.count(1)
         self.died = False
         for owner, name in (
-            *((module, "sync") for module in (snapshot_directory, durable_files, maintenance)),
+            *((module, "sync") for module in (snapshot_directory, durable_files, store_module)),
             *((Path, "mkdir"), (fragments, "sync"), (os, "link")),
             *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
         ):

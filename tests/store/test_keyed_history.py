@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.store import maintenance
+from stillframe.store import retention
+from stillframe.store import store as store_module
 from stillframe.store.store import Store
 from tests.nightly import examples
 from tests.store.keyed_samples import (
@@ -154,7 +155,8 @@ def test_every_snapshot_left_is_the_cut_that_it_was(data: st.DataObject) -> None
         tempfile.TemporaryDirectory() as directory,
         # Nothing crashes here, and it takes nine tenths of the time.
         mock.patch.object(os, "fsync"),
-        mock.patch.object(maintenance, "CHAIN_LENGTH_MAX", CHAIN_LENGTH_MAX),
+        mock.patch.object(retention, "CHAIN_LENGTH_MAX", CHAIN_LENGTH_MAX),
+        mock.patch.object(store_module, "CHAIN_LENGTH_MAX", CHAIN_LENGTH_MAX),
     ):
         history = History(Path(directory) / "store", data.draw)
         for act in data.draw(st.lists(DO, min_size=5, max_size=30)):

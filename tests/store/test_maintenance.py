@@ -16,7 +16,8 @@ from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Process
-from stillframe.store import maintenance, snapshot_directory
+from stillframe.store import retention, snapshot_directory
+from stillframe.store import store as store_module
 from stillframe.store.manifest import MANIFEST, Entry
 from stillframe.store.snapshot_directory import SnapshotChain
 from stillframe.store.store import Store
@@ -85,7 +86,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def eager(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same; from now on the newest is made whole at once, and the disk is quick."""
-    monkeypatch.setattr(maintenance, "CHAIN_LENGTH_MAX", 0)
+    for module in (retention, store_module):
+        monkeypatch.setattr(module, "CHAIN_LENGTH_MAX", 0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return path
 
@@ -138,7 +140,7 @@ class FailingDisk:
         self.steps = itertools.count(1)
         self.fails_at = fails_at
         for owner, name in (
-            *((module, "sync") for module in (snapshot_directory, durable_files, maintenance)),
+            *((module, "sync") for module in (snapshot_directory, durable_files, store_module)),
             (durable_files, "write_new"),
             *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
         ):

@@ -7,7 +7,7 @@ import pytest
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Process
-from stillframe.store import reader
+from stillframe.store import manifest
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, global_state, publish, snapshot_of
@@ -116,7 +116,7 @@ def test_a_former_topology_without_snapshots_is_forgotten(tmp_path: Path) -> Non
 
 def test_former_topologies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than are kept is refused, and nothing is changed."""
-    monkeypatch.setattr(reader, "FORMER_COUNT_MAX", 1)
+    monkeypatch.setattr(manifest, "FORMER_COUNT_MAX", 1)
     store = changed_store(tmp_path / "store")
     with pytest.raises(UsageError, match="delete the snapshots of the oldest"):
         store.raise_epoch(NEW_ID, Topology({"A": Purse()}, []).description)

@@ -50,9 +50,15 @@ from stillframe.store.layout import (
     remove_unfinished,
     take_lock,
 )
-from stillframe.store.manifest import MANIFEST, FileRecord, Head, Manifest, file_names
+from stillframe.store.manifest import (
+    MANIFEST,
+    FileRecord,
+    Head,
+    Manifest,
+    file_names,
+    with_topology,
+)
 from stillframe.store.parquet import read_parquet
-from stillframe.store.reader import with_topology
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.tables import Tables

@@ -51,10 +51,10 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store.arrow_columns import merged_columns
 from stillframe.store.layout import HEAD, check_is_store, explain_io_errors, first_names, take_lock
 from stillframe.store.parquet import as_written, read_parquet
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+from stillframe.store.tables import merged_columns
 
 CATALOG = "tables.json"
 INDEX = "snapshots"

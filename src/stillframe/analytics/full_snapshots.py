@@ -1,8 +1,8 @@
 """Full snapshots as DataFrames: Spark merges incremental ones with those that they are based on.
 
 The files of keyed fields hold the changes since an earlier snapshot. Of each key the newest row in
-the chain of its snapshot and process counts (``store.manifest``, ``store.keyed``); as many keys can
-be merged as Spark can sort.
+the chain of its snapshot and process counts (``store.manifest``, ``store.tables``); as many keys
+can be merged as Spark can sort.
 """
 
 import functools
@@ -19,9 +19,8 @@ from stillframe.analytics import verified_parquet
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.store.arrow_columns import ARROW_TYPES, merged_columns
-from stillframe.store.keyed import KeyedTable
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
+from stillframe.store.tables import ARROW_TYPES, KeyedTable, merged_columns
 from stillframe.topology import Description
 
 PROCESSES_SCHEMA = (

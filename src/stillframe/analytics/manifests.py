@@ -27,9 +27,9 @@ from stillframe.store.layout import (
     HEAD,
     SNAPSHOTS,
     check_is_store,
+    explain_missing,
     find_snapshot,
-    first_names,
-    snapshot_directories,
+    snapshot_ids,
 )
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
@@ -38,15 +38,14 @@ from stillframe.store.manifest import (
     FileRecord,
     Head,
     Manifest,
-    chain_length,
     check_chain,
     entry_of,
     file_names,
     reachable,
     read_manifest,
 )
-from stillframe.store.reader import TopologyHistory
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed
+from stillframe.store.tables import TopologyHistory
 from stillframe.topology import Description
 
 _READER_COUNT = 16
@@ -97,55 +96,40 @@ class Published(msgspec.Struct, frozen=True):
         if snapshot in self.damages:
             raise Damaged(self.damages[snapshot])
         if snapshot not in self.manifests:
-            known = first_names(map(str, self.manifests))
-            raise UsageError(
-                f"there is no snapshot {snapshot} in the store {self.path}; "
-                f"there {'are ' + known if known else 'is none at all'}"
-            )
+            raise UsageError(explain_missing(self.path, snapshot, self.manifests))
         return snapshot
 
     def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
         """Check that all exists that these snapshots are based on; the error names what does
         not."""
         for snapshot in snapshots:
-            manifest = self.manifests[snapshot]
-            for needed in set((manifest.bases or {}).values()) & self.damages.keys():
+            for needed in self.manifests[snapshot].based_on & self.damages.keys():
                 raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
-            reached = reachable(snapshot, self.manifests.get)
-            check_chain(reached, manifest, self.path / SNAPSHOTS)
+            check_chain(reachable(snapshot, self.manifests.get), self.path / SNAPSHOTS)
 
     def entries(self) -> list[Entry]:
         """Return what ``Store.entries`` does, without the snapshots that are damaged."""
-        names: dict[SnapshotId, list[str]] = {}
-        for name, snapshot in self.head.savepoints.items():
-            names.setdefault(snapshot, []).append(name)
-        return [
-            entry_of(
-                manifest,
-                self.directory(snapshot),
-                savepoints=names.get(snapshot, ()),
-                chain_length=chain_length(self.manifests, snapshot),
-            )
-            for snapshot, manifest in self.manifests.items()
-        ]
+        snapshots = self.path / SNAPSHOTS
+        return [entry_of(self.manifests, one, self.head, snapshots) for one in self.manifests]
 
 
 def read_published(path: Path) -> Published:
     """Read all manifests of the store at `path`, which may be written to meanwhile."""
     check_is_store(path)
     # In this order: the topology of each snapshot that is found is known then.
-    directories = snapshot_directories(path / SNAPSHOTS)
+    snapshots = snapshot_ids(path / SNAPSHOTS)
     head = read_sealed(path / HEAD, Head)
     topologies = TopologyHistory(head)
     with ThreadPoolExecutor(_READER_COUNT) as pool:
         read = partial(_read, topologies=topologies.described)
-        found = list(zip(directories, pool.map(read, directories), strict=True))
-    manifests = [manifest for _, manifest in found if isinstance(manifest, Manifest)]
+        directories = [path / SNAPSHOTS / str(snapshot) for snapshot in snapshots]
+        found = dict(zip(snapshots, pool.map(read, directories), strict=True))
+    manifests = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
     return Published(
         path.absolute(),
         head,
         {m.snapshot: m for m in sorted(manifests, key=lambda m: m.sequence)},
-        {SnapshotId.parse(d.name): why for d, why in found if isinstance(why, str)},
+        {snapshot: why for snapshot, why in found.items() if isinstance(why, str)},
         topologies,
     )
 

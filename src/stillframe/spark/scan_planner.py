@@ -19,7 +19,7 @@ from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, find
 from stillframe.spark.slices import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, TableSlice
-from stillframe.store.arrow_columns import to_array
+from stillframe.store.tables import to_array
 from stillframe.topology import Column
 
 TABLES = ("services", "queries", "channels")

@@ -34,8 +34,11 @@ from stillframe.store.layout import (
     explain_io_errors,
     first_names,
     is_snapshot_id,
+    parse_snapshot_id,
+    unfinished,
+    visible,
 )
-from stillframe.store.manifest import FILES, HASH, MANIFEST, FileRecord, keyed_file, table_name
+from stillframe.store.manifest import FILES, MANIFEST, FileRecord, are_files, keyed_file, table_name
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import NewDirectory
 from stillframe.store.tables import Tables
@@ -237,14 +240,14 @@ def _give_name(partial: Path, path: Path) -> None:
 
 def remove_unfinished(directory: Path, process: ProcessId) -> None:
     """Remove what a crash of `process` left, as far as that is possible."""
-    for pattern in (".*.partial", dropped_path(Path("*")).name):
-        for left in directory.glob(f"e*/{process}/{pattern}"):
+    for own in directory.glob(f"e*/{process}"):
+        for left in unfinished(own):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def evict_oldest(own: Path) -> None:
     """Remove the oldest of the fragments in `own`, of one process, to make room for one more."""
-    there = [path for path in own.iterdir() if not path.name.startswith(".")]
+    there = visible(own)
     if len(there) < KEPT_COUNT:
         return
     by_number: list[tuple[int, Path]] = []
@@ -291,7 +294,7 @@ def check_own_unused(directory: Path, source: FragmentSource) -> None:
     UsageError if one has."""
     own = directory / f"e{source.epoch}" / source.process
     with explain_io_errors(own, "read"):
-        there = next(iter(_visible(own)), None)
+        there = next(iter(visible(own)), None)
     if there is not None:
         raise UsageError(
             f"{there} is of another run of epoch {source.epoch}, and nothing there is overwritten: "
@@ -323,14 +326,14 @@ def find_fragments(directory: Path) -> list[FragmentPlace]:
     found: list[FragmentPlace] = []
     foreign: list[Path] = []
     with explain_io_errors(directory, "read"):
-        for of_epoch in _visible(directory):
+        for of_epoch in visible(directory):
             epoch = _EPOCH.fullmatch(of_epoch.name)
             if epoch is None or of_epoch.is_file():
                 foreign += [of_epoch] if of_epoch.name != TOPOLOGIES else []
                 continue
-            for of_process in _visible(of_epoch):
+            for of_process in visible(of_epoch):
                 foreign += [of_process] if of_process.is_file() else []
-                for path in _visible(of_process):
+                for path in visible(of_process):
                     place = _place(int(epoch[1]), path)
                     if place is None:
                         foreign.append(path)
@@ -354,7 +357,7 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
     found = {}
     topologies = directory / TOPOLOGIES
     with explain_io_errors(topologies, "read"):
-        paths = _visible(topologies)
+        paths = visible(topologies)
     for path in paths:
         topology = read_sealed(path, FragmentTopology)
         if path.name != f"{topology.description.hash}.json":
@@ -409,13 +412,13 @@ def _check_names(path: Path, description: Description) -> None:
 def _place(epoch: int, path: Path) -> FragmentPlace | None:
     """Return the fragment at `path`; None if that is none."""
     try:
-        process, snapshot = check_process_id(path.parent.name), SnapshotId.parse(path.name)
+        process = check_process_id(path.parent.name)
     except UsageError:
         return None
-    # 'P1-017' would be a second name of P1-17.
-    is_one = str(snapshot) == path.name and not path.is_file()
-    is_one = is_one and snapshot.number <= _NUMBER_MAX
-    return FragmentPlace(epoch, snapshot, process) if is_one else None
+    snapshot = parse_snapshot_id(path.name)
+    if snapshot is None or snapshot.number > _NUMBER_MAX or path.is_file():
+        return None
+    return FragmentPlace(epoch, snapshot, process)
 
 
 def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
@@ -430,7 +433,6 @@ def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
         *(manifest.pause_s, manifest.capture_s),
     )
     base, began_from = manifest.base, manifest.began_from
-    # Names are compared with the expected ones, never used to make a path such as '../x'.
     return (
         (base is None or _can_be_base(base, manifest, description))
         and (began_from is None or is_snapshot_id(began_from))
@@ -439,18 +441,10 @@ def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
         and tuple(sorted(manifest.received)) == tuple(sorted(description.incoming(process)))
         and all(0 <= count <= _COUNT_MAX for count in counts)
         and all(0 <= seconds <= _SECONDS_MAX for seconds in times)
-        and tuple(record.name for record in manifest.files)
-        == fragment_files(description, process, is_full=base is None)
-        and all(record.bytes >= 0 and HASH.fullmatch(record.hash) for record in manifest.files)
+        and are_files(manifest.files, fragment_files(description, process, is_full=base is None))
     )
 
 
 def _can_be_base(base: SnapshotId, manifest: FragmentManifest, description: Description) -> bool:
     is_keyed = description.processes[manifest.process] in description.keyed
     return is_keyed and base != manifest.snapshot and is_snapshot_id(base)
-
-
-def _visible(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.iterdir() if not path.name.startswith(".")]

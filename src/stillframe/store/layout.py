@@ -67,12 +67,8 @@ def take_lock(path: Path) -> int:
 
 
 def check_is_store(path: Path) -> None:
-    """Check that there is a store at `path`.
-
-    Raises:
-        UsageError: there is nothing, or something else.
-        Damaged: its ``store.json`` is missing.
-    """
+    """Check that there is a store at `path`: a UsageError if there is nothing or something else, a
+    Damaged if its ``store.json`` is missing."""
     if (local_path(path) / HEAD).exists():
         return
     if (path / _PIPELINE_HEAD).exists():
@@ -80,8 +76,7 @@ def check_is_store(path: Path) -> None:
             f"{path} is a pipeline and no store: use the commands under 'stillframe spark', such "
             f"as 'stillframe spark list {path}'"
         )
-    if _has_snapshots(path):
-        raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
+    _check_no_snapshots(path)
     what = "is no store" if path.exists() else "does not exist"
     raise UsageError(f"{path} {what}: give the directory that 'run' wrote its snapshots to")
 
@@ -99,7 +94,11 @@ def check_unused(path: Path) -> None:
             f"{path} is not empty and no store, it holds {first_names(foreign)}: give a directory "
             "that is empty or not there yet"
         )
-    if _has_snapshots(path):
+    _check_no_snapshots(path)
+
+
+def _check_no_snapshots(path: Path) -> None:
+    if visible(path / SNAPSHOTS):
         raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
 
 
@@ -108,7 +107,7 @@ def make_store(path: Path, head: Head) -> None:
     another topology."""
     if (path / HEAD).exists():
         existing = read_sealed(path / HEAD, Head)
-        if _has_snapshots(path):
+        if visible(path / SNAPSHOTS):
             raise UsageError(
                 f"the store {path} has snapshots already: restore from it, or give another "
                 "directory for a fresh start"
@@ -126,25 +125,40 @@ def make_store(path: Path, head: Head) -> None:
     sync(path.parent)
 
 
-def snapshot_directories(snapshots: Path) -> list[Path]:
-    """Return the directories of all published snapshots in `snapshots`, in any order; a StoreError
-    if something in it is no snapshot."""
+def visible(directory: Path) -> list[Path]:
+    """Return what is published in a directory, in any order; nothing if there is none."""
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if not path.name.startswith(".")]
+
+
+def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
+    """Return all published snapshots in the directory `snapshots`, in the order of their numbers; a
+    StoreError if something in it is no snapshot."""
     with explain_io_errors(snapshots, "read"):
-        found = [path for path in snapshots.iterdir() if not path.name.startswith(".")]
-    for path in found:
-        try:
-            SnapshotId.parse(path.name)
-        except UsageError:
-            raise StoreError(f"{path} is no snapshot: move it out of the store") from None
-    return found
+        names = [path.name for path in snapshots.iterdir() if not path.name.startswith(".")]
+    found = []
+    for name in names:
+        snapshot = parse_snapshot_id(name)
+        if snapshot is None:
+            raise StoreError(f"{snapshots / name} is no snapshot: move it out of the store")
+        found.append(snapshot)
+    return sorted(found, key=lambda snapshot: (snapshot.number, snapshot))
+
+
+def parse_snapshot_id(name: str) -> SnapshotId | None:
+    """Return the snapshot whose directory has this name; None if that is no id, or another way to
+    write one, as 'P1-017' for P1-17."""
+    try:
+        snapshot = SnapshotId.parse(name)
+    except UsageError:
+        return None
+    return snapshot if str(snapshot) == name else None
 
 
 def is_snapshot_id(snapshot: SnapshotId) -> bool:
     """Return whether an id, which may come from anywhere, is safe as the name of a directory."""
-    try:
-        return SnapshotId.parse(str(snapshot)) == snapshot
-    except UsageError:
-        return False
+    return parse_snapshot_id(str(snapshot)) == snapshot
 
 
 def is_published(path: Path, snapshot: SnapshotId) -> bool:
@@ -153,11 +167,16 @@ def is_published(path: Path, snapshot: SnapshotId) -> bool:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what a crashed writer left; only the writer may."""
-    for pattern in (".*.partial", dropped_path(Path("*")).name):
-        for left in (path / SNAPSHOTS).glob(pattern):
-            shutil.rmtree(left)
+    """Remove what a crashed writer left in the store at `path`; only the writer may."""
+    for left in unfinished(path / SNAPSHOTS):
+        shutil.rmtree(left)
     partial_path(path / HEAD).unlink(missing_ok=True)
+
+
+def unfinished(directory: Path) -> Iterator[Path]:
+    """Yield the directories in `directory` that a crash left half written or half removed."""
+    for pattern in (partial_path(Path("*")).name, dropped_path(Path("*")).name):
+        yield from directory.glob(pattern)
 
 
 def dropped_path(directory: Path) -> Path:
@@ -173,11 +192,6 @@ def remove_unlisted(directory: Path, manifest: Manifest, names: Iterable[str]) -
         partial_path(directory / name).unlink(missing_ok=True)
         if name not in listed_names and name != MANIFEST:
             (directory / name).unlink(missing_ok=True)
-
-
-def _has_snapshots(path: Path) -> bool:
-    snapshots = path / SNAPSHOTS
-    return snapshots.is_dir() and any(not item.name.startswith(".") for item in snapshots.iterdir())
 
 
 _SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
@@ -211,3 +225,12 @@ def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId]) -> SnapshotId
             f"{text!r} is no snapshot id: they look like P1-17; nor is it a savepoint: "
             f"there {'is ' + first_names(savepoints) if savepoints else 'is none'}"
         ) from None
+
+
+def explain_missing(path: Path, snapshot: SnapshotId, known: Iterable[SnapshotId]) -> str:
+    """Return a sentence about a snapshot that the store at `path` does not have."""
+    names = first_names(map(str, known))
+    return (
+        f"there is no snapshot {snapshot} in the store {path}; "
+        f"there {'are ' + names if names else 'is none at all'}"
+    )

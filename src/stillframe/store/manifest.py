@@ -6,13 +6,14 @@ A base has a lower sequence, so a chain has an end.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from stillframe.durable_files import SNAPSHOT_ADVICE
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.sealed_json import FORMAT, read_sealed
 from stillframe.topology import Description
@@ -43,6 +44,24 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     restored_from: SnapshotId | None = None
     former: tuple[Description, ...] = ()
     savepoints: dict[str, SnapshotId] = {}
+
+
+FORMER_COUNT_MAX = 100
+"""Maximum former topologies; more would take too long to read."""
+
+
+def with_topology(head: Head, description: Description, used: Collection[str]) -> Head:
+    """Return the head of a store whose topology is `description` from now on; it may be a former
+    one. Former topologies that are not among `used`, the hashes that snapshots have, are forgotten.
+    """
+    known = {d.hash: d for d in (*head.former, head.description) if d.hash in used}
+    known.pop(description.hash, None)
+    if len(known) > FORMER_COUNT_MAX:
+        raise UsageError(
+            f"the store holds snapshots of {len(known)} topologies, and at most "
+            f"{FORMER_COUNT_MAX} former ones are kept: delete the snapshots of the oldest"
+        )
+    return msgspec.structs.replace(head, description=description, former=tuple(known.values()))
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +99,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     topology: str
     files: tuple[FileRecord, ...]
 
+    @property
+    def based_on(self) -> set[SnapshotId]:
+        """The snapshots that this one holds changes since; a full one has none."""
+        return set((self.bases or {}).values())
+
     def row_count_of(self, file: str) -> int | None:
         """Return the number of rows a file must have; None if unknown, as for keyed fields."""
         counts = (self.process_count, self.channel_count, self.message_count)
@@ -89,12 +113,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
 
-    Times are seconds since 1970; `pause_s` and `capture_s` are seconds, they and `excluded` as in
-    ``model.Snapshot``. `sequence` is the order of publishing, `bytes` the length of its Parquet
-    files together. `is_restore_point`: a restore after a death uses it if no newer one exists
-    (``Store.publish``). `savepoints` are the names that it is kept under. `bases` are the snapshots
-    that it holds changes since, and `chain_length` is how many snapshots the process with the
-    longest chain needs; a full one needs none.
+    What `Manifest` has, too, is as there. `bytes` is the length of its Parquet files together,
+    `savepoints` are the names that it is kept under, `bases` the snapshots that it holds changes
+    since, and `chain_length` is how many snapshots the process with the longest chain needs; a full
+    one needs none.
     """
 
     id: SnapshotId
@@ -117,30 +139,28 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path
 
 
-def entry_of(
-    manifest: Manifest, directory: Path, *, savepoints: Iterable[str], chain_length: int
-) -> Entry:
-    """Return the entry of a manifest in the list of snapshots."""
-    return Entry(
-        id=manifest.snapshot,
-        sequence=manifest.sequence,
-        epoch=manifest.epoch,
-        initiated_at=manifest.initiated_at,
-        completed_at=manifest.completed_at,
-        published_at=manifest.published_at,
-        pause_s=manifest.pause_s,
-        capture_s=manifest.capture_s,
-        excluded=manifest.excluded,
-        is_restore_point=manifest.is_restore_point,
-        savepoints=tuple(sorted(savepoints)),
-        bases=tuple(sorted(set((manifest.bases or {}).values()))),
-        chain_length=chain_length,
-        process_count=manifest.process_count,
-        channel_count=manifest.channel_count,
-        message_count=manifest.message_count,
-        bytes=sum(record.bytes for record in manifest.files),
-        directory=directory,
-    )
+def shared_fields(one: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of a struct that structs of `kind` have under the same name."""
+    names = set(one.__struct_fields__).intersection(kind.__struct_fields__)
+    return {name: getattr(one, name) for name in names}
+
+
+Manifests = Mapping[SnapshotId, Manifest]
+
+
+def entry_of(manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: Path) -> Entry:
+    """Return the entry of a snapshot in the list of the store with that head; `manifests` has those
+    of its bases, too, and `snapshots` is the directory of all."""
+    manifest = manifests[snapshot]
+    own = {
+        "id": snapshot,
+        "savepoints": tuple(sorted(n for n, kept in head.savepoints.items() if kept == snapshot)),
+        "bases": tuple(sorted(manifest.based_on)),
+        "chain_length": chain_length(manifests, snapshot),
+        "bytes": sum(record.bytes for record in manifest.files),
+        "directory": snapshots / str(snapshot),
+    }
+    return Entry(**shared_fields(manifest, Entry) | own)
 
 
 def keyed_file(table: str, *, is_full: bool) -> str:
@@ -164,43 +184,26 @@ def table_name(kind: str, field: str) -> str:
 
 
 def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Manifest:
-    """Read the manifest of the snapshot in `directory`, of a store with these topologies.
-
-    Raises:
-        Damaged: it was changed, or does not belong into this directory or this store.
-        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
-    """
+    """Read the manifest of the snapshot in `directory`, of a store with these topologies; errors as
+    for ``read_sealed``, also if it does not belong into this directory or this store."""
     path = directory / MANIFEST
     manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if str(manifest.snapshot) != directory.name:
         raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {SNAPSHOT_ADVICE}")
     if manifest.topology not in topologies:
         raise Damaged(f"{path} is of a store with another topology: {SNAPSHOT_ADVICE}")
-    # Names are compared with the expected ones, never used to make a path such as '../x'.
     names = file_names(topologies[manifest.topology], is_full=manifest.bases is None)
-    if tuple(record.name for record in manifest.files) != names or any(
-        record.bytes < 0 or not HASH.fullmatch(record.hash) for record in manifest.files
-    ):
+    if not are_files(manifest.files, names):
         raise Damaged(f"{path} lists other files than {', '.join(names)}: {SNAPSHOT_ADVICE}")
     return manifest
 
 
-def newest_restore_point(
-    directories: Iterable[Path], read: Callable[[Path], Manifest | None], epoch: int
-) -> Manifest | None:
-    """Return the newest restore point of `epoch`, among the snapshots in `directories`.
-
-    Searches from the newest snapshot back and no further than that epoch, since numbers only rise.
-    `read` returns the manifest in a directory, None if that was dropped meanwhile.
-    """
-    ids = {directory: SnapshotId.parse(directory.name) for directory in directories}
-    for directory in sorted(ids, key=lambda directory: ids[directory].number, reverse=True):
-        manifest = read(directory)
-        if manifest is not None and manifest.epoch != epoch:
-            return None
-        if manifest is not None and manifest.is_restore_point:
-            return manifest
-    return None
+def are_files(records: tuple[FileRecord, ...], names: tuple[str, ...]) -> bool:
+    """Return whether a manifest lists the files with these names, which are only compared with what
+    it says: that could be '../x'."""
+    return tuple(record.name for record in records) == names and all(
+        record.bytes >= 0 and HASH.fullmatch(record.hash) for record in records
+    )
 
 
 CHAIN_LENGTH_MAX = 16
@@ -208,18 +211,27 @@ CHAIN_LENGTH_MAX = 16
 MB) of which 1 % change each time: loading a full snapshot takes 4.7 s of CPU, one with 8 bases 5.1
 s and one with 16 bases 6.4 s; rewriting one takes 2.5 s, every 17th time."""
 
-Manifests = Mapping[SnapshotId, Manifest]
 
-
-def check_chain(manifests: Manifests, newest: Manifest, snapshots: Path) -> None:
-    """Check that every base that `newest` needs is among `manifests`, and was published earlier.
-
-    Raises:
-        Damaged: the first broken link, by its file in the directory `snapshots`, and what to do.
-    """
-    reached, frontier = {newest.snapshot}, [newest]
+def reachable(
+    newest: SnapshotId, read: Callable[[SnapshotId], Manifest | None]
+) -> dict[SnapshotId, Manifest]:
+    """Return the manifests that `read` finds of a snapshot and of its bases, directly or not."""
+    found: dict[SnapshotId, Manifest] = {}
+    frontier = [newest]
     while frontier:
-        manifest = frontier.pop()
+        snapshot = frontier.pop()
+        manifest = None if snapshot in found else read(snapshot)
+        if manifest is not None:
+            found[snapshot] = manifest
+            frontier += manifest.based_on
+    return found
+
+
+def check_chain(manifests: Manifests, snapshots: Path) -> None:
+    """Check that each base of `manifests`, which are all that are ``reachable`` from one, is among
+    them and was published earlier; a Damaged names the first broken link by its file in the
+    directory `snapshots`, and what to do."""
+    for manifest in manifests.values():
         path = snapshots / str(manifest.snapshot) / MANIFEST
         for process, base in (manifest.bases or {}).items():
             found = manifests.get(base)
@@ -234,9 +246,6 @@ def check_chain(manifests: Manifests, newest: Manifest, snapshots: Path) -> None
                     f"{where}, which is none before it: put that file back from a copy, or delete "
                     f"{path.parent} and use another snapshot"
                 )
-            if base not in reached:
-                reached.add(base)
-                frontier.append(found)
 
 
 def links_of(manifests: Manifests, newest: SnapshotId, process: ProcessId) -> list[SnapshotId]:
@@ -245,13 +254,10 @@ def links_of(manifests: Manifests, newest: SnapshotId, process: ProcessId) -> li
     It ends where one is missing, or is none before it (``check_chain`` says which).
     """
     links = [newest]
-    manifest = manifests[newest]
-    while (base := (manifest.bases or {}).get(process)) is not None:
-        found = manifests.get(base)
-        if found is None or found.sequence >= manifest.sequence:
+    while (base := (manifests[links[-1]].bases or {}).get(process)) is not None:
+        if base not in manifests or manifests[base].sequence >= manifests[links[-1]].sequence:
             break
         links.append(base)
-        manifest = found
     return links[::-1]
 
 
@@ -259,18 +265,3 @@ def chain_length(manifests: Manifests, newest: SnapshotId) -> int:
     """Return how many earlier snapshots the process with the longest chain needs; 0 if full."""
     processes = manifests[newest].bases or {}
     return max((len(links_of(manifests, newest, p)) - 1 for p in processes), default=0)
-
-
-def reachable(
-    newest: SnapshotId, read: Callable[[SnapshotId], Manifest | None]
-) -> dict[SnapshotId, Manifest]:
-    """Return the manifests that `read` finds of a snapshot and of its bases, directly or not."""
-    found: dict[SnapshotId, Manifest] = {}
-    frontier = [newest]
-    while frontier:
-        snapshot = frontier.pop()
-        manifest = None if snapshot in found else read(snapshot)
-        if manifest is not None:
-            found[snapshot] = manifest
-            frontier += set((manifest.bases or {}).values())
-    return found

@@ -21,7 +21,7 @@ from stillframe.store.history import (
     first_record,
     read_after,
 )
-from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published, snapshot_directories
+from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published, snapshot_ids
 
 OUTCOME_COUNT_MAX = 256
 """Maximum outcomes at a time."""
@@ -197,8 +197,7 @@ class OutcomeReader:
             changed = (self._store / SNAPSHOTS).stat().st_mtime_ns
         if changed == self._listed[0]:
             return self._listed[1]
-        directories = snapshot_directories(self._store / SNAPSHOTS)
-        found = [SnapshotId.parse(path.name) for path in directories]
+        found = snapshot_ids(self._store / SNAPSHOTS)
         if time.time_ns() - changed > _SETTLED_NS:
             self._listed = changed, found
         return found

@@ -5,7 +5,7 @@ Executors of a cluster import this module: it needs no more than Arrow.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,10 +22,8 @@ _UNPACKED_PER_BYTE = 64
 
 
 def unpacked_bytes_max(size: int) -> int:
-    """Return the maximum size in memory of a file of `size` bytes.
-
-    A few kilobytes can claim to be terabytes. A table that really packs better is not compressed.
-    """
+    """Return the maximum size in memory of a file of `size` bytes: a few kilobytes can claim to be
+    terabytes. A table that really packs better is not compressed."""
     return _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * size
 
 
@@ -64,41 +62,35 @@ def repeated(runs: Iterable[tuple[str, int]]) -> pa.Array:
 
 def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> bytes:
     """Return the bytes of a Parquet file with `table`; `encodings` are of some columns, by name."""
-    content = _written(table, encodings or {}, "zstd")
-    if table.nbytes > unpacked_bytes_max(len(content)):
-        return _written(table, encodings or {}, "none")
-    return content
-
-
-def _written(table: pa.Table, encodings: Mapping[str, str], compression: str) -> bytes:
-    sink = pa.BufferOutputStream()
+    encoded = dict(encodings or {})
     # Binary values do not repeat: no dictionary for them. Arrow's own schema would only make the
     # file longer, and show our dictionaries to readers.
     texts = [
         field.name
         for field in table.schema
-        if not pa.types.is_binary(field.type) and field.name not in encodings
+        if not pa.types.is_binary(field.type) and field.name not in encoded
     ]
-    pq.write_table(
-        table,
-        sink,
-        compression=compression,
-        use_dictionary=texts,
-        column_encoding=dict(encodings) or None,
-        store_schema=False,
-    )
-    return bytes(sink.getvalue())
+    for compression in ("zstd", "none"):
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            sink,
+            compression=compression,
+            use_dictionary=texts,
+            column_encoding=encoded or None,
+            store_schema=False,
+        )
+        content = bytes(sink.getvalue())
+        if table.nbytes <= unpacked_bytes_max(len(content)):
+            break
+    return content
 
 
 def read_parquet(
     content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
 ) -> pa.Table:
-    """Read a Parquet file, or some of its columns, with `dictionaries` as they are in the file.
-
-    Raises:
-        pyarrow.ArrowException, OSError: it is no Parquet file, or lacks a column.
-        ValueError: its values do not fit their types, or it would be too large in memory.
-    """
+    """Read a Parquet file, or some of its columns, with `dictionaries` as they are in the file;
+    ``as_written`` turns its errors into one."""
     return pa.concat_tables(row_groups(content, columns, dictionaries=dictionaries))
 
 
@@ -134,14 +126,16 @@ def _check_size(found: int, bytes_max: int) -> None:
         raise ValueError(f"it would be {found} bytes in memory, and may be {bytes_max}")
 
 
-def check_columns(table: pa.Table, schema: pa.Schema) -> None:
+def check_columns(
+    table: pa.Table, schema: pa.Schema, *, filled: Container[str] | None = None
+) -> None:
     """Raise a KeyError or ValueError if a table lacks a column of `schema`, of that type and
-    without nulls."""
+    without nulls; those outside of `filled`, if that is given, may have nulls."""
     for field in schema:
         found = table.schema.field(field.name)
         if found.type != field.type:
             raise ValueError(f"column {field.name} is of type {found.type}, not {field.type}")
-        if table.column(field.name).null_count:
+        if (filled is None or field.name in filled) and table.column(field.name).null_count:
             raise ValueError(f"column {field.name} has an empty place")
 
 

@@ -4,73 +4,31 @@ A snapshot is read, verified and queried with the topology that it was taken of:
 the store, or one before a change of code.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pyarrow as pa
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import layout, snapshot_directory
 from stillframe.store.history import began_before_epoch, explain_loss, lost_snapshots
-from stillframe.store.layout import HEAD, SNAPSHOTS, first_names, snapshot_directories
+from stillframe.store.layout import HEAD, SNAPSHOTS, snapshot_ids
 from stillframe.store.manifest import (
     Entry,
     Head,
     Manifest,
-    chain_length,
+    Manifests,
     check_chain,
     entry_of,
-    newest_restore_point,
     reachable,
     read_manifest,
 )
 from stillframe.store.sealed_json import read_sealed
 from stillframe.store.snapshot_directory import SnapshotChain
-from stillframe.store.tables import Tables
+from stillframe.store.tables import TopologyHistory
 from stillframe.topology import Description
-
-FORMER_COUNT_MAX = 100
-"""Maximum former topologies; more would take too long to read."""
-
-
-class TopologyHistory:
-    """The topologies in ``store.json``, by the hash that each manifest has (`described`); `present`
-    is the hash of the topology of new snapshots."""
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self.present = head.description.hash
-        self.described = {d.hash: d for d in (*head.former, head.description)}
-        self._tables: dict[str, Tables] = {}
-
-    def following(self, head: Head) -> "TopologyHistory":
-        """Return the topologies after `head` was read; most often the same object."""
-        is_same = (head.description, head.former) == (self._head.description, self._head.former)
-        return self if is_same else TopologyHistory(head)
-
-    def tables(self, topology: str) -> Tables:
-        """Return the tables of the topology with that hash."""
-        if topology not in self._tables:
-            self._tables[topology] = Tables(self.described[topology])
-        return self._tables[topology]
-
-
-def with_topology(head: Head, description: Description, used: Collection[str]) -> Head:
-    """Return the head of a store whose topology is `description` from now on; it may be a former
-    one. Former topologies that are not among `used`, the hashes that snapshots have, are forgotten.
-    """
-    known = {d.hash: d for d in (*head.former, head.description) if d.hash in used}
-    known.pop(description.hash, None)
-    if len(known) > FORMER_COUNT_MAX:
-        raise UsageError(
-            f"the store holds snapshots of {len(known)} topologies, and at most "
-            f"{FORMER_COUNT_MAX} former ones are kept: delete the snapshots of the oldest"
-        )
-    return msgspec.structs.replace(head, description=description, former=tuple(known.values()))
-
 
 _Answer = TypeVar("_Answer")
 
@@ -148,25 +106,20 @@ class StoreReader:
         purpose. A UsageError if the snapshot from which this epoch began was deleted: name another
         one.
         """
-        point = self._newest_restore_point()
-        snapshot = self._head.restored_from if point is None else point.snapshot
+        snapshot = self._current()
         return None if snapshot is None else self.entry(snapshot)
 
     def entry(self, snapshot: SnapshotId) -> Entry:
         """Return the entry of one snapshot."""
-        manifests = self._gathered(snapshot)
-        return self._entry_of(manifests[snapshot], chain_length(manifests, snapshot))
+        return self._entry_of(self._gathered(snapshot), snapshot)
 
     def description_of(self, snapshot: SnapshotId) -> Description:
         """Return the topology that a snapshot was taken of."""
         return self._topologies.described[self._manifest(snapshot).topology]
 
     def load(self, snapshot: SnapshotId) -> Snapshot:
-        """Read a full snapshot; every file that is read is verified.
-
-        Raises:
-            NotConsistent: its books do not balance.
-        """
+        """Read a full snapshot; every file that is read is verified. A NotConsistent if its books
+        do not balance."""
         return self._reading(snapshot, snapshot_directory.read_snapshot)
 
     def tables(self, snapshot: SnapshotId) -> dict[str, pa.Table]:
@@ -176,26 +129,18 @@ class StoreReader:
 
     def verify(self, snapshot: SnapshotId) -> None:
         """Read every byte of a snapshot, of its bases and of ``store.json``, and compare redundant
-        data.
-
-        Raises:
-            NotConsistent: the books do not balance, or the columns for queries differ from the
-                recorded states and messages.
-        """
+        data. A NotConsistent if the books do not balance, or the columns for queries differ from
+        the recorded states and messages."""
         self._read_head()
         self._reading(snapshot, snapshot_directory.verify_snapshot)
         self._reading(snapshot, snapshot_directory.verify_links)
 
     def verify_all(self, progress: Callable[[Entry, int], None]) -> int:
-        """Verify every snapshot, the oldest first, except those that are dropped meanwhile.
-        `progress` is called after each with its entry and the number of all.
+        """Verify every snapshot, the oldest first, except those that are dropped meanwhile; return
+        how many. `progress` is called after each with its entry and the number of all.
 
-        Returns:
-            how many were verified.
-
-        Raises:
-            NotConsistent: as ``verify``, for the first that is wrong.
-            Damaged: a published snapshot is missing (``lost_snapshots``).
+        Errors are as for ``verify``, for the first snapshot that is wrong; a Damaged, too, if a
+        published snapshot is missing (``lost_snapshots``).
         """
         self._read_head()
         entries = self.entries()
@@ -216,9 +161,7 @@ class StoreReader:
 
     def next_number(self) -> int:
         """Return a number for the next snapshot: above that of every snapshot in the store."""
-        directories = snapshot_directories(self._snapshots)
-        ids = [SnapshotId.parse(directory.name) for directory in directories]
-        return 1 + max((snapshot.number for snapshot in ids), default=0)
+        return 1 + max((snapshot.number for snapshot in snapshot_ids(self._snapshots)), default=0)
 
     def _reading(self, snapshot: SnapshotId, read: Callable[[SnapshotChain], _Answer]) -> _Answer:
         """Return what `read` makes of a snapshot and of its bases.
@@ -229,15 +172,19 @@ class StoreReader:
         seen: dict[SnapshotId, Manifest] = {}
         while True:
             manifests = self._gathered(snapshot)
-            manifest = manifests[snapshot]
-            tables = self._topologies.tables(manifest.topology)
             try:
-                check_chain(manifests, manifest, self._snapshots)
-                return read(SnapshotChain(self._snapshots, manifest, manifests, tables))
+                return read(self._chain(manifests, snapshot))
             except Damaged:
                 if manifests == seen:
                     raise
             seen = manifests
+
+    def _chain(self, manifests: dict[SnapshotId, Manifest], snapshot: SnapshotId) -> SnapshotChain:
+        """Check that a snapshot and its bases can be read together, and return them."""
+        check_chain(manifests, self._snapshots)
+        manifest = manifests[snapshot]
+        tables = self._topologies.tables(manifest.topology)
+        return SnapshotChain(self._snapshots, manifest, manifests, tables)
 
     def _read_head(self) -> Head:
         return read_sealed(self.path / HEAD, Head)
@@ -260,18 +207,18 @@ class StoreReader:
     def _readable(self) -> tuple[dict[SnapshotId, Manifest], dict[SnapshotId, Damaged]]:
         """Return the manifests that can be read, and the errors of the others."""
         # In this order: ``store.json`` then has the topology of every snapshot found.
-        directories = snapshot_directories(self._snapshots)
+        snapshots = snapshot_ids(self._snapshots)
         self._head_now()
         manifests: dict[SnapshotId, Manifest] = {}
         damages: dict[SnapshotId, Damaged] = {}
-        for directory in directories:
+        for snapshot in snapshots:
             try:
-                manifest = self._read_if_there(directory)
+                manifest = self._read_if_there(snapshot)
             except Damaged as damage:
-                damages[SnapshotId.parse(directory.name)] = damage
-                continue
-            if manifest is not None:
-                manifests[manifest.snapshot] = manifest
+                damages[snapshot] = damage
+            else:
+                if manifest is not None:
+                    manifests[snapshot] = manifest
         return manifests, damages
 
     def _gathered(self, snapshot: SnapshotId) -> dict[SnapshotId, Manifest]:
@@ -282,24 +229,19 @@ class StoreReader:
         manifest = self._manifest_if_there(snapshot)
         if manifest is None:
             # By their directories: a damaged manifest of another one does not matter here.
-            found = snapshot_directories(self._snapshots)
-            ids = [SnapshotId.parse(directory.name) for directory in found]
-            known = [str(one) for one in sorted(ids, key=lambda one: one.number)]
-            raise UsageError(
-                f"there is no snapshot {snapshot} in the store {self.path}; "
-                f"there {'are ' + first_names(known) if known else 'is none at all'}"
-            )
+            known = snapshot_ids(self._snapshots)
+            raise UsageError(layout.explain_missing(self.path, snapshot, known))
         return manifest
 
     def _manifest_if_there(self, snapshot: SnapshotId) -> Manifest | None:
-        directory = self._snapshots / str(snapshot)
-        if not layout.is_snapshot_id(snapshot) or not directory.is_dir():
+        if not layout.is_snapshot_id(snapshot) or not layout.is_published(self.path, snapshot):
             return None
         self._head_now()
-        return self._read_if_there(directory)
+        return self._read_if_there(snapshot)
 
-    def _read_if_there(self, directory: Path) -> Manifest | None:
-        """Return the manifest in a directory; None if that was dropped meanwhile."""
+    def _read_if_there(self, snapshot: SnapshotId) -> Manifest | None:
+        """Return the manifest of a snapshot; None if that was dropped meanwhile."""
+        directory = self._snapshots / str(snapshot)
         try:
             return read_manifest(directory, self._topologies.described)
         except Damaged:
@@ -307,35 +249,35 @@ class StoreReader:
                 raise
             return None
 
-    def _newest_restore_point(self) -> Manifest | None:
-        """Return the newest restore point of the epoch, which is then that of ``_head``.
+    def _current(self) -> SnapshotId | None:
+        point = self._newest_restore_point()
+        return self._head.restored_from if point is None else point.snapshot
 
-        Raises:
-            Damaged: it is one whose manifest was changed, or may be.
+    def _newest_restore_point(self) -> Manifest | None:
+        """Return the newest restore point of the epoch, which is then that of ``_head``; a Damaged
+        if it is one whose manifest was changed, or may be.
+
+        Searches from the newest snapshot back and no further than that epoch: numbers only rise.
         """
         # In this order: a snapshot that comes meanwhile is of an epoch that is not over.
-        directories = snapshot_directories(self._snapshots)
+        snapshots = snapshot_ids(self._snapshots)
         epoch = self._head_now().epoch
-
-        def read(directory: Path) -> Manifest | None:
+        for snapshot in reversed(snapshots):
             try:
-                return self._read_if_there(directory)
+                manifest = self._read_if_there(snapshot)
             except Damaged:
-                if began_before_epoch(self.path, SnapshotId.parse(directory.name), epoch):
-                    return None
-                raise
+                if not began_before_epoch(self.path, snapshot, epoch):
+                    raise
+                continue
+            if manifest is not None and manifest.epoch != epoch:
+                return None
+            if manifest is not None and manifest.is_restore_point:
+                return manifest
+        return None
 
-        return newest_restore_point(directories, read, epoch)
+    def _entries_of(self, manifests: Manifests) -> list[Entry]:
+        ordered = sorted(manifests, key=lambda snapshot: manifests[snapshot].sequence)
+        return [self._entry_of(manifests, snapshot) for snapshot in ordered]
 
-    def _entries_of(self, manifests: dict[SnapshotId, Manifest]) -> list[Entry]:
-        ordered = sorted(manifests.values(), key=lambda manifest: manifest.sequence)
-        return [self._entry_of(m, chain_length(manifests, m.snapshot)) for m in ordered]
-
-    def _entry_of(self, manifest: Manifest, length: int) -> Entry:
-        names = [
-            name
-            for name, snapshot in self._head.savepoints.items()
-            if snapshot == manifest.snapshot
-        ]
-        directory = self._snapshots / str(manifest.snapshot)
-        return entry_of(manifest, directory, savepoints=names, chain_length=length)
+    def _entry_of(self, manifests: Manifests, snapshot: SnapshotId) -> Entry:
+        return entry_of(manifests, snapshot, self._head, self._snapshots)

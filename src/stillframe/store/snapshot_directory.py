@@ -6,10 +6,10 @@ Keyed fields are read together with the bases of the snapshot (``manifest``).
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +17,6 @@ import pyarrow as pa
 from stillframe.durable_files import partial_path, read_hashed, replace_durably, sync, write_new
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
-from stillframe.store.keyed import KeyedTable, as_full
 from stillframe.store.manifest import (
     CHANNELS,
     FILES,
@@ -27,11 +26,20 @@ from stillframe.store.manifest import (
     Manifest,
     keyed_file,
     links_of,
+    shared_fields,
 )
 from stillframe.store.parquet import as_written, check_row_count, different_column, read_parquet
 from stillframe.store.sealed_json import seal
-from stillframe.store.tables import Tables, read_channels, read_processes
+from stillframe.store.tables import (
+    KeyedTable,
+    Tables,
+    as_full,
+    read_channels,
+    read_processes,
+)
 from stillframe.topology import Description
+
+_Result = TypeVar("_Result")
 
 
 class SnapshotChain(msgspec.Struct, frozen=True):
@@ -51,20 +59,29 @@ class SnapshotChain(msgspec.Struct, frozen=True):
         """The directory of the snapshot."""
         return self.snapshots / str(self.manifest.snapshot)
 
+    def read(self, name: str, link: SnapshotId | None = None) -> bytes:
+        """Return a file of the snapshot, or of one that it is based on, if it is as written."""
+        snapshot = link or self.manifest.snapshot
+        record = next(record for record in self.manifests[snapshot].files if record.name == name)
+        return read_hashed(self.snapshots / str(snapshot) / name, record.bytes, record.hash)
+
+    def read_keyed(self, table: KeyedTable, link: SnapshotId) -> dict[ProcessId, pa.Table]:
+        """Return the rows of a keyed field in a snapshot of the chain, by process."""
+        name = keyed_file(table.name, is_full=self.manifests[link].bases is None)
+        content = self.read(name, link)
+        with as_written(self.snapshots / str(link) / name):
+            return table.read(content)
+
 
 class NewDirectory:
     """A directory that is written under a partial name, and published by one rename.
 
     Call ``write_tables``, then ``publish``, in a ``with`` statement: when that is left by an error,
-    nothing of the directory exists.
+    nothing of the directory exists; a StoreError says that the disk is full or failed.
 
-    Args:
-        path: where it will be; nothing is there yet.
-        executor: writes the files side by side; None: one after the other, in this thread. Beside a
-            process that is always busy, each turn of another thread costs more than it gains.
-
-    Raises:
-        StoreError: leaving it, if the disk is full or failed.
+    `path` is where it will be; nothing is there yet. `executor` writes the files side by side;
+    None: one after the other, in this thread. Beside a process that is always busy, each turn of
+    another thread costs more than it gains.
     """
 
     def __init__(self, path: Path, executor: Executor | None) -> None:
@@ -75,60 +92,56 @@ class NewDirectory:
     def __enter__(self) -> Self:
         # An earlier attempt may not have been able to remove this.
         shutil.rmtree(self._partial, ignore_errors=True)
-        with self._explained():
+        try:
             self._partial.mkdir()
+        except OSError as error:
+            raise self._explained(error) from error
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
-        shutil.rmtree(self._partial, ignore_errors=True)
+        if error is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
         if isinstance(error, OSError):
-            with self._explained():
-                raise error
+            raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"{self._path} could not be written: {error.strerror or error}: nothing was "
+            "published. Make room on that disk or give another directory; the next "
+            "snapshot is tried afresh"
+        )
 
     def write_tables(
         self, tables: Mapping[str, pa.Table], to_parquet: Callable[[str, pa.Table], bytes]
     ) -> tuple[FileRecord, ...]:
         """Write the tables; the first argument of `to_parquet` is the name of the file."""
-        calls = [(self._partial / name, table, to_parquet) for name, table in tables.items()]
-        return tuple(self._all(_write_table, calls))
+
+        def write(name: str) -> FileRecord:
+            content = to_parquet(name, tables[name])
+            write_new(self._partial / name, content)
+            return record_of(name, content)
+
+        return tuple(self._for_each(write, tables))
 
     def publish(self, manifest: msgspec.Struct) -> None:
         """Write the manifest, force all files to the disk, and give the directory its name."""
         write_new(self._partial / MANIFEST, seal(manifest))
         # Side by side, so that a journalling file system makes one commit of them.
-        self._all(sync, [(path,) for path in (self._partial, *self._partial.iterdir())])
+        self._for_each(sync, (self._partial, *self._partial.iterdir()))
         publish_directory(self._path)
 
-    def _all(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Any:
-        """Call `function` side by side; raise the first error when all calls have ended."""
+    def _for_each(self, act: Callable[[Any], _Result], items: Iterable[Any]) -> list[_Result]:
+        """Call `act` side by side; raise the first error when all calls have ended."""
         if self._executor is None:
-            return [function(*arguments) for arguments in calls]
-        futures = [self._executor.submit(function, *arguments) for arguments in calls]
-        errors = [future.exception() for future in futures]
-        for error in filter(None, errors):
-            raise error
+            return [act(item) for item in items]
+        futures = [self._executor.submit(act, item) for item in items]
+        wait(futures)
         return [future.result() for future in futures]
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(
-                f"{self._path} could not be written: {error.strerror or error}: nothing was "
-                "published. Make room on that disk or give another directory; the next "
-                "snapshot is tried afresh"
-            ) from error
 
 
 def publish_directory(directory: Path) -> None:
-    """Rename the ``partial_path`` of `directory`, which is complete and on the disk.
-
-    Raises:
-        OSError: the disk failed; nothing was published, and nothing is left.
-    """
+    """Rename the ``partial_path`` of `directory`, which is complete and on the disk. After an
+    OSError nothing was published, and nothing is left."""
     partial = partial_path(directory)
     try:
         partial.rename(directory)
@@ -142,14 +155,6 @@ def publish_directory(directory: Path) -> None:
         directory.rename(partial)
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _write_table(
-    path: Path, table: pa.Table, to_parquet: Callable[[str, pa.Table], bytes]
-) -> FileRecord:
-    content = to_parquet(path.name, table)
-    write_new(path, content)
-    return record_of(path.name, content)
 
 
 def record_of(name: str, content: bytes) -> FileRecord:
@@ -178,12 +183,10 @@ def check_described(snapshot: Snapshot, description: Description) -> None:
 
 def read_snapshot(chain: SnapshotChain) -> Snapshot:
     """Read a snapshot, with all keys of its keyed fields, and check its books."""
-    manifest, directory = chain.manifest, chain.directory
-    content = {name: _read_verified(directory, manifest, name) for name in (PROCESSES, CHANNELS)}
-    stored = _stored(chain, content)
+    stored = _stored(chain, {name: chain.read(name) for name in (PROCESSES, CHANNELS)})
     maps: dict[ProcessId, dict[str, bytes]] = {}
     description = chain.tables.description
-    with as_written(directory):
+    with as_written(chain.directory):
         for table in chain.tables.keyed:
             for process, rows in merged_rows(chain, table).items():
                 maps.setdefault(process, {})[table.field] = table.as_map(rows)
@@ -203,17 +206,14 @@ def _stored(chain: SnapshotChain, content: Mapping[str, bytes]) -> Snapshot:
     with as_written(directory / CHANNELS):
         state = GlobalState(processes, read_channels(content[CHANNELS]))
     state.check_books()
-    _check_counts(directory / MANIFEST, manifest, state)
-    snapshot = Snapshot(
-        id=manifest.snapshot,
-        epoch=manifest.epoch,
-        initiated_at=manifest.initiated_at,
-        completed_at=manifest.completed_at,
-        state=state,
-        pause_s=manifest.pause_s,
-        capture_s=manifest.capture_s,
-        excluded=manifest.excluded,
-    )
+    found = (len(state.processes), len(state.channels), state.message_count)
+    if found != (manifest.process_count, manifest.channel_count, manifest.message_count):
+        raise NotConsistent(
+            f"{directory / MANIFEST} promises {manifest.process_count} processes, "
+            f"{manifest.channel_count} channels and {manifest.message_count} messages, but the "
+            f"files hold {found[0]}, {found[1]} and {found[2]}: use another snapshot"
+        )
+    snapshot = Snapshot(id=manifest.snapshot, state=state, **shared_fields(manifest, Snapshot))
     check_described(snapshot, chain.tables.description)
     return snapshot
 
@@ -223,33 +223,18 @@ def merged_rows(chain: SnapshotChain, table: KeyedTable) -> dict[ProcessId, pa.T
     processes = [p for p, kind in chain.tables.description.processes.items() if kind == table.kind]
     newest = chain.manifest.snapshot
     links = {process: links_of(chain.manifests, newest, process) for process in processes}
-    rows = {
-        link: _rows(table, chain.snapshots / str(link), chain.manifests[link])
-        for link in set().union(*links.values())
-    }
+    rows = {link: chain.read_keyed(table, link) for link in set().union(*links.values())}
     return {
         process: table.merged([rows[link][process] for link in of_one if process in rows[link]])
         for process, of_one in links.items()
     }
 
 
-def _rows(table: KeyedTable, directory: Path, manifest: Manifest) -> dict[ProcessId, pa.Table]:
-    name = keyed_file(table.name, is_full=manifest.bases is None)
-    content = _read_verified(directory, manifest, name)
-    with as_written(directory / name):
-        return table.read(content)
-
-
 def verify_snapshot(chain: SnapshotChain) -> None:
-    """Read every byte of a snapshot, without its bases, and compare redundant data.
-
-    Raises:
-        NotConsistent: the books do not balance, or the columns for queries differ from the recorded
-            states and messages.
-        Damaged, UsageError, StoreError: as ``StoreReader.load``.
-    """
-    manifest, directory = chain.manifest, chain.directory
-    content = {f.name: _read_verified(directory, manifest, f.name) for f in manifest.files}
+    """Read every byte of a snapshot, without its bases, and compare redundant data; errors as for
+    ``StoreReader.verify``."""
+    directory = chain.directory
+    content = {record.name: chain.read(record.name) for record in chain.manifest.files}
     snapshot = _stored(chain, content)
     with as_written(directory):
         made = chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state))
@@ -272,7 +257,7 @@ def _with_changes(chain: SnapshotChain, state: GlobalState) -> GlobalState:
     processes = {state.process: state for state in state.processes}
     for table in chain.tables.keyed:
         name = chain.directory / keyed_file(table.name, is_full=manifest.bases is None)
-        rows = _rows(table, chain.directory, manifest)
+        rows = chain.read_keyed(table, manifest.snapshot)
         for process, recorded in processes.items():
             if recorded.kind != table.kind:
                 continue
@@ -298,7 +283,7 @@ def verify_links(chain: SnapshotChain) -> None:
     for snapshot, manifest in chain.manifests.items():
         for record in manifest.files:
             if snapshot != chain.manifest.snapshot and record.name not in FILES:
-                _read_verified(chain.snapshots / str(snapshot), manifest, record.name)
+                chain.read(record.name, snapshot)
 
 
 def read_tables(chain: SnapshotChain) -> dict[str, pa.Table]:
@@ -306,64 +291,41 @@ def read_tables(chain: SnapshotChain) -> dict[str, pa.Table]:
     keyed field with a row for each key."""
     found = {}
     for file in FILES:
-        content = _read_verified(chain.directory, chain.manifest, file)
+        content = chain.read(file)
         with as_written(chain.directory / file):
             found[Path(file).stem] = rows = read_parquet(content)
         promised = chain.manifest.row_count_of(file)
         check_row_count(chain.directory / file, rows.num_rows, promised)
-    name = str(chain.manifest.snapshot)
     for table in chain.tables.keyed:
         with as_written(chain.directory):
-            rows = table.of_snapshot(name, list(merged_rows(chain, table).values()))
-            found[table.name] = table.queryable(rows)
+            found[table.name] = table.queryable(_all_rows(chain, table))
     return found
 
 
-def _read_verified(directory: Path, manifest: Manifest, name: str) -> bytes:
-    record = next(record for record in manifest.files if record.name == name)
-    return read_hashed(directory / name, record.bytes, record.hash)
-
-
-def _check_counts(path: Path, manifest: Manifest, state: GlobalState) -> None:
-    found = (len(state.processes), len(state.channels), state.message_count)
-    if found != (manifest.process_count, manifest.channel_count, manifest.message_count):
-        raise NotConsistent(
-            f"{path} promises {manifest.process_count} processes, {manifest.channel_count} "
-            f"channels and {manifest.message_count} messages, but the files hold {found[0]}, "
-            f"{found[1]} and {found[2]}: use another snapshot"
-        )
+def _all_rows(chain: SnapshotChain, table: KeyedTable) -> pa.Table:
+    rows = list(merged_rows(chain, table).values())
+    return table.of_snapshot(str(chain.manifest.snapshot), rows)
 
 
 def write_full(chain: SnapshotChain) -> Manifest:
     """Write all keys of the keyed fields of a snapshot next to its files of changes; if that fails,
-    nothing is left of the new files. The manifest returned lists these instead; ``put_manifest`` is
-    the next step."""
+    nothing is left of the new files. The manifest returned lists these instead: the next step is to
+    replace the other by it, and the last one ``remove_changes``."""
     records = [record for record in chain.manifest.files if record.name in FILES]
     written: list[Path] = []
     try:
         for table in chain.tables.keyed:
             path = chain.directory / keyed_file(table.name, is_full=True)
             written.append(path)
-            records.append(_write(chain, table, path))
+            content = chain.tables.to_parquet(path.name, _all_rows(chain, table))
+            replace_durably(path, content)
+            records.append(record_of(path.name, content))
     except BaseException:
         for path in written:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
         raise
     return msgspec.structs.replace(chain.manifest, bases=None, files=tuple(records))
-
-
-def _write(chain: SnapshotChain, table: KeyedTable, path: Path) -> FileRecord:
-    rows = list(merged_rows(chain, table).values())
-    content = table.to_parquet(table.of_snapshot(str(chain.manifest.snapshot), rows))
-    replace_durably(path, content)
-    return record_of(path.name, content)
-
-
-def put_manifest(directory: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a snapshot by one rename; ``remove_changes`` is the next step. After
-    an OSError, the manifest has to be read to know which it is."""
-    replace_durably(directory / MANIFEST, seal(manifest))
 
 
 def remove_changes(chain: SnapshotChain) -> None:

@@ -20,24 +20,25 @@ rename publishes it, and another drops it. A published snapshot is rewritten in 
 its manifest. A crash at any moment leaves the store as it was before or after.
 """
 
+import contextlib
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import local_path, replace_durably
+from stillframe.durable_files import local_path, replace_durably, sync
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
-from stillframe.store import layout, maintenance
+from stillframe.store import layout, retention
 from stillframe.store.history import History, SnapshotRemoved, lost_snapshots
 from stillframe.store.layout import HEAD, explain_io_errors
-from stillframe.store.maintenance import Maintenance
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
     MANIFEST,
@@ -46,10 +47,19 @@ from stillframe.store.manifest import (
     Manifest,
     chain_length,
     file_names,
+    reachable,
+    read_manifest,
+    shared_fields,
+    with_topology,
 )
-from stillframe.store.reader import StoreReader, with_topology
+from stillframe.store.reader import StoreReader
 from stillframe.store.sealed_json import seal
-from stillframe.store.snapshot_directory import NewDirectory, check_described
+from stillframe.store.snapshot_directory import (
+    NewDirectory,
+    check_described,
+    remove_changes,
+    write_full,
+)
 from stillframe.topology import Description
 
 _THREAD_COUNT = 16
@@ -65,6 +75,10 @@ class Store(StoreReader):
     The writer's methods can be called by several threads; they raise UsageError if the store is
     open for reading only, and StoreError if the disk is full or failed.
 
+    The writer keeps the chains of bases short, and its snapshots few on request (``keep``). It does
+    so in one background thread, so that no two of these operations overlap; changes to the set of
+    snapshots hold the writer's lock, briefly.
+
     Attributes:
         clock: returns the time of publishing, in seconds since 1970. Use the clock by which the
             snapshots were initiated and complete, so that their durations are correct.
@@ -78,16 +92,11 @@ class Store(StoreReader):
         self._published: dict[SnapshotId, Manifest] = {}
         self._sequence = 0
         self._restore_point: Manifest | Damaged | None = None
-        self._executor: ThreadPoolExecutor | None = None
-        self._maintenance = Maintenance(
-            self._snapshots,
-            self._published,
-            lock=self._writing,
-            topologies=lambda: self._topologies,
-            needed=self._needed,
-            note=self._note,
-        )
         self._history: History | None = None
+        self._keep_count: int | None = None
+        self._files = ThreadPoolExecutor(_THREAD_COUNT, "stillframe-store")
+        self._maintenance = ThreadPoolExecutor(1, "stillframe-upkeep")
+        self._last_run: Future[None] | None = None
 
     @classmethod
     def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
@@ -148,7 +157,7 @@ class Store(StoreReader):
                 store._load_published()
                 # The first conversion takes most of a second: Arrow looks for pandas. Better now
                 # than while the first snapshot waits to be published.
-                store._threads().submit(pa.array, [0])
+                store._files.submit(pa.array, [0])
                 return store
             except BaseException:
                 os.close(lock)
@@ -221,19 +230,13 @@ class Store(StoreReader):
         with self._writing:
             self._check_bases(snapshot.id, bases)
             point, sequence = self._newest_restore_point(), self._sequence + 1
-            with NewDirectory(directory, self._threads()) as new:
+            with NewDirectory(directory, self._files) as new:
                 files = new.write_tables(made, tables.to_parquet)
                 manifest = Manifest(
                     snapshot=snapshot.id,
                     sequence=sequence,
-                    epoch=snapshot.epoch,
-                    initiated_at=snapshot.initiated_at,
-                    completed_at=snapshot.completed_at,
                     # Two clocks may differ; no snapshot is published before it is complete.
                     published_at=max(self.clock(), snapshot.completed_at),
-                    pause_s=snapshot.pause_s,
-                    capture_s=snapshot.capture_s,
-                    excluded=snapshot.excluded,
                     is_restore_point=point is None or snapshot.initiated_at >= point.completed_at,
                     bases=bases or None,
                     process_count=len(snapshot.state.processes),
@@ -241,13 +244,14 @@ class Store(StoreReader):
                     message_count=snapshot.state.message_count,
                     topology=self._topologies.present,
                     files=files,
+                    **shared_fields(snapshot, Manifest),
                 )
                 new.publish(manifest)
             self._published[snapshot.id], self._sequence = manifest, sequence
             if manifest.is_restore_point:
                 self._restore_point = manifest
-            entry = self._entry_of(manifest, chain_length(self._published, snapshot.id))
-        self._maintenance.schedule()
+            entry = self._entry_of(self._published, snapshot.id)
+        self._schedule()
         return entry
 
     def keep(self, count: int) -> None:
@@ -262,8 +266,8 @@ class Store(StoreReader):
         self._check_writer()
         if count < 1:
             raise UsageError(f"{count} snapshots cannot be kept: keep at least 1")
-        self._maintenance.keep_count = count
-        self._maintenance.schedule()
+        self._keep_count = count
+        self._schedule()
 
     def save(self, snapshot: SnapshotId, name: str) -> None:
         """Keep a snapshot under a name, as a savepoint, until that is dropped. A UsageError if
@@ -304,7 +308,7 @@ class Store(StoreReader):
                 reason = self._needed().get(snapshot)
                 if reason is not None:
                     return reason
-        self._maintenance.drop(snapshot)
+        self._maintenance.submit(self._drop, snapshot).result()
         return None
 
     @property
@@ -319,43 +323,32 @@ class Store(StoreReader):
 
     @property
     def maintenance_error(self) -> BaseException | None:
-        """The error of the last background run; None if it succeeded."""
-        return self._maintenance.error
+        """The error of the last background run; None if it succeeded or is not over."""
+        last = self._last_run
+        return last.exception() if last is not None and last.done() else None
 
     def settle(self) -> None:
-        """Wait until all background work is done.
-
-        Raises:
-            StillframeError: its error; it is tried again after the next snapshot.
-        """
-        self._maintenance.settle()
+        """Wait until all background work is done, and raise its error; it is tried again after the
+        next snapshot."""
+        if self._last_run is not None:
+            self._last_run.result()
 
     def close(self) -> None:
         """Let another writer have the store. Closing twice does nothing."""
-        self._maintenance.close()
+        self._maintenance.shutdown()
         if self._history is not None:
             self._history.close()
             self._history = None
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
+        self._files.shutdown()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _note(self, removed: SnapshotRemoved) -> None:
-        self.history.append(removed)
 
     def _check_writer(self) -> None:
         if self._lock is None:
             raise UsageError(
                 f"the store {self.path} is open for reading only: use Store.open_writer"
             )
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(_THREAD_COUNT, "stillframe-store")
-        return self._executor
 
     def _load_published(self) -> None:
         """Read what is published, and remove what a crashed writer left of it.
@@ -404,9 +397,7 @@ class Store(StoreReader):
         return self._restore_point
 
     def _needed(self) -> dict[SnapshotId, str]:
-        point = self._newest_restore_point()
-        current = self._head.restored_from if point is None else point.snapshot
-        return maintenance.needed(self._published, current, self._head.savepoints)
+        return retention.needed(self._published, self._current(), self._head.savepoints)
 
     def _check_bases(self, snapshot: SnapshotId, bases: dict[ProcessId, SnapshotId]) -> None:
         for process, base in bases.items():
@@ -423,5 +414,80 @@ class Store(StoreReader):
                 raise StoreError(
                     f"snapshot {snapshot} would need {_CHAIN_LENGTH_LIMIT + 1} earlier ones: "
                     f"snapshots come faster than one can be rewritten in full, or that fails: "
-                    f"{self._maintenance.error or 'no error so far'}"
+                    f"{self.maintenance_error or 'no error so far'}"
                 )
+
+    def _schedule(self) -> None:
+        """Maintain the store in the background, if there may be something to do."""
+        with self._writing:
+            is_full = not any(manifest.bases for manifest in self._published.values())
+            if not self._published or (is_full and self._keep_count is None):
+                return
+            # One that has not started yet will see this, too.
+            last = self._last_run
+            if last is None or last.running() or last.done():
+                self._last_run = self._maintenance.submit(self._maintain)
+
+    def _maintain(self) -> None:
+        with self._writing:
+            newest = retention.newest_of(self._published).snapshot
+            is_too_long = chain_length(self._published, newest) > CHAIN_LENGTH_MAX
+        if is_too_long:
+            self._make_full(newest)
+        while self._keep_count is not None:
+            with self._writing:
+                decision = retention.decide(self._published, self._needed(), self._keep_count)
+            self._remove(decision.unneeded)
+            if decision.full is None:
+                break
+            self._make_full(decision.full)
+
+    def _drop(self, snapshot: SnapshotId) -> None:
+        """Remove a snapshot that need not stay, after those based on it were rewritten in full."""
+        with self._writing:
+            if (reason := self._needed().get(snapshot)) is not None:
+                raise UsageError(f"snapshot {snapshot} stays: it {reason}")
+            based = self._based_on(snapshot)
+        for other in based:
+            self._make_full(other)
+        self._remove([snapshot])
+
+    def _based_on(self, snapshot: SnapshotId) -> list[SnapshotId]:
+        return [m.snapshot for m in self._published.values() if snapshot in m.based_on]
+
+    def _make_full(self, snapshot: SnapshotId) -> None:
+        with self._writing:
+            manifests = reachable(snapshot, self._published.get)
+        if manifests[snapshot].bases is None:
+            return
+        chain = self._chain(manifests, snapshot)
+        with explain_io_errors(chain.directory, "rewritten in full"):
+            full = write_full(chain)
+            with self._writing:
+                try:
+                    replace_durably(chain.directory / MANIFEST, seal(full))
+                except OSError:
+                    # It may have its name and not be forced to the disk.
+                    described = self._topologies.described
+                    self._published[snapshot] = read_manifest(chain.directory, described)
+                    raise
+                self._published[snapshot] = full
+            remove_changes(chain)
+
+    def _remove(self, snapshots: Iterable[SnapshotId]) -> None:
+        for snapshot in snapshots:
+            directory = self._snapshots / str(snapshot)
+            dropped = layout.dropped_path(directory)
+            with explain_io_errors(directory, "removed"):
+                with self._writing:
+                    if self._based_on(snapshot):
+                        continue  # one that was published just now is based on it
+                    # On a full disk the line is written later: this makes room for it.
+                    with contextlib.suppress(StoreError):
+                        self.history.append(SnapshotRemoved(snapshot))
+                    if directory.is_dir():  # or it is gone already
+                        directory.rename(dropped)
+                    self._published.pop(snapshot, None)
+                    sync(self._snapshots)
+                if dropped.exists():
+                    shutil.rmtree(dropped)

@@ -1,57 +1,97 @@
-"""A global state as three Parquet files, and back; and decoded for display.
+"""A global state as Parquet files, and back; and decoded for display.
 
 ``channels.parquet`` and ``processes.parquet`` hold everything as it was recorded (`encoded`); a
 restore reads only these. Their other columns, and all of ``messages.parquet``, repeat it field by
 field for queries with any reader of Parquet.
+
+A keyed field has a file of its own for all processes of a class (`KeyedTable`), with a row for each
+key. The rows of a process are next to each other: keys that were set since the base snapshot, then
+keys that were removed; without a base, every key. Where the columns do not give a key or a value
+back exactly as it was recorded, another column holds its MessagePack (`key_encoded`,
+`value_encoded`).
 """
 
+import datetime
 import itertools
 import operator
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
     Channel,
     ChannelState,
     GlobalState,
+    KeyedChange,
+    KeyedRows,
+    ProcessId,
     ProcessState,
     SnapshotId,
+    encode_array,
 )
-from stillframe.store.arrow_columns import merged_columns, to_array
-from stillframe.store.keyed import as_changes, keyed_tables
-from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file
-from stillframe.store.parquet import check_columns, read_parquet, repeated, to_parquet
-from stillframe.topology import Description
+from stillframe.store.manifest import (
+    CHANNELS,
+    MESSAGES,
+    PROCESSES,
+    Head,
+    keyed_file,
+    table_name,
+)
+from stillframe.store.parquet import (
+    KEY,
+    KEY_ENCODED,
+    apply_changes,
+    check_columns,
+    read_parquet,
+    repeated,
+    to_parquet,
+)
+from stillframe.topology import KEYED, Column, Description, KeyedColumns
 
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "time": pa.timestamp("us", tz="UTC"),
+    "json": pa.string(),
+}
+"""Kind of column (``Column.kind``) -> its Arrow type."""
 
-class DecodedMessage(msgspec.Struct, frozen=True):
-    """A message on a channel: its number, its class, and its fields by name."""
+_FITTING: dict[str, set[type]] = {
+    "bool": {bool},
+    "int": {int},
+    "float": {float, int},
+    "text": {str},
+    "bytes": {bytes},
+    "time": {datetime.datetime, str},
+}
+"""Kind of column -> the types that MessagePack gives for it. Arrow would truncate 0.5 to 0."""
 
-    number: int
-    kind: str
-    fields: dict[str, Any]
+_EXACT = frozenset({"bool", "int", "float", "text", "bytes"})
+"""Kinds of columns that give a recorded value back exactly."""
 
+_CONVERSION_ERRORS = (
+    pa.ArrowException,
+    TypeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+    msgspec.MsgspecError,
+)
 
-def fields_of(state: ProcessState) -> dict[str, Any]:
-    """Return the recorded fields of a process."""
-    return msgspec.msgpack.decode(state.encoded, type=dict[str, Any])
-
-
-def messages_of(state: ChannelState, description: Description) -> Iterator[DecodedMessage]:
-    """Yield the messages of a channel in order; each batch is decoded when it is needed."""
-    for batch in state.batches:
-        for index, (kind, *values) in enumerate(msgspec.msgpack.decode(batch.encoded)):
-            names = [column.name for column in description.messages[kind]]
-            fields = dict(zip(names, values, strict=False))
-            yield DecodedMessage(batch.first + index, kind, fields)
-
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+_decode_raw = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_MAP32 = 0xDF
 
 _BATCHES = pa.list_(
     pa.struct(
@@ -84,14 +124,351 @@ _RECORDED_SCHEMA = pa.schema(
 _COUNT_MAX = 2**63 - 1
 
 
+class DecodedMessage(msgspec.Struct, frozen=True):
+    """A message on a channel: its number, its class, and its fields by name."""
+
+    number: int
+    kind: str
+    fields: dict[str, Any]
+
+
+def fields_of(state: ProcessState) -> dict[str, Any]:
+    """Return the recorded fields of a process."""
+    return _decode(state.encoded, type=dict[str, Any])
+
+
+def messages_of(state: ChannelState, description: Description) -> Iterator[DecodedMessage]:
+    """Yield the messages of a channel in order; each batch is decoded when it is needed."""
+    for batch in state.batches:
+        for index, (kind, *values) in enumerate(_decode(batch.encoded)):
+            names = [column.name for column in description.messages[kind]]
+            fields = dict(zip(names, values, strict=False))
+            yield DecodedMessage(batch.first + index, kind, fields)
+
+
+def merged_columns(classes: Mapping[str, tuple[Column, ...]]) -> tuple[Column, ...]:
+    """Return one column for each field name of any of the classes, in the order of first
+    occurrence.
+
+    If classes disagree about a name, integers and floats become float, all else JSON. A keyed field
+    has rows of its own and no column.
+    """
+    kinds: dict[str, set[str]] = {}
+    for column in itertools.chain.from_iterable(classes.values()):
+        if column.kind != KEYED:
+            kinds.setdefault(column.name, set()).add(column.kind)
+    return tuple(Column(name, _meet(of_name)) for name, of_name in kinds.items())
+
+
+def _meet(kinds: set[str]) -> str:
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "float" if kinds == {"int", "float"} else "json"
+
+
+def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str]) -> pa.Array:
+    """Return values as an Arrow array of the column's type; a StoreError names the first that does
+    not fit, by `where`, a function of its index."""
+    try:
+        return _convert(column, values)
+    except _CONVERSION_ERRORS as error:
+        index, cause = _first_misfit(column, values, error)
+        raise StoreError(
+            f"{where(index)}: field {column.name!r} holds {_shortened(repr(values[index]))}, "
+            f"which does not fit a column of kind {column.kind} ({_shortened(str(cause))}): keep "
+            "it in that range, or declare the field with another type, for example str"
+        ) from error
+
+
+def _convert(column: Column, values: Sequence[Any]) -> pa.Array:
+    if column.kind == "json":
+        values = [None if value is None else _json(value) for value in values]
+        return pa.array(values, ARROW_TYPES["json"])
+    odd = set(map(type, values)) - _FITTING[column.kind] - {type(None)}
+    if odd:
+        raise TypeError(f"it is of type {', '.join(sorted(kind.__name__ for kind in odd))}")
+    if column.kind == "time":
+        values = [_time(value) if isinstance(value, str) else value for value in values]
+    return pa.array(values, ARROW_TYPES[column.kind])
+
+
+def _first_misfit(column: Column, values: Sequence[Any], error: Exception) -> tuple[int, Exception]:
+    for index, value in enumerate(values):
+        try:
+            _convert(column, [value])
+        except _CONVERSION_ERRORS as cause:
+            return index, cause
+    return 0, error
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _time(text: str) -> datetime.datetime:
+    # MessagePack has no time without a zone: it is encoded as text, and read as UTC.
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError):
+        return msgspec.json.encode(_with_pairs(value), enc_hook=repr).decode()
+
+
+def _with_pairs(value: Any) -> Any:
+    """JSON has only text as keys: a dict with other keys becomes a list of [key, value]."""
+    match value:
+        case dict():
+            return [[_with_pairs(k), _with_pairs(v)] for k, v in value.items()]
+        case list() | tuple():
+            return [_with_pairs(item) for item in value]
+        case _:
+            return value
+
+
+class KeyedTable:
+    """The table `name` of one keyed field of one class (`kind`); `encodings` are those of some of
+    its columns in Parquet."""
+
+    def __init__(self, kind: str, field: str, columns: KeyedColumns) -> None:
+        self.kind = kind
+        self.field = field
+        self.name = table_name(kind, field)
+        self._key = Column(KEY, columns.key)
+        self._values = columns.values
+        self._is_key_exact = columns.key in _EXACT
+        self._is_value_exact = columns.layout == "value" and columns.values[0].kind in _EXACT
+        self._identity = KEY if self._is_key_exact else KEY_ENCODED
+        self._struct_decoder = None if columns.layout == "value" else _decoder_of(columns)
+        self._queryable = ["process", KEY, *(column.name for column in columns.values)]
+        self._schema = pa.schema(
+            [
+                ("process", pa.dictionary(pa.int32(), pa.string())),
+                ("is_removed", pa.bool_()),
+                (KEY, ARROW_TYPES[columns.key]),
+                *(() if self._is_key_exact else [(KEY_ENCODED, pa.binary())]),
+                *((column.name, ARROW_TYPES[column.kind]) for column in columns.values),
+                *(() if self._is_value_exact else [("value_encoded", pa.binary())]),
+            ]
+        )
+        self.encodings = {
+            column.name: encoding
+            for column, is_unique in ((self._key, True), *((v, False) for v in self._values))
+            if (encoding := _encoding(column.kind, is_unique=is_unique)) is not None
+        }
+
+    def rows(self, snapshot: str, states: Iterable[ProcessState]) -> pa.Table:
+        """Return the rows of a snapshot, from the keyed fields of these states."""
+        tables = []
+        for state in states:
+            change = state.keyed[self.field]
+            where = f"snapshot {snapshot}, process {state.process} ({self.kind}), {self.field}"
+            for rows in change.rows:
+                columns = self._keys(where, rows.keys, rows.count) | self._all_values(where, rows)
+                tables.append(self._table(state.process, rows.count, columns, is_removed=False))
+            columns = self._keys(where, change.removed, change.removed_count)
+            tables.append(
+                self._table(state.process, change.removed_count, columns, is_removed=True)
+            )
+        return self.of_snapshot(snapshot, tables)
+
+    def of_snapshot(self, snapshot: str, tables: Sequence[pa.Table]) -> pa.Table:
+        """Return rows, such as ``merged`` gives for each process, as the table of a snapshot."""
+        table = pa.concat_tables([self.no_rows(), *tables]).unify_dictionaries()
+        return table.add_column(0, "snapshot", repeated([(snapshot, table.num_rows)]))
+
+    def read(self, content: bytes) -> dict[ProcessId, pa.Table]:
+        """Return the rows in a file of this table, by process."""
+        table = read_parquet(content, self._schema.names, dictionaries=["process"])
+        check_columns(table, self._schema, filled={"process", "is_removed", self._identity})
+        table = table.unify_dictionaries()
+        found: dict[ProcessId, list[pa.Table]] = {}
+        for process, first, end in _runs(table.column("process")):
+            found.setdefault(process, []).append(table.slice(first, end - first))
+        return {process: pa.concat_tables(tables) for process, tables in found.items()}
+
+    def merged(self, links: Sequence[pa.Table]) -> pa.Table:
+        """Return the keys that one process has after the last of the `links`, the oldest first."""
+        return apply_changes([pa.concat_tables([self.no_rows(), *links[:1]]), *links[1:]])
+
+    def as_map(self, table: pa.Table) -> bytes:
+        """Return the keys of one process, none of them removed, as a MessagePack map."""
+        if self._is_key_exact:
+            keys, values = table.column(KEY).to_pylist(), self._plain_values(table)
+            encoded: bytes = _encode(dict(zip(keys, values, strict=True)))
+            return encoded
+        pairs = zip(self._raw(table, "key"), self._raw(table, "value"), strict=True)
+        header: bytes = bytes([_MAP32]) + table.num_rows.to_bytes(4, "big")
+        return header + b"".join(itertools.chain.from_iterable(pairs))
+
+    def change(self, table: pa.Table) -> KeyedChange:
+        """Return the rows of one process as it recorded them."""
+        removed = table.filter(table.column("is_removed"))
+        kept = table.filter(pc.invert(table.column("is_removed")))
+        keys, values = (encode_array(self._raw(kept, name)) for name in ("key", "value"))
+        rows = (KeyedRows(kept.num_rows, keys, values),) if kept.num_rows else ()
+        return KeyedChange(rows, removed.num_rows, encode_array(self._raw(removed, "key")))
+
+    def queryable(self, table: pa.Table) -> pa.Table:
+        """Return the columns for queries."""
+        return table.select(["snapshot", *self._queryable])
+
+    def repeated_key(self, table: pa.Table) -> str | None:
+        """Return a key that occurs twice in the rows of one process, if any."""
+        counted = table.group_by(self._identity).aggregate([([], "count_all")])
+        twice = counted.filter(pc.greater(counted.column("count_all"), 1))
+        return str(twice.column(self._identity)[0].as_py()) if twice.num_rows else None
+
+    def _plain_values(self, table: pa.Table) -> list[Any]:
+        if self._is_value_exact:
+            return list(table.column(self._values[0].name).to_pylist())
+        return list(map(msgspec.Raw, table.column("value_encoded").to_pylist()))
+
+    def _raw(self, table: pa.Table, what: str) -> list[bytes]:
+        """Return the keys or the values, each as MessagePack."""
+        is_exact = self._is_key_exact if what == "key" else self._is_value_exact
+        if is_exact:
+            return list(map(_encode, table.column(what).to_pylist()))
+        return list(table.column(f"{what}_encoded").to_pylist())
+
+    def no_rows(self) -> pa.Table:
+        """Return an empty table."""
+        return self._schema.empty_table()
+
+    def _table(
+        self, process: ProcessId, count: int, columns: dict[str, pa.Array], *, is_removed: bool
+    ) -> pa.Table:
+        """Return rows of a process; the columns of values are empty unless they are given."""
+        columns["process"] = repeated([(process, count)])
+        columns["is_removed"] = pa.repeat(pa.scalar(is_removed), count)
+        arrays = [
+            columns[field.name] if field.name in columns else pa.nulls(count, field.type)
+            for field in self._schema
+        ]
+        return pa.table(arrays, schema=self._schema)
+
+    def _keys(self, where: str, encoded: bytes, count: int) -> dict[str, pa.Array]:
+        keys = _items(where, encoded, count)
+        columns = {KEY: to_array(self._key, keys, lambda index: f"{where}, key {index}")}
+        if not self._is_key_exact:
+            columns[KEY_ENCODED] = _raw_array(encoded)
+        return columns
+
+    def _all_values(self, where: str, rows: KeyedRows) -> dict[str, pa.Array]:
+        def named(index: int) -> str:
+            return f"{where}, key {_decode(rows.keys)[index]!r}"
+
+        items = _items(where, rows.values, rows.count, self._struct_decoder)
+        columns = {}
+        for column in self._values:
+            if self._struct_decoder is None:
+                values = items
+            else:
+                values = list(map(operator.attrgetter(column.name), items))
+            columns[column.name] = to_array(column, values, named)
+        if not self._is_value_exact:
+            columns["value_encoded"] = _raw_array(rows.values)
+        return columns
+
+
+def as_changes(snapshot: str, state: ProcessState, description: Description) -> ProcessState:
+    """Return a state whose keyed fields are in `keyed`, also if they were recorded in full."""
+    where = f"snapshot {snapshot}, process {state.process}"
+    names = description.keyed.get(state.kind, {}).keys()
+    if state.keyed.keys() == names:
+        return state if names else msgspec.structs.replace(state, base=None)
+    if state.keyed or state.base is not None:
+        raise UsageError(
+            f"{where}: changes of {', '.join(state.keyed) or 'nothing'} were recorded, and the "
+            f"keyed fields of {state.kind} are {', '.join(names) or 'none'}"
+        )
+    try:
+        fields = _decode(state.encoded, type=dict[str, msgspec.Raw])
+        keyed = {
+            name: _full_change(_decode(fields.pop(name), type=dict[Any, msgspec.Raw]))
+            for name in names
+        }
+    except (*DECODING_ERRORS, KeyError) as error:
+        raise UsageError(
+            f"{where}: its state is no map with {', '.join(names)}: {error}"
+        ) from error
+    return ProcessState(state.process, state.kind, _encode(fields), None, keyed)
+
+
+def as_full(
+    state: ProcessState, maps: Mapping[str, bytes], description: Description
+) -> ProcessState:
+    """Return a state with its keyed fields, each a MessagePack map, among the others."""
+    fields = _decode(state.encoded, type=dict[str, msgspec.Raw])
+    fields |= {name: msgspec.Raw(encoded) for name, encoded in maps.items()}
+    order = {column.name: index for index, column in enumerate(description.states[state.kind])}
+    names = sorted(fields, key=lambda name: order.get(name, len(order)))
+    return ProcessState(state.process, state.kind, _encode({name: fields[name] for name in names}))
+
+
+def _full_change(rows: dict[Any, msgspec.Raw]) -> KeyedChange:
+    keyed_rows = KeyedRows(len(rows), _encode(list(rows)), _encode(list(rows.values())))
+    return KeyedChange((keyed_rows,) if rows else (), 0, _encode([]))
+
+
+def _items(where: str, encoded: bytes, count: int, decoder: Any = None) -> list[Any]:
+    try:
+        items: list[Any] = _decode(encoded, type=list) if decoder is None else decoder(encoded)
+    except DECODING_ERRORS as error:
+        raise NotConsistent(f"{where}: what was recorded cannot be read: {error}") from error
+    if len(items) != count:
+        raise NotConsistent(f"{where}: {count} entries were announced, and {len(items)} recorded")
+    return items
+
+
+def _raw_array(encoded: bytes) -> pa.Array:
+    return pa.array(map(bytes, _decode_raw(encoded)), pa.binary())
+
+
+def _decoder_of(columns: KeyedColumns) -> Any:
+    row = msgspec.defstruct(
+        "Row",
+        [(column.name, Any, None) for column in columns.values],
+        array_like=columns.layout == "array",
+        frozen=True,
+        gc=False,
+    )
+    return msgspec.msgpack.Decoder(list[row]).decode  # type: ignore[valid-type]
+
+
+def _encoding(kind: str, *, is_unique: bool) -> str | None:
+    """Return the Parquet encoding of a column: unique texts are not worth a dictionary."""
+    if kind in ("int", "time"):
+        return "DELTA_BINARY_PACKED"
+    if not is_unique:
+        return None
+    return {"text": "DELTA_BYTE_ARRAY", "json": "DELTA_BYTE_ARRAY", "bool": "PLAIN"}.get(kind)
+
+
+def _runs(column: pa.ChunkedArray) -> Iterable[tuple[str, int, int]]:
+    """Yield each run of equal texts: the text, its start and its end."""
+    array = column.combine_chunks()
+    runs = pc.run_end_encode(array.indices)
+    names, first = array.dictionary.to_pylist(), 0
+    for end, index in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+        yield names[index], first, end
+        first = end
+
+
 class Tables:
     """Makes the tables of every snapshot of one topology; `keyed` are those of its keyed fields."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
-        self.keyed = keyed_tables(description)
-        self._keyed_files = {
-            keyed_file(table.name, is_full=is_full): table
+        self.keyed = [
+            KeyedTable(kind, field, columns)
+            for kind, fields in description.keyed.items()
+            for field, columns in fields.items()
+        ]
+        self._encodings = {
+            keyed_file(table.name, is_full=is_full): table.encodings
             for table in self.keyed
             for is_full in (True, False)
         }
@@ -133,31 +510,26 @@ class Tables:
     def of(self, snapshot: SnapshotId, state: GlobalState) -> dict[str, pa.Table]:
         """Return file name -> table for a state that was ``split`` and whose books balance.
 
-        Raises:
-            UsageError, StoreError: a state or a message does not fit its class or its column.
-            NotConsistent: a batch does not hold the messages that it announces.
+        A UsageError or StoreError if a state or a message does not fit its class or its column, a
+        NotConsistent if a batch does not hold the messages that it announces.
         """
-        name = str(snapshot)
+        name, processes = str(snapshot), state.processes
+        is_full = all(process.base is None for process in processes)
         return {
-            PROCESSES: self._processes(name, state.processes),
+            PROCESSES: self._processes(name, processes),
             CHANNELS: _channels(name, state.channels),
             MESSAGES: self._messages(name, state.channels),
-            **self._keyed(name, state.processes),
+            **{
+                keyed_file(table.name, is_full=is_full): table.rows(
+                    name, [process for process in processes if process.kind == table.kind]
+                )
+                for table in self.keyed
+            },
         }
 
     def to_parquet(self, name: str, table: pa.Table) -> bytes:
         """Return the bytes of the file `name` with `table`."""
-        keyed = self._keyed_files.get(name)
-        return to_parquet(table) if keyed is None else keyed.to_parquet(table)
-
-    def _keyed(self, snapshot: str, states: Sequence[ProcessState]) -> dict[str, pa.Table]:
-        is_full = all(state.base is None for state in states)
-        return {
-            keyed_file(table.name, is_full=is_full): table.rows(
-                snapshot, [state for state in states if state.kind == table.kind]
-            )
-            for table in self.keyed
-        }
+        return to_parquet(table, self._encodings.get(name))
 
     def _processes(self, snapshot: str, states: Sequence[ProcessState]) -> pa.Table:
         fields = [_decode_state(snapshot, state) for state in states]
@@ -223,9 +595,31 @@ class Tables:
         return pa.DictionaryArray.from_arrays(indices, pa.array(self._kinds, pa.string()))
 
 
+class TopologyHistory:
+    """The topologies in ``store.json``, by the hash that each manifest has (`described`); `present`
+    is the hash of the topology of new snapshots."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self.present = head.description.hash
+        self.described = {d.hash: d for d in (*head.former, head.description)}
+        self._tables: dict[str, Tables] = {}
+
+    def following(self, head: Head) -> "TopologyHistory":
+        """Return the topologies after `head` was read; most often the same object."""
+        is_same = (head.description, head.former) == (self._head.description, self._head.former)
+        return self if is_same else TopologyHistory(head)
+
+    def tables(self, topology: str) -> Tables:
+        """Return the tables of the topology with that hash."""
+        if topology not in self._tables:
+            self._tables[topology] = Tables(self.described[topology])
+        return self._tables[topology]
+
+
 def _decode_state(snapshot: str, state: ProcessState) -> dict[str, Any]:
     try:
-        return msgspec.msgpack.decode(state.encoded, type=dict[str, Any])
+        return fields_of(state)
     except DECODING_ERRORS as error:
         raise UsageError(
             f"snapshot {snapshot}, process {state.process}: its state is no MessagePack map from "
@@ -273,17 +667,15 @@ def read_channels(content: bytes) -> tuple[ChannelState, ...]:
     """Read the states of the channels; checking their books is the caller's next step."""
     table = read_parquet(content)
     check_columns(table, _CHANNELS_SCHEMA)
-    return tuple(_channel_states(table))
-
-
-def _channel_states(table: pa.Table) -> Iterable[ChannelState]:
-    columns = table.select(["source", "target", "sent_count", "received_count"]).to_pydict()
     lists = table.column("encoded").combine_chunks()
     flat = lists.flatten()
     check_columns(pa.Table.from_struct_array(flat), pa.schema(list(_BATCHES.value_type)))
     batches = map(Batch, *(flat.field(name).to_pylist() for name in ("first", "count", "encoded")))
-    for source, target, sent, received, count in zip(
-        *columns.values(), lists.value_lengths().to_pylist(), strict=True
-    ):
-        state = tuple(itertools.islice(batches, count))
-        yield ChannelState(Channel(source, target), sent, received, state)
+    columns = table.select(["source", "target", "sent_count", "received_count"]).to_pydict()
+    states = zip(*columns.values(), lists.value_lengths().to_pylist(), strict=True)
+    return tuple(
+        ChannelState(
+            Channel(source, target), sent, received, tuple(itertools.islice(batches, count))
+        )
+        for source, target, sent, received, count in states
+    )

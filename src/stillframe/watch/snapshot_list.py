@@ -13,7 +13,7 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOTS
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
 from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
-from stillframe.store.layout import explain_io_errors, snapshot_directories
+from stillframe.store.layout import explain_io_errors, snapshot_ids
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
@@ -103,11 +103,11 @@ class StoreSnapshots(SnapshotList):
             changed_ns = self._directory.stat().st_mtime_ns
         if changed_ns == self._changed_ns:
             return None
-        found = [SnapshotId.parse(path.name) for path in snapshot_directories(self._directory)]
+        found = snapshot_ids(self._directory)
         # The clock of a file system is coarse: a change within one tick shows at a later poll.
         is_settled = time.time_ns() - changed_ns > SETTLED_NS
         self._changed_ns = changed_ns if is_settled else -1
-        return sorted(found, key=lambda i: (i.number, i))
+        return found
 
     def _row(self, snapshot: SnapshotId) -> dict[str, Any]:
         return store_row(self._store.entry(snapshot))

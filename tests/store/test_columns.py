@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stillframe.errors import StoreError
-from stillframe.store.arrow_columns import ARROW_TYPES, merged_columns, to_array
+from stillframe.store.tables import ARROW_TYPES, merged_columns, to_array
 from stillframe.topology import COLUMN_KINDS, Column
 
 UTC = datetime.UTC
