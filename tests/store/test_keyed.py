@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.errors import NotConsistent, StoreError, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import KeyedChange, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Process
 from stillframe.store.manifest import MANIFEST, Manifest
-from stillframe.store.sealed_json import read_sealed
+from stillframe.store.parquet import read_parquet, to_parquet
+from stillframe.store.sealed_json import read_sealed, seal
+from stillframe.store.snapshot_directory import record_of
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.keyed_samples import (
@@ -164,6 +167,23 @@ def test_a_key_that_is_named_twice_is_found(store: Store) -> None:
     assert held(store.load(ONE))["P"]["accounts"] == {"a": 2}
     with pytest.raises(NotConsistent, match="process P has the key 'a' twice"):
         store.verify(ONE)
+
+
+@pytest.mark.parametrize("process", [7, b"P"])
+def test_processes_that_are_no_texts_are_damage(store: Store, process: int | bytes) -> None:
+    """A file whose hash is right and whose rows are of a number, or of bytes, is refused."""
+    fill(store)
+    path = store.path / "snapshots" / "P-1" / "Bank_accounts.whole.parquet"
+    table = read_parquet(path.read_bytes())
+    index = table.schema.get_field_index("process")
+    content = to_parquet(table.set_column(index, "process", pa.array([process] * table.num_rows)))
+    path.write_bytes(content)
+    manifest = read_sealed(path.with_name(MANIFEST), Manifest)
+    files = tuple(record_of(f.name, (path.parent / f.name).read_bytes()) for f in manifest.files)
+    path.with_name(MANIFEST).write_bytes(seal(msgspec.structs.replace(manifest, files=files)))
+    for read in (store.load, store.tables, store.verify):
+        with pytest.raises(Damaged, match="column process is of type"):
+            read(ONE)
 
 
 def test_a_topology_without_keyed_fields_writes_what_it_always_did(tmp_path: Path) -> None:
