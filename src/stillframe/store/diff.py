@@ -53,11 +53,7 @@ class SnapshotDiff(msgspec.Struct, frozen=True):
 
 
 def diff_snapshots(store: StoreReader, before: SnapshotId, after: SnapshotId) -> SnapshotDiff:
-    """Compare two snapshots of `store`; both are loaded and verified.
-
-    Raises:
-        UsageError, Damaged, NotConsistent, StoreError: as ``StoreReader.load``.
-    """
+    """Compare two snapshots of `store`; both are loaded and verified (``StoreReader.load``)."""
     one, other = (store.load(snapshot).state for snapshot in (before, after))
     keyed = _keyed_fields(store, (before, after))
     return SnapshotDiff(

@@ -38,7 +38,15 @@ from stillframe.store.layout import (
     unfinished,
     visible,
 )
-from stillframe.store.manifest import FILES, MANIFEST, FileRecord, are_files, keyed_file, table_name
+from stillframe.store.manifest import (
+    FILES,
+    MANIFEST,
+    FileRecord,
+    are_files,
+    keyed_file,
+    shared_fields,
+    table_name,
+)
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import NewDirectory
 from stillframe.store.tables import Tables
@@ -79,18 +87,13 @@ class FragmentSource(msgspec.Struct, frozen=True):
 class FragmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The manifest of a fragment. Times are seconds since 1970, by the clock of the process.
 
-    Attributes:
-        run, began_from: as in `FragmentSource`.
-        topology: the hash of its description.
-        moment_s: when the process recorded its state, in seconds by a monotonic clock: it orders
-            the cuts in an epoch.
-        recorded_at: the same, by the clock of its machine.
-        completed_at: when all its markers had arrived, and everything was encoded.
-        pause_s: how long the process was paused, in seconds.
-        capture_s: how long it took until the state was encoded, in seconds.
-        base: the snapshot since which its keyed fields hold the changes; None: all keys.
-        sent: target -> number of messages sent there before the cut.
-        received: source -> numbers of messages received from there before the cut, and in transit.
+    `run` and `began_from` are as in `FragmentSource`, `pause_s` and `capture_s` as in
+    ``model.Fragment``; `topology` is the hash of its description. `moment_s` is when the process
+    recorded its state, in seconds by a monotonic clock, which orders the cuts in an epoch, and
+    `recorded_at` is the same by the clock of its machine; at `completed_at` all its markers had
+    arrived, and everything was encoded. `base` is the snapshot since which its keyed fields hold
+    the changes; None: all keys. `sent` has the number of messages sent to each target before the
+    cut.
     """
 
     format: int = FORMAT
@@ -133,13 +136,7 @@ class FragmentPlace(msgspec.Struct, frozen=True, order=True):
 
 
 class FragmentWriter:
-    """Writes the fragments of one process in one epoch.
-
-    Args:
-        directory: of the fragments of all processes.
-        source: the process and its epoch.
-        topology: of the system.
-    """
+    """Writes the fragments of one process in one epoch to the `directory` of all fragments."""
 
     def __init__(self, directory: Path, source: FragmentSource, topology: FragmentTopology) -> None:
         self._directory = directory
@@ -154,11 +151,8 @@ class FragmentWriter:
     ) -> None:
         """Write a fragment; when this returns, all of it is on the disk. Old ones may be removed.
 
-        The times are as in `FragmentManifest`.
-
-        Raises:
-            NotConsistent, UsageError: it does not fit the classes of the process.
-            StoreError: the disk is full or failed. Nothing of it exists.
+        A NotConsistent or UsageError if it does not fit the classes of the process; after a
+        StoreError, because the disk is full or failed, nothing of it exists.
         """
         source = self._source
         place = FragmentPlace(source.epoch, fragment.snapshot, source.process)
@@ -170,26 +164,21 @@ class FragmentWriter:
         state = self._tables.split(fragment.snapshot, _alone(fragment))
         state.check_books()
         (own,) = state.processes
-        is_full = own.base is None
-        names = fragment_files(self._topology.description, source.process, is_full=is_full)
+        description = self._topology.description
+        names = fragment_files(description, source.process, is_full=own.base is None)
         made = self._tables.of(fragment.snapshot, state)
         with NewDirectory(path, None) as new:
             manifest = FragmentManifest(
-                snapshot=fragment.snapshot,
-                process=source.process,
-                epoch=source.epoch,
-                run=source.run,
-                began_from=source.began_from,
                 topology=self._hash,
                 moment_s=moment_s,
                 recorded_at=recorded_at,
                 completed_at=completed_at,
-                pause_s=fragment.pause_s,
-                capture_s=fragment.capture_s,
                 base=own.base,
                 sent=fragment.sent_counts,
                 received={r.source: _received(r) for r in fragment.incoming},
                 files=new.write_tables({n: made[n] for n in names}, self._tables.to_parquet),
+                **shared_fields(source, FragmentManifest),
+                **shared_fields(fragment, FragmentManifest),
             )
             new.publish(manifest)
 
@@ -219,23 +208,16 @@ def put_shared(path: Path, content: bytes, process: ProcessId, *, replaces: bool
     try:
         write_new(partial, content)
         sync(partial)
+        if not replaces:
+            try:
+                os.link(partial, path)
+            except OSError:  # the file exists, or its file system has no hard links
+                replaces = not path.exists()
         if replaces:
             partial.replace(path)
-        else:
-            _give_name(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     sync(path.parent)
-
-
-def _give_name(partial: Path, path: Path) -> None:
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        if not path.exists():
-            partial.replace(path)
 
 
 def remove_unfinished(directory: Path, process: ProcessId) -> None:
@@ -315,12 +297,7 @@ def check_fragments_unused(directory: Path, epoch: int) -> None:
 
 def find_fragments(directory: Path) -> list[FragmentPlace]:
     """Return the fragments in `directory`, by epoch, snapshot and process; none without a
-    directory.
-
-    Raises:
-        UsageError: it is a file, or holds something else.
-        StoreError: it cannot be read.
-    """
+    directory. A UsageError if it is a file, or holds something else."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: fragments are in a directory")
     found: list[FragmentPlace] = []
@@ -348,12 +325,8 @@ def find_fragments(directory: Path) -> list[FragmentPlace]:
 
 
 def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
-    """Return the topologies of the fragments in `directory`, by hash.
-
-    Raises:
-        Damaged: a file is not what was written.
-        StoreError: it cannot be read.
-    """
+    """Return the topologies of the fragments in `directory`, by hash; errors as for
+    ``read_sealed``."""
     found = {}
     topologies = directory / TOPOLOGIES
     with explain_io_errors(topologies, "read"):
@@ -370,12 +343,8 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
 def read_fragment(
     directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
 ) -> FragmentManifest:
-    """Read the manifest of a fragment.
-
-    Raises:
-        Damaged: it is not what was written, or belongs somewhere else.
-        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
-    """
+    """Read the manifest of a fragment; errors as for ``read_sealed``, also if it belongs somewhere
+    else."""
     path = place.path(directory) / MANIFEST
     manifest = read_sealed(path, FragmentManifest, advice=FRAGMENT_ADVICE)
     if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:

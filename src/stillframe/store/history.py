@@ -168,20 +168,12 @@ def count_event(counts: EventCounts, event: HistoryEvent) -> EventCounts:
 
 
 class History:
-    """The history of a store, for its writer. Any thread may append.
+    """The history of the store in a directory that the caller has open for writing. Any thread may
+    append. A StoreError if it cannot be read, or the disk is full or failed.
 
-    A damaged line is passed over: the recorded states are in the snapshots.
-
-    Args:
-        store: the directory, which the caller has open for writing.
-
-    Raises:
-        StoreError: it cannot be read, or the disk is full or failed.
-
-    Attributes:
-        damages: an error for each line that was changed since it was written.
-        last_number: the highest number of a snapshot so far.
-        counts: how often each event happened.
+    A damaged line is passed over: the recorded states are in the snapshots. `damages` are the
+    errors of such lines, `last_number` is the highest number of a snapshot so far, and `counts` is
+    how often each event happened.
     """
 
     def __init__(self, store: Path) -> None:
@@ -193,18 +185,22 @@ class History:
         self._unwritten: list[bytes] = []
         self._has_new_names = False
         self._appending = threading.Lock()
-        lines, length, damaged_length = _read(store)
-        self.damages = [line for line in lines if isinstance(line, Damaged)]
-        for line in lines:
+        self.damages: list[Damaged] = []
+        older, newer = _read(store)
+        damaged_bytes = 0
+        for line, length in (*older, *newer):
             if isinstance(line, HistoryRecord):
                 self._follow(line.what)
+            else:
+                self.damages.append(line)
+                damaged_bytes += length
         # A damaged line may have been several, and each may have given a snapshot its number.
-        self.last_number += 2 * len(self.damages) + damaged_length // SHORTEST_LINE_BYTES
+        self.last_number += 2 * len(self.damages) + damaged_bytes // SHORTEST_LINE_BYTES
+        self._length = sum(length for _, length in newer)
         with explain_io_errors(self._path, "written"):
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
-            self._length = length
-            os.ftruncate(self._file, length)
-            if not length:
+            os.ftruncate(self._file, self._length)
+            if not self._length:
                 self._append(_line(self._summary(), time.time()), is_forced=False)
                 sync(store)
 
@@ -216,32 +212,28 @@ class History:
     def append(self, event: HistoryEvent) -> None:
         """Append an event that happens now.
 
-        Raises:
-            StoreError: the disk is full or failed. A snapshot whose start could not be written must
-                not start; any other line is written with the next one that fits.
+        After a StoreError, because the disk is full or failed, a snapshot whose start could not be
+        written must not start; any other line is written with the next one that fits.
         """
         with self._appending:
-            self._append_event(event)
-
-    def _append_event(self, event: HistoryEvent) -> None:
-        at = time.time()
-        line = _line(event, at)
-        try:
-            with explain_io_errors(self._path, "written"):
-                if self._length > FILE_BYTES_MAX and not self._unwritten:
-                    self._roll_over(at)
-                if self._has_new_names:
-                    sync(self._store)
-                    self._has_new_names = False
-                is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
-                self._append(line, is_forced=is_forced)
-        except StoreError:
-            kept_bytes = len(line) + sum(map(len, self._unwritten))
-            if self._must_be_known(event) and kept_bytes <= UNWRITTEN_BYTES_MAX:
-                self._unwritten.append(line)
-                self._follow(event)
-            raise
-        self._follow(event)
+            at = time.time()
+            line = _line(event, at)
+            try:
+                with explain_io_errors(self._path, "written"):
+                    if self._length > FILE_BYTES_MAX and not self._unwritten:
+                        self._roll_over(at)
+                    if self._has_new_names:
+                        sync(self._store)
+                        self._has_new_names = False
+                    is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
+                    self._append(line, is_forced=is_forced)
+            except StoreError:
+                kept_bytes = len(line) + sum(map(len, self._unwritten))
+                if self._must_be_known(event) and kept_bytes <= UNWRITTEN_BYTES_MAX:
+                    self._unwritten.append(line)
+                    self._follow(event)
+                raise
+            self._follow(event)
 
     def close(self) -> None:
         """Close the file. Closing twice does nothing."""
@@ -327,9 +319,9 @@ def read_history(store: Path) -> list[HistoryRecord]:
 
 def readable_history(store: Path) -> tuple[list[HistoryRecord], list[Damaged]]:
     """Return the events in lines that can be read, and an error for each line that was changed."""
-    found, _, _ = _read(store)
-    damages = [line for line in found if isinstance(line, Damaged)]
-    return [line for line in found if isinstance(line, HistoryRecord)], damages
+    lines = [line for of_file in _read(store) for line, _ in of_file]
+    damages = [line for line in lines if isinstance(line, Damaged)]
+    return [line for line in lines if isinstance(line, HistoryRecord)], damages
 
 
 def lost_snapshots(store: Path) -> list[SnapshotId]:
@@ -381,25 +373,24 @@ def explain_loss(store: Path, snapshot: SnapshotId) -> str:
     )
 
 
-def _read(store: Path) -> tuple[list[HistoryRecord | Damaged], int, int]:
-    """Return all lines or their errors, the length of the newer file, and the bytes in damaged
-    lines."""
-    lines: list[HistoryRecord | Damaged] = []
-    length = damaged_length = 0
-    for name in (OLDER, NEWER):
-        path, length = store / name, 0
-        if path.exists():
-            content = read_file(path, bytes_max=READ_BYTES_MAX)
-            length = content.rfind(b"\n") + 1
-            encoded = content[:length].splitlines()
-            parsed = list(parse_lines(path, encoded))
-            lines += parsed
-            damaged_length += sum(
-                len(raw)
-                for raw, line in zip(encoded, parsed, strict=True)
-                if isinstance(line, Damaged)
-            )
-    return lines, length, damaged_length
+_Line = tuple[HistoryRecord | Damaged, int]
+"""A line or its error, and its length in bytes."""
+
+
+def _read(store: Path) -> list[list[_Line]]:
+    """Return the lines of the older and of the newer file."""
+    return [
+        _whole_lines(path, read_file(path, bytes_max=READ_BYTES_MAX)) if path.exists() else []
+        for path in (store / OLDER, store / NEWER)
+    ]
+
+
+def _whole_lines(path: Path, content: bytes, *, first: int = 1) -> list[_Line]:
+    """Return all lines in `content` but the last, if that has no end; the first is number
+    `first` of the file at `path`."""
+    encoded = content.split(b"\n")[:-1]
+    lines = parse_lines(path, encoded, first=first)
+    return [(line, len(text) + 1) for line, text in zip(lines, encoded, strict=True)]
 
 
 def parse_lines(
@@ -458,8 +449,8 @@ def first_record(store: Path) -> PlacedRecord | None:
         with _opened(path) as file:
             first = b"" if file is None else file.readline(READ_BYTES_MAX)
         if first.endswith(b"\n"):
-            (line,) = parse_lines(path, first.splitlines())
-            return line, HistoryCursor(_name_of(first), len(first))
+            [(line, length)] = _whole_lines(path, first)
+            return line, HistoryCursor(_name_of(first), length)
     return None
 
 
@@ -497,25 +488,19 @@ def _is_of(file: IO[bytes] | None, place: HistoryCursor) -> bool:
 
 def _records(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[PlacedRecord]:
     assert file is not None, "its first line was read"
-    size = _PASSAGE_BYTES
-    while True:
-        file.seek(place.length)
-        content = file.read(size)
-        whole = content.rfind(b"\n") + 1
-        # A line that is longer than what was read, or one that is being written.
-        if whole or len(content) < size or size > READ_BYTES_MAX:
-            break
-        size *= 2
-    steps, length = [], place.length
-    encoded = content[:whole].splitlines(keepends=True)
-    stripped = [text.rstrip() for text in encoded]
-    lines = list(parse_lines(path, stripped))
-    if any(isinstance(line, Damaged) for line in lines):
+    file.seek(place.length)
+    content = file.read(_PASSAGE_BYTES)
+    if b"\n" not in content:  # a longer line, or one that is being written
+        content += file.readline(READ_BYTES_MAX)
+    lines = _whole_lines(path, content)
+    if any(isinstance(line, Damaged) for line, _ in lines):
         # An error has the number of its line in the file: only then are lines counted.
         file.seek(0)
-        lines = list(parse_lines(path, stripped, first=1 + file.read(length).count(b"\n")))
-    for line, text in zip(lines, encoded, strict=True):
-        length += len(text)
+        first = 1 + file.read(place.length).count(b"\n")
+        lines = _whole_lines(path, content, first=first)
+    steps, length = [], place.length
+    for line, line_bytes in lines:
+        length += line_bytes
         steps.append((line, HistoryCursor(place.file, length)))
     return steps
 

@@ -4,6 +4,7 @@ The history of the store has the outcomes as they happen. Those before its oldes
 a store without a history, are found among the snapshots themselves.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -79,13 +80,8 @@ class OutcomeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OutcomeReader:
-    """Reads the outcomes of the snapshots of one store.
-
-    Args:
-        store: its directory.
-        timeout_s: a snapshot that has not ended so long after its start is overdue, in seconds;
-            None: never.
-    """
+    """Reads the outcomes of the snapshots of the store in a directory. A snapshot that has not
+    ended `timeout_s` seconds after its start is overdue; None: never."""
 
     def __init__(self, store: Path, *, timeout_s: float | None) -> None:
         self._store = store
@@ -94,11 +90,7 @@ class OutcomeReader:
 
     def after(self, cursor: OutcomeCursor, now: float) -> OutcomeCursor:
         """Return the next cursor; without new outcomes it is equal to this one. Lines of the
-        history later than `now`, in seconds since 1970, are not read yet.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        history later than `now`, in seconds since 1970, are not read yet."""
         cursor = msgspec.structs.replace(cursor, outcomes=())
         steps = None if cursor.place is None else read_after(self._store, cursor.place)
         if steps is None:
@@ -117,16 +109,14 @@ class OutcomeReader:
             if started is not None and started.at < latest
         }
         outcomes = []
-        overdue = list(late.items())[:OUTCOME_COUNT_MAX]
-        for snapshot, started in overdue:
+        overdue = dict(itertools.islice(late.items(), OUTCOME_COUNT_MAX))
+        for snapshot, started in overdue.items():
             # One that was published just before a crash has no line yet.
             how = PUBLISHED if is_published(self._store, SnapshotId.parse(snapshot)) else OVERDUE
             why = f"it has not ended {self._timeout_s:g} s after it began"
             outcomes.append(SnapshotOutcome(snapshot=snapshot, how=how, started=started, why=why))
-        reported: dict[str, Started | None] = dict.fromkeys(snapshot for snapshot, _ in overdue)
-        return msgspec.structs.replace(
-            cursor, under_way=cursor.under_way | reported, outcomes=tuple(outcomes)
-        )
+        under_way = cursor.under_way | dict.fromkeys(overdue)
+        return msgspec.structs.replace(cursor, under_way=under_way, outcomes=tuple(outcomes))
 
     def _caught_up(self, cursor: OutcomeCursor) -> OutcomeCursor:
         """Return the cursor after the outcomes before the oldest line, up to that line."""

@@ -46,9 +46,8 @@ def seal(content: msgspec.Struct) -> bytes:
 def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) -> _Content:
     """Read a sealed file with content of this kind; `advice` says what to do if it is damaged.
 
-    Raises:
-        Damaged: a byte was changed, the file is cut short, too long or missing.
-        StoreError: it cannot be read, or a newer version of Stillframe wrote it.
+    A Damaged if a byte was changed, or the file is cut short, too long or missing; a StoreError if
+    it cannot be read, or a newer version of Stillframe wrote it.
     """
     content = read_sealed_content(path, bytes_max=SEALED_BYTES_MAX, advice=advice)
     try:

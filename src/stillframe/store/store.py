@@ -79,9 +79,8 @@ class Store(StoreReader):
     so in one background thread, so that no two of these operations overlap; changes to the set of
     snapshots hold the writer's lock, briefly.
 
-    Attributes:
-        clock: returns the time of publishing, in seconds since 1970. Use the clock by which the
-            snapshots were initiated and complete, so that their durations are correct.
+    `clock` returns the time of publishing, in seconds since 1970: use the clock by which the
+    snapshots were initiated and complete, so that their durations are correct.
     """
 
     def __init__(self, path: Path, *, lock: int | None) -> None:
@@ -102,17 +101,10 @@ class Store(StoreReader):
     def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
         """Create a store and open it for writing; call ``raise_epoch`` before the first snapshot.
 
-        A store of the same topology without a single snapshot is taken over.
-
-        Args:
-            path: a directory that is empty or does not exist yet.
-            description: of the topology of its snapshots.
-            reference: where the topology is defined, ``module:attribute``.
-
-        Raises:
-            UsageError: the directory holds snapshots, another topology, or something else.
-            Unavailable: another program is writing to it.
-            StoreError: the disk is full or failed.
+        `path` is a directory that is empty or does not exist yet, or a store of the same topology
+        without a single snapshot, which is taken over; anything else is a UsageError. `reference`
+        is where the topology is defined, ``module:attribute``. Unavailable if another program is
+        writing to it.
         """
         with explain_io_errors(local_path(path), "made into a store"):
             path.mkdir(parents=True, exist_ok=True)
@@ -122,13 +114,8 @@ class Store(StoreReader):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a store for reading, also while another program writes to it.
-
-        Raises:
-            UsageError: there is no store at `path`.
-            Damaged: its ``store.json`` was changed.
-            StoreError: it cannot be read, or a newer version of Stillframe made it.
-        """
+        """Open a store for reading, also while another program writes to it: a UsageError if there
+        is none at `path`, else errors as for ``read_sealed``."""
         layout.check_is_store(path)
         return cls(path, lock=None)
 
@@ -137,11 +124,8 @@ class Store(StoreReader):
         """Open a store for reading and writing, and remove what a crashed writer left.
 
         Call ``raise_epoch`` before the first snapshot. The store is held until ``close``, or until
-        this operating-system process (and what it forked without exec) is gone.
-
-        Raises:
-            UsageError, Damaged, StoreError: as ``open``.
-            Unavailable: another program is writing to it.
+        this operating-system process (and what it forked without exec) is gone. Errors are as for
+        ``open``, and Unavailable if another program is writing to it.
         """
         layout.check_is_store(path)
         return cls._locked(path, lambda: None)
@@ -166,17 +150,12 @@ class Store(StoreReader):
     def raise_epoch(
         self, restored_from: SnapshotId | None, description: Description | None = None
     ) -> int:
-        """Start the next epoch; it is on the disk when this returns. After an error, call again.
+        """Start the next epoch, for all processes, and return it; it is on the disk when this
+        returns. After an error, call again.
 
-        Args:
-            restored_from: the snapshot that the system starts from; None if it starts afresh.
-            description: of the topology from now on; None: no change.
-
-        Returns:
-            the new epoch, for all processes.
-
-        Raises:
-            UsageError: there is no such snapshot, or there are too many former topologies.
+        `restored_from` is the snapshot that the system starts from; None if it starts afresh.
+        `description` is of the topology from now on; None: no change. A UsageError if there is no
+        such snapshot, or there are too many former topologies.
         """
         self._check_writer()
         with self._writing:
@@ -200,13 +179,10 @@ class Store(StoreReader):
         was complete. Snapshots that overlap can have cuts that cross: to go from one to the other
         could take a process to before a cut that it was notified of as safe.
 
-        Raises:
-            NotConsistent: its books do not balance.
-            UsageError: it is of another epoch or topology, exists already, or has a base that does
-                not exist.
-            Damaged: the manifest of the newest restore point was changed.
-            StoreError: a value does not fit its column.
-            In each case nothing was published.
+        After any error nothing was published: its books do not balance (NotConsistent); it is of
+        another epoch or topology, exists already, or has a base that does not exist (UsageError); a
+        value does not fit its column; the manifest of the newest restore point was changed
+        (Damaged).
         """
         self._check_writer()
         directory = self._snapshots / str(snapshot.id)
@@ -285,12 +261,8 @@ class Store(StoreReader):
         for something else loses its name and stays as long as that. A lost one
         (``history.lost_snapshots``) counts as removed from now on.
 
-        Returns:
-            why it stays, as a sentence continues after "it"; None if it is gone.
-
-        Raises:
-            UsageError: there is no such snapshot, or it must stay: the error says why.
-            Damaged: a snapshot based on it cannot be rewritten.
+        Returns why it stays, as a sentence continues after "it"; None if it is gone. A UsageError
+        if there is no such snapshot, or it must stay: the error says why.
         """
         self._check_writer()
         with self._writing:
