@@ -192,8 +192,12 @@ def test_a_seed_that_breaks_a_promise_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_many_seeds_end_soon_after_one_that_breaks_a_promise() -> None:
+@pytest.mark.parametrize("core_count", [1, 2])
+def test_many_seeds_end_soon_after_one_that_breaks_a_promise(
+    core_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody waits for the rest of a million once there is something to look at."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(core_count)))
     tally = run_seeds(mutant, range(1, 10_000), ignore)
     assert tally.broken
     assert tally.seed_count < 1000

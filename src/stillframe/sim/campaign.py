@@ -5,9 +5,11 @@ import os
 import re
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, pairwise
 from random import Random
 
@@ -193,10 +195,10 @@ def _check_liveness(scheduler: RandomScheduler) -> Violation | None:
 class Tally(msgspec.Struct):
     """What came of many seeds.
 
-    `snapshot_count` is how many snapshots ended; of these `inconsistent_count` were abandoned
-    because their parts contradicted each other. `refused_count` runs ended early because the rules
-    found something wrong with a channel. `seen` says in how many runs each entry of `COVERAGE` was,
-    and `broken` which seeds broke a promise.
+    Of the snapshots that ended `inconsistent_count` were abandoned because their parts contradicted
+    each other. `refused_count` runs ended early because the rules found something wrong with a
+    channel. `seen` says in how many runs each entry of `COVERAGE` was, and `broken` which seeds
+    broke a promise.
     """
 
     seed_count: int = 0
@@ -255,34 +257,36 @@ def run_seeds(
     make_config: Callable[[], RunConfig], seeds: range, progress: Callable[[int], None]
 ) -> Tally:
     """Run `seeds` on all cores up to the first chunk in which one breaks a promise; later ones are
-    not in the tally.
-
-    `make_config` is called in each process of the pool, `progress` with the number of further seeds
-    that were run. UsageError as ``run_chunk``.
-    """
-    chunks = iter([seeds[i : i + CHUNK_COUNT] for i in range(0, len(seeds), CHUNK_COUNT)])
-    core_count = len(os.sched_getaffinity(0))
+    not in the tally. `make_config` is called for each chunk, in the process that runs it, and
+    `progress` with the number of further seeds that were run. UsageError as ``run_chunk``."""
     total = Tally()
+    with closing(_tallies(make_config, seeds)) as tallies:
+        for tally in tallies:
+            total.add(tally)
+            progress(tally.seed_count)
+            if total.broken:
+                break
+    return total
+
+
+def _tallies(make_config: Callable[[], RunConfig], seeds: range) -> Generator[Tally]:
+    """Yield what came of each chunk in their order, so that the lowest seed that breaks a promise
+    is named."""
+    chunks = (seeds[i : i + CHUNK_COUNT] for i in range(0, len(seeds), CHUNK_COUNT))
+    run = partial(run_chunk, make_config)
+    core_count = len(os.sched_getaffinity(0))
     if len(seeds) <= CHUNK_COUNT or core_count == 1:
-        for chunk in chunks:
-            total.add(run_chunk(make_config, chunk))
-            progress(len(chunk))
-        return total
+        yield from map(run, chunks)
+        return
     with ProcessPoolExecutor(core_count, initializer=_start_chunk_runner) as pool:
-        running: deque[Future[Tally]] = deque()
+        running = deque(pool.submit(run, chunk) for chunk in islice(chunks, 2 * core_count))
         try:
-            # Taken in order, so that the lowest seed that breaks a promise is named.
-            while not total.broken:
-                for chunk in islice(chunks, 2 * core_count - len(running)):
-                    running.append(pool.submit(run_chunk, make_config, chunk))
-                if not running:
-                    break
+            while running:
                 tally = running.popleft().result()
-                total.add(tally)
-                progress(tally.seed_count)
+                running.extend(pool.submit(run, chunk) for chunk in islice(chunks, 1))
+                yield tally
         finally:
             pool.shutdown(cancel_futures=True)
-    return total
 
 
 # --- coverage
