@@ -9,7 +9,7 @@ As in the runtime, a death rolls the whole system back to the last restore point
 the states are restored, and the recorded messages are received before any new one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -45,6 +45,7 @@ from stillframe.topology import Description, Topology
 from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace, clean_label
 
 SnapshotRecorder = Recorder | LaiYangRecorder
+_RuleStep = Callable[[], list[Effect]]
 LABEL_CHARACTER_MAX = 60
 
 
@@ -66,19 +67,15 @@ class Taken(msgspec.Struct):
 class Epoch:
     """What happened between two restores. Times are in virtual seconds.
 
-    Attributes:
-        number: which epoch, from 1.
-        start: the snapshot that it was restored from; None for a fresh start.
-        steps: events and recording steps, in the order in which they happened.
-        taken: the choices of which they came, except for those of the start.
-        initiated: the snapshots that were initiated; they began at `began_s`.
-        fragments: what each process recorded of them, as soon as it is complete.
-        outcomes: how they ended: at `ended_s`, after `ended_at` steps, in ``taken[ended_in]``.
-        contents: every message that was sent, or recorded on a channel at the start; encoded.
-        refused_count: how many connections of the epoch before were attempted, and refused.
-        resent_count: how many frames were lost with a connection, and sent again by the next.
-        dropped_count: how many frames arrived a second time, and were dropped.
-        held_count: how many frames were in flight between the two sides when a partition ended.
+    It was restored from `start`; None: fresh. `steps` has events and recording steps in the order
+    in which they happened, `taken` the choices of which they came, except for those of the start.
+    The `initiated` snapshots began at `began_s`; of them `fragments` has what each process has
+    completely recorded, and `outcomes` how they ended: at `ended_s`, after `ended_at` steps, in
+    ``taken[ended_in]``. `contents` has every message that was sent, or recorded at the start.
+
+    `refused_count` connections of the epoch before were attempted and refused; `resent_count`
+    frames were lost with a connection and sent again by the next, `dropped_count` arrived a second
+    time, and `held_count` were between the two sides when a partition ended.
     """
 
     number: int
@@ -211,7 +208,10 @@ class World:
             case choices.Partition(processes):
                 self.parted = frozenset(processes)
             case choices.Heal():
-                self._heal()
+                crossing = (m for c, m in self.channels.items() if _is_parted(self, c))
+                self.epoch.held_count += sum(map(len, crossing))
+                self.parted = frozenset()
+                self.sendings.extend(c for c, memory in self.channels.items() if len(memory))
             case choices.Crash(process):
                 self._crash(process)
             case choices.Restart():
@@ -225,7 +225,7 @@ class World:
     def _begin(self, start: Snapshot | None) -> None:
         number = self.epochs[-1].number + 1 if self.epochs else 1
         self.epochs.append(Epoch(number, start))
-        names, description = self.description.processes, self.description
+        description, names = self.description, self.description.processes
         starts = start_states(start, description) if start is not None else {}
         self.down, self.parted, self.sendings = set(), frozenset(), []
         self.channels = {channel: MemoryChannel(self.network) for channel in description.channels}
@@ -277,8 +277,8 @@ class World:
                 self.epoch.refused_count += 1
 
     def _replay(self, start: Snapshot) -> None:
-        """Let the messages recorded on the channels be received, before any new one. The first
-        event of every process "sends" those recorded on its channels."""
+        """Let the recorded messages be received, before any new one; the first event of every
+        process "sends" those of its channels."""
         for name in self.description.processes:
             sent = tuple(
                 MessageId(state.channel, number)
@@ -304,12 +304,6 @@ class World:
         for channel, memory in self.channels.items():
             if process in (channel.source, channel.target) and memory.is_connected:
                 memory.disconnect()
-
-    def _heal(self) -> None:
-        parted = [memory for c, memory in self.channels.items() if _is_parted(self, c)]
-        self.epoch.held_count += sum(map(len, parted))
-        self.parted = frozenset()
-        self.sendings.extend(channel for channel, memory in self.channels.items() if len(memory))
 
     # --- atomic actions of the application
 
@@ -385,7 +379,11 @@ class World:
             elif frame.batch is None:
                 self._receive_marker(channel, frame.as_marker())
             else:
-                self._turn_red(channel.target, frame.colour)
+                recorder = self.recorders[channel.target]
+                for snapshot in frame.colour:  # recorded before what is red is accepted
+                    assert isinstance(recorder, LaiYangRecorder), recorder
+                    step = partial(recorder.meet, (snapshot,))
+                    self._record(channel.target, snapshot, None, step)
                 arrivals.append((channel, frame.batch, frame.colour))
         if arrivals:
             self._accept(arrivals)
@@ -399,19 +397,8 @@ class World:
             step = partial(recorder.marker, channel.source, marker)
         self._record(channel.target, marker.snapshot, channel.source, step)
 
-    def _turn_red(self, process: ProcessId, colour: Colour) -> None:
-        """Record the snapshots for which an arriving message is red, before it is accepted."""
-        recorder = self.recorders[process]
-        for snapshot in colour:
-            assert isinstance(recorder, LaiYangRecorder), recorder
-            self._record(process, snapshot, None, partial(recorder.meet, (snapshot,)))
-
     def _record(
-        self,
-        process: ProcessId,
-        snapshot: SnapshotId,
-        source: ProcessId | None,
-        step: Callable[[], list[Effect]],
+        self, process: ProcessId, snapshot: SnapshotId, source: ProcessId | None, step: _RuleStep
     ) -> None:
         """Take one step of the recording rules, and record it."""
         recorder = self.recorders[process]
@@ -497,7 +484,7 @@ def deliverable(world: World) -> list[choices.Deliver]:
     return [
         choices.Deliver((channel,), position)
         for channel, memory in world.channels.items()
-        if not _shut_reason(world, channel)
+        if not any(_shut(world, channel))
         for position in range(len(memory) if world.network is Reordering else 1)
         if position < len(memory)
     ]
@@ -507,110 +494,104 @@ def disabled_reason(world: World, choice: choices.Choice) -> str:
     """Return why `choice` is not enabled; empty if it is."""
     if world.refusal:
         return f"the run has ended: {world.refusal}"
-    kind = f"channels are {world.network.value}"
+    return next(_obstacles(world, choice), "")
+
+
+def _obstacles(world: World, choice: choices.Choice) -> Iterator[str]:
+    """Yield why `choice` is not enabled; each reason presumes that those before it do not hold."""
     match choice:
         case choices.Deliver(channels, position):
-            reasons = (_cannot_deliver(world, channel, position) for channel in channels)
-            return _first(reasons) or _cannot_deliver_together(world, channels, position)
+            yield from _undeliverable(world, channels, position)
         case choices.Act(process, action):
-            return _down(world, process) or _no_action(world, process, action)
+            yield from _down(world, process)
+            if action not in (actions := world.runners[process].actions):
+                yield f"{process} has no action {action!r}; it has {', '.join(actions) or 'none'}"
         case choices.Initiate(process, _) | choices.Crash(process):
-            return _down(world, process)
+            yield from _down(world, process)
         case choices.DeliverNotice(process, snapshot):
-            is_over = snapshot in world.epoch.outcomes
-            return _down(world, process) or ("" if is_over else f"snapshot {snapshot} is not over")
+            yield from _down(world, process)
+            if snapshot not in world.epoch.outcomes:
+                yield f"snapshot {snapshot} is not over"
         case choices.Lose(channel, position):
-            refusal = "" if world.network is Lossy else f"{kind}: they lose nothing"
-            return _no_frame(world, channel, position) or refusal
+            yield from _no_frame(world, channel, position)
+            yield from _unsuited(world, Lossy, "they lose nothing")
         case choices.Duplicate(channel):
-            refusal = "" if world.network is Fifo else f"{kind}: nothing removes what comes twice"
-            return _no_frame(world, channel, 0) or refusal
+            yield from _no_frame(world, channel, 0)
+            yield from _unsuited(world, Fifo, "nothing removes what comes twice")
         case choices.Break(channel) | choices.Connect(channel):
-            return _connection_obstacle(world, channel, choice)
+            is_break = isinstance(choice, choices.Break)
+            yield from _connection_obstacles(world, channel, is_break=is_break)
         case choices.Partition(processes):
-            return _first(_unknown(world, process) for process in processes)
+            yield from _unknown(world, processes)
         case choices.Expire() | choices.Heal() | choices.Restart():
-            return ""
+            pass
         case _:
             assert_never(choice)
 
 
-def _first(reasons: Iterable[str]) -> str:
-    return next(filter(None, reasons), "")
+def _unknown(world: World, processes: Iterable[ProcessId]) -> Iterator[str]:
+    for process in processes:
+        if process not in world.runners:
+            yield f"there is no process {process!r}; there are {', '.join(world.runners)}"
 
 
-def _unknown(world: World, process: ProcessId) -> str:
-    if process in world.runners:
-        return ""
-    return f"there is no process {process!r}; there are {', '.join(world.runners)}"
+def _down(world: World, process: ProcessId) -> Iterator[str]:
+    yield from _unknown(world, [process])
+    if process in world.down:
+        yield f"process {process} has crashed"
 
 
-def _down(world: World, process: ProcessId) -> str:
-    is_down = process in world.down
-    return _unknown(world, process) or (f"process {process} has crashed" if is_down else "")
-
-
-def _no_action(world: World, process: ProcessId, action: str) -> str:
-    if action in (actions := world.runners[process].actions):
-        return ""
-    return f"{process} has no action {action!r}; it has {', '.join(actions) or 'none'}"
+def _unsuited(world: World, network: Network, why: str) -> Iterator[str]:
+    if world.network is not network:
+        yield f"channels are {world.network.value}: {why}"
 
 
 def _is_parted(world: World, channel: Channel) -> bool:
     return (channel.source in world.parted) != (channel.target in world.parted)
 
 
-def _shut_reason(world: World, channel: Channel) -> str:
-    """Return why nothing can arrive on an existing channel."""
+def _shut(world: World, channel: Channel) -> Iterator[str]:
+    """Yield why nothing can arrive on an existing channel."""
     if channel.target in world.down:
-        return f"process {channel.target} has crashed"
+        yield f"process {channel.target} has crashed"
     if not world.channels[channel].is_connected:
-        return f"the connection of {channel} is lost"
+        yield f"the connection of {channel} is lost"
     if _is_parted(world, channel):
-        return f"a partition lies between {channel.source} and {channel.target}"
-    return ""
+        yield f"a partition lies between {channel.source} and {channel.target}"
 
 
-def _no_frame(world: World, channel: Channel, position: int) -> str:
+def _no_frame(world: World, channel: Channel, position: int) -> Iterator[str]:
     if channel not in world.channels:
-        return f"there is no channel {channel}"
+        yield f"there is no channel {channel}"
     count = len(world.channels[channel])
-    return f"{count} messages and markers are on {channel}" if position >= count else ""
+    if position >= count:
+        yield f"{count} messages and markers are on {channel}"
 
 
-def _cannot_deliver(world: World, channel: Channel, position: int) -> str:
-    if channel in world.channels and (reason := _shut_reason(world, channel)):
-        return reason
-    if reason := _no_frame(world, channel, position):
-        return reason
-    if position and world.network is not Reordering:
-        return f"channels are {world.network.value}: only the oldest can arrive"
-    return ""
-
-
-def _cannot_deliver_together(world: World, channels: tuple[Channel, ...], position: int) -> str:
+def _undeliverable(world: World, channels: tuple[Channel, ...], position: int) -> Iterator[str]:
+    for channel in channels:
+        if channel in world.channels:
+            yield from _shut(world, channel)
+        yield from _no_frame(world, channel, position)
+        if position:
+            yield from _unsuited(world, Reordering, "only the oldest can arrive")
     if len(channels) == 1:
-        return ""
+        return
     if len({channel.target for channel in channels}) > 1 or len({*channels}) < len(channels):
-        return "one atomic action accepts one message from each of several channels of one process"
+        yield "one atomic action accepts one message from each of several channels of one process"
     for channel in channels:
         batch = world.channels[channel].peek(position).batch
         if batch is None or batch.count > 1:
             what = "a marker" if batch is None else "a batch"
-            return f"{what} is what comes on {channel}: it is no part of an action"
-    return ""
+            yield f"{what} is what comes on {channel}: it is no part of an action"
 
 
-def _connection_obstacle(
-    world: World, channel: Channel, choice: choices.Break | choices.Connect
-) -> str:
+def _connection_obstacles(world: World, channel: Channel, *, is_break: bool) -> Iterator[str]:
     if channel not in world.channels:
-        return f"there is no channel {channel}"
-    if world.network is not Fifo:
-        return f"channels are {world.network.value}: they have no connections"
+        yield f"there is no channel {channel}"
+    yield from _unsuited(world, Fifo, "they have no connections")
     is_lost = not world.channels[channel].is_connected
-    if is_lost == isinstance(choice, choices.Break):
-        return f"the connection of {channel} is {'lost' if is_lost else 'there'} already"
-    if isinstance(choice, choices.Connect) and {channel.source, channel.target} & world.down:
-        return "one of its processes has crashed"
-    return ""
+    if is_lost == is_break:
+        yield f"the connection of {channel} is {'lost' if is_lost else 'there'} already"
+    if not is_break and {channel.source, channel.target} & world.down:
+        yield "one of its processes has crashed"
