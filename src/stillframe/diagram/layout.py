@@ -18,7 +18,6 @@ from stillframe.diagram.shapes import (
     Dot,
     Label,
     LegendRow,
-    Line,
     Mark,
     MarkerArrow,
     MessageArrow,
@@ -124,6 +123,7 @@ class Plan:
         self._is_sequence = is_sequence
         top = PADDING + TEXT_ROW * (bool(self.notice) + is_sequence)
         self._scene = Scene(trace, self.window, top=top)
+        self._lines = tuple(self._scene.lines())
         self._width = max(self._scene.width, WIDTH_MIN)
         row_count = len(list(self.legend_rows(self.step_count)))
         self._height = self._scene.bottom + TEXT_ROW * (row_count + 1) + PADDING
@@ -137,6 +137,7 @@ class Plan:
         rows = place_legend(self.legend_rows(step_count), self._scene.bottom, self._width)
         notices = place_notices(self._notices(step_count), self._width)
         title, description = self.words(rows, notices)
+        steps = list(self._steps(step_count))
         return Diagram(
             width=self._width,
             height=self._height,
@@ -148,8 +149,8 @@ class Plan:
             curves=tuple(self._curves(step_count)),
             markers=tuple(self._markers(step_count)),
             messages=tuple(self._messages(step_count)),
-            dots=tuple(self._dots(step_count)),
-            marks=tuple(self._marks(step_count)),
+            dots=tuple(step for step in steps if isinstance(step, Dot)),
+            marks=tuple(step for step in steps if isinstance(step, Mark)),
             legend=rows,
         )
 
@@ -183,7 +184,7 @@ class Plan:
         if len(full) > CHANNELS_MAX:
             others = count(len(full) - CHANNELS_MAX, "other channel")
             yield Row(Sample.NOTHING, 0, f"and messages on {others}")
-        if all(cut.has_reached(process, step_count) for process in self.trace.processes):
+        if self._is_complete(cut, step_count):
             filled = {channel for channel, _ in full}
             # More was accepted on them than sent: they have no contents, not even none.
             broken = {orphan.channel for orphan in cut.orphans} - filled
@@ -244,35 +245,13 @@ class Plan:
                 words.append(_describe_event(f"event {self.number(at)}", step))
         return words
 
-    @cached_property
-    def _lines(self) -> tuple[Line, ...]:
-        scene = self._scene
-        lines = []
-        for process, y in scene.ys.items():
-            name = scene.names[process]
-            labels = [scene.name_before(process)]
-            labels += (Label(x, y + 4, name) for x in scene.free_for_name(process))
-            if scene.repeats_names:
-                labels.append(Label(scene.x_to + 8, y + 4, name))
-            lines.append(Line(process, y, scene.x_from, scene.x_to, tuple(labels)))
-        return tuple(lines)
-
-    def _dots(self, step_count: int) -> Iterator[Dot]:
-        for index, step in enumerate(self.window.steps[:step_count]):
-            position = self.window.positions[index]
-            if isinstance(step, Event) and position is not None:
-                x, y, label = self._scene.places[index]
-                is_recorded = (
-                    self.chosen is not None
-                    and self.chosen.has_reached(step.process, step_count)
-                    and position.index <= self.chosen.counts[step.process]
-                )
-                yield Dot(self.number(position), x, y, label, is_recorded, self._words[index])
-
-    def _marks(self, step_count: int) -> Iterator[Mark]:
-        for index, step in enumerate(self.window.steps[:step_count]):
+    def _steps(self, step_count: int) -> Iterator[Dot | Mark]:
+        steps = self.window.steps[:step_count]
+        for step, position, place, words in zip(
+            steps, self.window.positions, self._scene.places, self._words, strict=False
+        ):
+            x, y, label = place
             if isinstance(step, MarkerStep):
-                x, y, label = self._scene.places[index]
                 yield Mark(
                     process=step.process,
                     snapshot=step.snapshot,
@@ -283,8 +262,16 @@ class Plan:
                     is_cut=step.is_cut,
                     label=label,
                     is_faint=step.snapshot in self._faint,
-                    full=self._words[index],
+                    full=words,
                 )
+            else:
+                assert position is not None, step
+                is_recorded = (
+                    self.chosen is not None
+                    and self.chosen.has_reached(step.process, step_count)
+                    and position.index <= self.chosen.counts[step.process]
+                )
+                yield Dot(self.number(position), x, y, label, is_recorded, words)
 
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
         scene = self._scene
@@ -310,9 +297,13 @@ class Plan:
                 )
 
     def _curves(self, step_count: int) -> Iterator[Curve]:
+        """Yield the cuts that all processes reached; a snapshot that none reached in the window is
+        drawn elsewhere."""
         named: list[tuple[float, float]] = []
         for cut in self.cuts:
-            if not self._scene.ys or not self._is_visible(cut, step_count):
+            is_whole = cut.snapshot is None and cut is self.chosen
+            is_here = is_whole or any(0 <= at < cut.end for at in cut.reached.values())
+            if not (self._scene.ys and is_here and self._is_complete(cut, step_count)):
                 continue
             if cut.name not in self._points:
                 self._points[cut.name] = self._scene.points(cut)
@@ -333,12 +324,8 @@ class Plan:
                 full=self.words_of_cut(cut, step_count),
             )
 
-    def _is_visible(self, cut: StyledCut, step_count: int) -> bool:
-        """Whether all processes reached the cut, and some of them in the window."""
-        is_whole = cut.snapshot is None and cut is self.chosen
-        return all(cut.has_reached(process, step_count) for process in self.trace.processes) and (
-            is_whole or any(0 <= at < cut.end for at in cut.reached.values())
-        )
+    def _is_complete(self, cut: StyledCut, step_count: int) -> bool:
+        return all(cut.has_reached(process, step_count) for process in self.trace.processes)
 
     def _notices(self, step_count: int) -> Iterator[str]:
         if self.notice:

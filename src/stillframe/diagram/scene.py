@@ -16,10 +16,10 @@ import msgspec
 
 from stillframe.diagram import text_metrics
 from stillframe.diagram.cuts import StyledCut, snapshot_name
-from stillframe.diagram.shapes import Extent, Label, Path, Point, midpoint
+from stillframe.diagram.shapes import Extent, Label, Line, Path, Point, midpoint
 from stillframe.diagram.window import AnyLink, Window
 from stillframe.model import ProcessId
-from stillframe.trace import Event, MessageId, Trace
+from stillframe.trace import Event, MessageId, Step, Trace
 
 PADDING = 14.0
 TEXT_ROW = 18.0
@@ -85,9 +85,11 @@ class Rows:
         self.x_from = PADDING + self.name_width + 10
         self.bottom = first + self.row_height * (count - 1) + CUT_OVERHANG
 
-    def name_before(self, process: ProcessId) -> Label:
-        """Return the name of a process before its line."""
-        return Label(self.x_from - 10, self.ys[process] + 4, self.names[process], "end")
+    def line(self, process: ProcessId, x_to: float, *more: Label) -> Line:
+        """Return the line of a process up to `x_to`, with its name before it, and `more` labels."""
+        y = self.ys[process]
+        name = Label(self.x_from - 10, y + 4, self.names[process], "end")
+        return Line(process, y, self.x_from, x_to, (name, *more))
 
 
 class Scene(Rows):
@@ -99,11 +101,10 @@ class Scene(Rows):
         self._y_of = self.ys | _between(trace, self.ys, top + TOP, self.row_height)
         preferred = self._labels_above()
         for chars_max, gap, alternates in TIGHTNESS:
-            texts = [self._text(index, chars_max) for index in range(len(window.steps))]
+            texts = [_text(step, chars_max) for step in window.steps]
             above = self._alternate(preferred, texts) if alternates else preferred
-            slots = [
-                self._slot(index, text, is_above=above[index]) for index, text in enumerate(texts)
-            ]
+            labels = list(zip(window.steps, texts, above, strict=True))
+            slots = [_slot(step, text, is_above=is_above) for step, text, is_above in labels]
             xs = assign_columns(window, slots, x_from=self.x_from, gap=gap, label_gap=LABEL_GAP)
             ends = (x + max(slot.radius, slot.right) for x, slot in zip(xs, slots, strict=True))
             self.gap = gap
@@ -111,26 +112,32 @@ class Scene(Rows):
             if self.x_to <= WIDTH_WISHED:
                 break
         self.x_to = max(self.x_to, max(xs, default=self.x_from) + STUB_WIDTH_MAX + 8)
-        self.repeats_names = self.x_to - self.x_from > NAME_EVERY
-        self.width = self.x_to + PADDING + (self.name_width + 8 if self.repeats_names else 0)
+        self._repeats_names = self.x_to - self.x_from > NAME_EVERY
+        self.width = self.x_to + PADDING + (self.name_width + 8 if self._repeats_names else 0)
         self.places = tuple(
-            self._place(index, xs[index], texts[index], is_above=above[index])
-            for index in range(len(xs))
+            self._place(step, x, text, is_above=is_above)
+            for (step, text, is_above), x in zip(labels, xs, strict=True)
         )
         self._taken: dict[ProcessId, list[Point]] = {process: [] for process in self.ys}
         for step, x, slot in zip(window.steps, xs, slots, strict=True):
             right = slot.radius if isinstance(step, Event) else slot.right
             self._taken[step.process].append((x - slot.radius, x + right))
-        lines: dict[float, list[float]] = {}
-        for place in self.places:
-            lines.setdefault(place.y, []).append(place.x)
-        self._xs_at = {y: sorted(line) for y, line in lines.items()}
+        by_y = sorted(self.places, key=lambda place: (place.y, place.x))
+        self._xs_at = {y: [p.x for p in line] for y, line in groupby(by_y, lambda p: p.y)}
         self._router = Router(self._xs_at, self.row_height)
         self.messages = [(link, self._route(link)) for link in window.messages]
         self.markers = [(link, self._route(link)) for link in window.markers]
 
-    def free_for_name(self, process: ProcessId) -> Iterator[float]:
-        """Yield each x on a long line where the name of its process is repeated."""
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines; a long one has its name also at the right, and where there is room."""
+        for process, y in self.ys.items():
+            name = self.names[process]
+            more = [Label(x, y + 4, name) for x in self._free_for_name(process)]
+            if self._repeats_names:
+                more.append(Label(self.x_to + 8, y + 4, name))
+            yield self.line(process, self.x_to, *more)
+
+    def _free_for_name(self, process: ProcessId) -> Iterator[float]:
         width = text_metrics.width(self.names[process]) + 2 * NAME_MARGIN
         free_from, wanted = self.x_from, self.x_from + NAME_EVERY
         end = max(self.x_from, self.x_to - NAME_EVERY / 2)
@@ -181,21 +188,7 @@ class Scene(Rows):
         margin = min(self.gap / 2, (high - low) / 3)
         return low + margin, high - margin
 
-    def _text(self, index: int, chars_max: int) -> str:
-        step = self._window.steps[index]
-        if isinstance(step, Event):
-            return text_metrics.clean(step.label, char_count_max=chars_max)
-        name = snapshot_name(step.snapshot) if step.is_cut else ""
-        return text_metrics.shorten(name, char_count_max=chars_max)
-
-    def _slot(self, index: int, text: str, *, is_above: bool) -> Slot:
-        width = text_metrics.width(text)
-        if isinstance(self._window.steps[index], Event):
-            return Slot(DOT_RADIUS, width / 2, width / 2, is_above)
-        return Slot(MARK_RADIUS, 0, MARK_LABEL_X + width, is_above)
-
-    def _place(self, index: int, x: float, text: str, *, is_above: bool) -> Place:
-        step = self._window.steps[index]
+    def _place(self, step: Step, x: float, text: str, *, is_above: bool) -> Place:
         y = self.ys[step.process]
         if isinstance(step, Event):
             label = Label(x, y - 13 if is_above else y + 21, text, "middle")
@@ -239,6 +232,20 @@ class Scene(Rows):
         if came is None:
             return self._router.stub(sent, self._y_of[link.channel.target], is_leaving=True)
         return self._router.whole(sent, came)
+
+
+def _text(step: Step, chars_max: int) -> str:
+    if isinstance(step, Event):
+        return text_metrics.clean(step.label, char_count_max=chars_max)
+    name = snapshot_name(step.snapshot) if step.is_cut else ""
+    return text_metrics.shorten(name, char_count_max=chars_max)
+
+
+def _slot(step: Step, text: str, *, is_above: bool) -> Slot:
+    width = text_metrics.width(text)
+    if isinstance(step, Event):
+        return Slot(DOT_RADIUS, width / 2, width / 2, is_above)
+    return Slot(MARK_RADIUS, 0, MARK_LABEL_X + width, is_above)
 
 
 def _between(

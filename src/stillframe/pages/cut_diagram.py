@@ -25,13 +25,14 @@ from stillframe.diagram.scene import CUT_OVERHANG, PADDING, TEXT_ROW, Rows
 from stillframe.diagram.shapes import (
     Curve,
     Diagram,
+    Extent,
     Label,
     LegendRow,
-    Line,
     Mark,
     MessageArrow,
     Role,
     Sample,
+    midpoint,
 )
 from stillframe.diagram.text_metrics import count, listing
 from stillframe.diagram.window import PROCESS_COUNT_MAX
@@ -116,8 +117,7 @@ def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
             return load_from_log(snapshot, log)
         except NotInLog as error:
             note = f"{str(error)[:1].upper()}{str(error)[1:]}. {WITHOUT_LOG}"
-    plan = _StoreLayout(snapshot)
-    return CutDiagram(plan.draw(), plan.left_out, note)
+    return _from_store(snapshot, note)
 
 
 def load_from_log(snapshot: Snapshot, log: Path) -> CutDiagram:
@@ -250,7 +250,7 @@ class _LoggedPlan(Plan):
     def __init__(self, snapshot: Snapshot, lines: _Lines) -> None:
         self._numbers = lines.numbers
         self._name = snapshot_name(snapshot.id)
-        self._held = count(snapshot.state.message_count, "message")
+        self._held = _caught(snapshot)
         super().__init__(lines.trace, snapshot.id, is_sequence=False)
         caught = sum(1 for role in self.roles.values() if role is Role.CAUGHT)
         sentences = [f"{caught:,} of {self._held} that channels held are drawn"]
@@ -400,91 +400,73 @@ def _numbers(ranges: Sequence[range]) -> str:
     return f"{count(total, 'message')}, {span}"
 
 
-class _StoreLayout(Rows):
-    """The cut of each process, and the messages in transit on the channels, from a store."""
+def _from_store(snapshot: Snapshot, note: str) -> CutDiagram:
+    """Return the cut of each process, and the messages in transit on the channels."""
+    held = [state for state in snapshot.state.channels if state.message_count]
+    names = [s.process for s in snapshot.state.processes if s.process not in snapshot.excluded]
+    # Processes at the ends of channels with messages get a line first.
+    ends = {process for s in held for process in (s.channel.source, s.channel.target)}
+    drawn = {*sorted(names, key=lambda process: process not in ends)[:PROCESS_COUNT_MAX]}
+    messages = _drawn_messages(held, drawn)
+    left_out = _left_out(snapshot, len(drawn), len(names), len(messages))
+    top = PADDING + TEXT_ROW * bool(left_out)
+    rows = Rows([process for process in names if process in drawn], top=top)
+    leaving = Counter(message.channel.source for message in messages)
+    coming = Counter(message.channel.target for message in messages)
+    most = max((*leaving.values(), *coming.values()), default=1)
+    slot = min(_SLOT_MAX, max(_SLOT_MIN, _SIDE / most))
+    side = max(_NEAR + slot * most + 16, (layout.WIDTH_MIN - rows.x_from - PADDING) / 2)
+    x_cut = rows.x_from + side
+    width = x_cut + side + PADDING
+    name = snapshot_name(snapshot.id)
+    what = f"the cut of snapshot {name}, with {_caught(snapshot)} in transit"
+    legend = [Row(Sample.CUT, 0, what)]
+    if messages:
+        sentence = "message that a channel held: sent before the cut, received after it"
+        legend.append(Row(Sample.CAUGHT, 0, sentence))
+    texts = [left_out] if left_out else []
+    curves: tuple[Curve, ...] = ()
+    if rows.ys:
+        begin = min(rows.ys.values()) - CUT_OVERHANG
+        points = tuple((x_cut, y) for y in (begin, *rows.ys.values(), rows.bottom))
+        label = Label(x_cut + 6, begin + 5, name)
+        curves = (Curve(f"snapshot {name}", 0, points, label, is_faint=False, full=what),)
+    diagram = Diagram(
+        width=width,
+        height=rows.bottom + TEXT_ROW * (len(legend) + 1) + PADDING,
+        title=f"The cut of snapshot {name} through {count(len(rows.ys), 'process')}",
+        description=f"{'. '.join([what, *texts])}.",
+        notices=place_notices(texts, width),
+        is_crowded=len(rows.ys) > CROWDED_ABOVE,
+        lines=tuple(rows.line(process, x_cut + side) for process in rows.ys),
+        curves=curves,
+        messages=tuple(_arrows(messages, rows.ys, x_cut, slot)),
+        marks=tuple(
+            Mark(process, snapshot.id, x_cut, y, is_cut=True, full=f"{process} records its state")
+            for process, y in rows.ys.items()
+        ),
+        legend=place_legend(legend, rows.bottom, width),
+    )
+    return CutDiagram(diagram, left_out, note)
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        held = [state for state in snapshot.state.channels if state.message_count]
-        names = [s.process for s in snapshot.state.processes]
-        taking_part = [name for name in names if name not in snapshot.excluded]
-        # Processes at the ends of channels with messages get a line first.
-        ends = {process for s in held for process in (s.channel.source, s.channel.target)}
-        ranked = sorted(taking_part, key=lambda process: process not in ends)
-        drawn = {*ranked[:PROCESS_COUNT_MAX]}
-        self._snapshot = snapshot
-        self._drawn = _drawn_messages(held, drawn)
-        self.left_out = _left_out(snapshot, len(drawn), len(taking_part), len(self._drawn))
-        super().__init__(
-            [process for process in taking_part if process in drawn],
-            top=PADDING + TEXT_ROW * bool(self.left_out),
-        )
-        self._leaving = Counter(message.channel.source for message in self._drawn)
-        coming = Counter(message.channel.target for message in self._drawn)
-        most = max((*self._leaving.values(), *coming.values()), default=1)
-        self._slot = min(_SLOT_MAX, max(_SLOT_MIN, _SIDE / most))
-        side = max(_NEAR + self._slot * most + 16, (layout.WIDTH_MIN - self.x_from - PADDING) / 2)
-        self._x_cut = self.x_from + side
-        self._x_to = self._x_cut + side
 
-    def draw(self) -> Diagram:
-        """Return the diagram."""
-        name = snapshot_name(self._snapshot.id)
-        caught = count(self._snapshot.state.message_count, "message")
-        what = f"the cut of snapshot {name}, with {caught} in transit"
-        legend = [Row(Sample.CUT, 0, what)]
-        if self._drawn:
-            sentence = "message that a channel held: sent before the cut, received after it"
-            legend.append(Row(Sample.CAUGHT, 0, sentence))
-        width = self._x_to + PADDING
-        texts = [self.left_out] if self.left_out else []
-        return Diagram(
-            width=width,
-            height=self.bottom + TEXT_ROW * (len(legend) + 1) + PADDING,
-            title=f"The cut of snapshot {name} through {count(len(self.ys), 'process')}",
-            description=f"{'. '.join([what, *texts])}.",
-            notices=place_notices(texts, width),
-            is_crowded=len(self.ys) > CROWDED_ABOVE,
-            lines=tuple(
-                Line(process, y, self.x_from, self._x_to, (self.name_before(process),))
-                for process, y in self.ys.items()
-            ),
-            curves=(self._curve(name, what),) if self.ys else (),
-            messages=tuple(self._messages()),
-            marks=tuple(
-                Mark(
-                    process=process,
-                    snapshot=self._snapshot.id,
-                    x=self._x_cut,
-                    y=y,
-                    is_cut=True,
-                    full=f"{process} records its state",
-                )
-                for process, y in self.ys.items()
-            ),
-            legend=place_legend(legend, self.bottom, width),
-        )
-
-    def _curve(self, name: str, what: str) -> Curve:
-        top = min(self.ys.values()) - CUT_OVERHANG
-        points = tuple((self._x_cut, y) for y in (top, *self.ys.values(), self.bottom))
-        label = Label(self._x_cut + 6, top + 5, name)
-        return Curve(f"snapshot {name}", 0, points, label, is_faint=False, full=what)
-
-    def _messages(self) -> Iterator[MessageArrow]:
-        # The last to leave a line does so nearest to the cut, and the first to come comes there.
-        to_leave, come = self._leaving.copy(), Counter[ProcessId]()
-        for message in self._drawn:
-            source, target = message.channel.source, message.channel.target
-            to_leave[source] -= 1
-            begin = self._x_cut - _NEAR - self._slot * to_leave[source], self.ys[source]
-            end = self._x_cut + _NEAR + self._slot * come[target], self.ys[target]
-            come[target] += 1
-            middle = shapes.midpoint(begin, end)
-            if begin[1] == end[1]:
-                middle = middle[0], begin[1] - 30
-            path = shapes.Path(begin, middle, end)
-            whole, caught = shapes.Extent.WHOLE, shapes.Role.CAUGHT
-            yield MessageArrow(message, path, whole, caught, f"message {message}")
+def _arrows(
+    messages: Sequence[MessageId], ys: Mapping[ProcessId, float], x_cut: float, slot: float
+) -> Iterator[MessageArrow]:
+    """Yield the arrows: the last to leave a line does so nearest to the cut, and the first to come
+    comes there."""
+    to_leave, come = Counter(message.channel.source for message in messages), Counter[ProcessId]()
+    for message in messages:
+        source, target = message.channel.source, message.channel.target
+        to_leave[source] -= 1
+        begin = x_cut - _NEAR - slot * to_leave[source], ys[source]
+        end = x_cut + _NEAR + slot * come[target], ys[target]
+        come[target] += 1
+        middle = midpoint(begin, end)
+        if begin[1] == end[1]:
+            middle = middle[0], begin[1] - 30
+        path = shapes.Path(begin, middle, end)
+        yield MessageArrow(message, path, Extent.WHOLE, Role.CAUGHT, f"message {message}")
 
 
 def _drawn_messages(held: Sequence[ChannelState], processes: set[ProcessId]) -> list[MessageId]:
@@ -503,11 +485,14 @@ def _drawn_messages(held: Sequence[ChannelState], processes: set[ProcessId]) -> 
     return sorted(messages[:MESSAGE_COUNT_MAX])
 
 
+def _caught(snapshot: Snapshot) -> str:
+    return count(snapshot.state.message_count, "message")
+
+
 def _left_out(snapshot: Snapshot, line_count: int, process_count: int, drawn_count: int) -> str:
     sentences = []
-    total = snapshot.state.message_count
-    if drawn_count < total:
-        sentences.append(f"{drawn_count:,} of {count(total, 'message')} are drawn")
+    if drawn_count < snapshot.state.message_count:
+        sentences.append(f"{drawn_count:,} of {_caught(snapshot)} are drawn")
     if line_count < process_count:
         sentences.append(f"{line_count} of {count(process_count, 'process')} have a line")
     if snapshot.excluded:

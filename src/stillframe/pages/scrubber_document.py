@@ -21,7 +21,6 @@ from stillframe.diagram.shapes import (
     Dot,
     Extent,
     Label,
-    Line,
     MessageArrow,
     Path,
     Point,
@@ -252,10 +251,7 @@ class _Layout(Rows):
         shown = Diagram(
             self._width,
             self._height,
-            lines=tuple(
-                Line(process, y, self.x_from, self.x(self.end), (self.name_before(process),))
-                for process, y in self.ys.items()
-            ),
+            lines=tuple(self.line(process, self.x(self.end)) for process in self.ys),
             messages=tuple(self._messages()),
             dots=tuple(self._dots()),
         )
