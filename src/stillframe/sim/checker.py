@@ -47,6 +47,8 @@ DETERMINISM = (
     "a handler may depend on its process's recorded fields and on messages alone: let it draw "
     "chance from a recorded field, and take the time from a message"
 )
+_Checks = tuple[tuple["Invariant", Callable[["Evidence"], Iterator[str]]], ...]
+"""For each invariant a function that yields how an epoch contradicts it."""
 _Called = tuple[ProcessId, str, tuple[MessageId, ...]]
 """A process, the handler that was called, and the messages that it accepted."""
 
@@ -162,22 +164,33 @@ def check_run(world: World) -> Violation | None:
     """Return the first invariant that does not hold in the run so far; None if all do.
 
     Those about snapshots are checked for the ones that have ended. A refusal of the recording rules
-    comes last, since its cause is more informative.
+    comes late, since its cause is more informative.
     """
+    return next(_violations(world), None)
+
+
+def _violations(world: World) -> Iterator[Violation]:
+    """Yield the violations; a check presumes that those before it found nothing."""
     points = _restore_points(world.epochs)
     for index in range(len(world.epochs)):
-        violation = next(_epoch_violations(Evidence(world, index, points)), None)
-        if violation is not None:
-            return violation
-    newest = _newest(points)
-    if world.restore_point != newest:
-        return Violation(
-            Invariant.POINTS,
-            f"the restore point is {_name(world.restore_point)}, not {_name(newest)}",
-        )
+        known = Evidence(world, index, points)
+        yield from _failed(HISTORY_CHECKS, known)
+        for snapshot in known.epoch.initiated:
+            yield from _snapshot_violations(known, snapshot)
+        yield from _failed(CHOICE_CHECKS, known)
+    if (newest := _newest(points)) != world.restore_point:
+        name, expected = _name(world.restore_point), _name(newest)
+        yield Violation(Invariant.POINTS, f"the restore point is {name}, not {expected}")
     if world.refusal and rules_fit(world):
-        return Violation(Invariant.ORDERED_WORLD, world.refusal)
-    return _still_recording(world)
+        yield Violation(Invariant.ORDERED_WORLD, world.refusal)
+    for detail in _still_recording(world):
+        yield Violation(Invariant.HEARD, detail)
+
+
+def _failed(checks: _Checks, known: Evidence) -> Iterator[Violation]:
+    for invariant, check in checks:
+        for detail in check(known):
+            yield Violation(invariant, detail)
 
 
 def check_end(world: World) -> Violation | None:
@@ -224,48 +237,26 @@ def _name(snapshot: Snapshot | None) -> str:
     return "the beginning" if snapshot is None else str(snapshot.id)
 
 
-def _still_recording(world: World) -> Violation | None:
+def _still_recording(world: World) -> Iterator[str]:
     """The one question to a recorder: whether it records a snapshot after the notice of its end."""
     for taken in world.epoch.taken:
-        if not isinstance(taken.choice, choices.DeliverNotice):
-            continue
-        process, snapshot = taken.choice.process, taken.choice.snapshot
-        if world.recorders[process].phase(snapshot) is Phase.RECORDING:
-            return Violation(
-                Invariant.HEARD,
-                f"process {process} still records {snapshot}, heard at {taken.at} s",
-            )
-    return None
+        if isinstance(taken.choice, choices.DeliverNotice):
+            process, snapshot = taken.choice.process, taken.choice.snapshot
+            if world.recorders[process].phase(snapshot) is Phase.RECORDING:
+                yield f"process {process} still records {snapshot}, heard at {taken.at} s"
 
 
-# --- one epoch
+# --- what happened in one epoch
 
 
-def _epoch_violations(known: Evidence) -> Iterator[Violation]:
-    """Yield the violations in an epoch, the most informative first."""
+def _check_trace(known: Evidence) -> Iterator[str]:
     try:
         known.trace  # noqa: B018 - it is checked when it is made
     except NotConsistent as error:
-        yield Violation(Invariant.ONCE, str(error))
-        return
-    yield from _check_order(known)
-    yield from _check_number(known)
-    yield from _check_restore(known)
-    try:
-        known.captured  # noqa: B018 - the actions are performed again
-    except NotConsistent as error:
-        yield Violation(Invariant.UNCHANGED, f"{error}; {DETERMINISM}")
-        return
-    for snapshot in known.epoch.initiated:
-        yield from _snapshot_violations(known, snapshot)
-    yield from _check_choices(known)
-    yield from _check_publications(known)
-    yield from _check_causes(known)
-    yield from _check_notices(known)
-    yield from _check_proof(known)
+        yield str(error)
 
 
-def _check_order(known: Evidence) -> Iterator[Violation]:
+def _check_order(known: Evidence) -> Iterator[str]:
     if known.world.network is not Fifo:
         return
     following: dict[Channel, int] = {}
@@ -275,38 +266,33 @@ def _check_order(known: Evidence) -> Iterator[Violation]:
         for message in event.accepted:
             expected = following[message.channel]
             if message.number != expected:
-                yield Violation(Invariant.ONCE, f"{message} was accepted, not #{expected}")
+                yield f"{message} was accepted, not #{expected}"
             following[message.channel] = expected + 1
 
 
-def _check_number(known: Evidence) -> Iterator[Violation]:
-    epoch, channel_count = known.epoch, len(known.world.channels)
-    if not known.before:
-        return
-    before = known.before[-1]
-    if epoch.number <= before.number:
-        yield Violation(Invariant.EPOCHS, f"epoch {epoch.number} came after {before.number}")
-    if epoch.refused_count != channel_count:
-        yield Violation(
-            Invariant.EPOCHS,
-            f"epoch {epoch.number} refused {epoch.refused_count} of {channel_count} "
-            f"connections of epoch {before.number}",
-        )
+def _check_number(known: Evidence) -> Iterator[str]:
+    number, channel_count = known.epoch.number, len(known.world.channels)
+    for before in known.before[-1:]:
+        if number <= before.number:
+            yield f"epoch {number} came after {before.number}"
+        if (refused_count := known.epoch.refused_count) != channel_count:
+            yield (
+                f"epoch {number} refused {refused_count} of {channel_count} connections of epoch "
+                f"{before.number}"
+            )
 
 
-def _check_restore(known: Evidence) -> Iterator[Violation]:
+def _check_restore(known: Evidence) -> Iterator[str]:
     start, where = known.epoch.start, f"epoch {known.epoch.number}"
     newest = _newest(known.points_before)
     if start is None:
         if newest is not None:
-            yield Violation(
-                Invariant.RESTORED, f"{where} begins afresh, but {newest.id} was published"
-            )
+            yield f"{where} begins afresh, but {newest.id} was published"
         return
     if start != newest:
         published = [snapshot for epoch in known.before for snapshot in epoch.published]
         what = f"is older than {_name(newest)}" if start in published else "was never published"
-        yield Violation(Invariant.RESTORED, f"{where} begins with {start.id}, which {what}")
+        yield f"{where} begins with {start.id}, which {what}"
     open_ = {
         MessageId(state.channel, number)
         for state in start.state.channels
@@ -315,34 +301,24 @@ def _check_restore(known: Evidence) -> Iterator[Violation]:
     on_channel = f"which snapshot {start.id} has on its channel"
     for position, event in known.trace.positions():
         if open_ and event.handler != RESTORED and not open_.intersection(event.accepted):
-            yield Violation(
-                Invariant.RESTORED,
-                f"{where}: {position} ({event.label}) comes before {min(open_)}, {on_channel}",
-            )
+            what = f"{position} ({event.label}) comes before {min(open_)}"
+            yield f"{where}: {what}, {on_channel}"
         open_.difference_update(event.accepted)
     if open_:
-        yield Violation(Invariant.RESTORED, f"{where}: {min(open_)} never comes, {on_channel}")
+        yield f"{where}: {min(open_)} never comes, {on_channel}"
 
 
-def _check_proof(known: Evidence) -> Iterator[Violation]:
-    """Put every white action before every red one (EWD 864a), for the last snapshot."""
-    for snapshot in known.epoch.published[-1:]:
-        try:
-            prove(
-                known.trace,
-                snapshot,
-                known.world.topology,
-                known.start,
-                contents=known.epoch.contents,
-            )
-        except NotConsistent as error:
-            yield Violation(Invariant.CONSISTENT, f"snapshot {snapshot.id}: {error}")
+def _check_unchanged(known: Evidence) -> Iterator[str]:
+    try:
+        known.captured  # noqa: B018 - the actions are performed again
+    except NotConsistent as error:
+        yield f"{error}; {DETERMINISM}"
 
 
 # --- choices and their effects
 
 
-def _check_choices(known: Evidence) -> Iterator[Violation]:
+def _check_choices(known: Evidence) -> Iterator[str]:
     """Yield the choices that had another effect than they say, notices of publications aside."""
     epoch = known.epoch
     bounds = [*(taken.step_count for taken in epoch.taken), len(epoch.steps)]
@@ -355,18 +331,14 @@ def _check_choices(known: Evidence) -> Iterator[Violation]:
         where, steps = f"'{taken.choice}' at {taken.at} s", epoch.steps[first:end]
         called, expected = _called(steps), _calls(taken, fresh)
         if called != expected:
-            yield Violation(
-                Invariant.TAKEN, f"{where}: {_named(called)} happened, not {_named(expected)}"
-            )
+            yield f"{where}: {_named(called)} happened, not {_named(expected)}"
         marked = [
             (step.process, step.source, step.snapshot)
             for step in steps
             if isinstance(step, MarkerStep) and step.source is not None
         ]
         if marked != [(c.target, c.source, f.marker) for c, f in fresh if f.batch is None]:
-            yield Violation(
-                Invariant.TAKEN, f"{where}: {len(marked)} markers came, not {len(fresh)}"
-            )
+            yield f"{where}: {len(marked)} markers came, not {len(fresh)}"
 
 
 def _fresh(
@@ -404,7 +376,7 @@ def _called(steps: Sequence[Step]) -> list[_Called]:
     ]
 
 
-def _check_start(known: Evidence, steps: Sequence[Step]) -> Iterator[Violation]:
+def _check_start(known: Evidence, steps: Sequence[Step]) -> Iterator[str]:
     """An epoch begins with start(), or with the recorded states and messages, and nothing else."""
     runners = known.world.runners
     called = [(process, handler, ()) for process, handler, _ in _called(steps)]
@@ -417,10 +389,7 @@ def _check_start(known: Evidence, steps: Sequence[Step]) -> Iterator[Violation]:
         for state in known.start.channels:
             expected += [(state.channel.target, RECEIVE, ())] * state.message_count
     if called != expected:
-        yield Violation(
-            Invariant.TAKEN,
-            f"epoch {known.epoch.number} begins with {_named(called)}, not {_named(expected)}",
-        )
+        yield f"epoch {known.epoch.number} begins with {_named(called)}, not {_named(expected)}"
 
 
 def _named(called: Sequence[_Called]) -> str:
@@ -430,7 +399,7 @@ def _named(called: Sequence[_Called]) -> str:
 # --- notices
 
 
-def _check_notices(known: Evidence) -> Iterator[Violation]:
+def _check_notices(known: Evidence) -> Iterator[str]:
     """Yield the processes that recorded an abandoned snapshot after the notice of its end."""
     epoch = known.epoch
     heard: dict[tuple[SnapshotId, ProcessId], int] = {}
@@ -454,19 +423,17 @@ def _check_notices(known: Evidence) -> Iterator[Violation]:
         if count < heard[key]:
             awaited[key] -= {step.source}
         elif step.is_cut:
-            yield Violation(
-                Invariant.HEARD, f"process {step.process} recorded {step.snapshot} then"
-            )
+            yield f"process {step.process} recorded {step.snapshot} then"
     for (snapshot, process), sources in awaited.items():
         if sources and process in epoch.fragments.get(snapshot, {}):
-            yield Violation(
-                Invariant.HEARD,
+            lacked = ", ".join(sorted(map(str, sources)))
+            yield (
                 f"process {process} handed in its part of {snapshot}, which lacked the markers "
-                f"of {', '.join(sorted(map(str, sources)))} when it heard",
+                f"of {lacked} when it heard"
             )
 
 
-def _check_publications(known: Evidence) -> Iterator[Violation]:
+def _check_publications(known: Evidence) -> Iterator[str]:
     """Yield the notices of a snapshot that is no restore point yet, those given twice, and those
     out of order."""
     order = {str(point.id): index for index, point in enumerate(known.points)}
@@ -475,13 +442,13 @@ def _check_publications(known: Evidence) -> Iterator[Violation]:
         where = f"process {process} was told of snapshot {name}"
         index = order.get(name, -1)
         if index < 0 or known.epoch.ended_at[known.points[index].id] > count:
-            yield Violation(Invariant.TOLD, f"{where}, which was no restore point then")
+            yield f"{where}, which was no restore point then"
         elif index <= last.get(process, -1):
-            yield Violation(Invariant.TOLD, f"{where} again, or after a later one")
+            yield f"{where} again, or after a later one"
         last[process] = index
 
 
-def _check_causes(known: Evidence) -> Iterator[Violation]:
+def _check_causes(known: Evidence) -> Iterator[str]:
     """Yield the snapshots that contain a notice of another one, and a process before its cut of
     that one: the effect without its cause."""
     ids = {str(point.id): point.id for point in known.points}
@@ -501,10 +468,9 @@ def _check_causes(known: Evidence) -> Iterator[Violation]:
                 behind = known.cut_of(point)
                 late = [p for p, ours, its in zip(lines, cut, behind, strict=True) if ours < its]
                 if late:
-                    yield Violation(
-                        Invariant.CAUSED,
+                    yield (
                         f"snapshot {snapshot.id} shows {process} told of {point}, and "
-                        f"{', '.join(late)} before what {point} shows",
+                        f"{', '.join(late)} before what {point} shows"
                     )
 
 
@@ -533,6 +499,33 @@ def _notices(epoch: Epoch) -> Iterator[tuple[int, ProcessId, str]]:
 
 def _published_name(event: Event) -> str:
     return str((event.fields or {}).get("snapshot"))
+
+
+def _check_proof(known: Evidence) -> Iterator[str]:
+    """Put every white action before every red one (EWD 864a), for the last snapshot."""
+    topology, contents = known.world.topology, known.epoch.contents
+    for snapshot in known.epoch.published[-1:]:
+        try:
+            prove(known.trace, snapshot, topology, known.start, contents=contents)
+        except NotConsistent as error:
+            yield f"snapshot {snapshot.id}: {error}"
+
+
+HISTORY_CHECKS: _Checks = (
+    (Invariant.ONCE, _check_trace),
+    (Invariant.ONCE, _check_order),
+    (Invariant.EPOCHS, _check_number),
+    (Invariant.RESTORED, _check_restore),
+    (Invariant.UNCHANGED, _check_unchanged),
+)
+CHOICE_CHECKS: _Checks = (
+    (Invariant.TAKEN, _check_choices),
+    (Invariant.TOLD, _check_publications),
+    (Invariant.CAUSED, _check_causes),
+    (Invariant.HEARD, _check_notices),
+    (Invariant.CONSISTENT, _check_proof),
+)
+"""The checks of an epoch, before and after those of its snapshots; the most informative first."""
 
 
 # --- one snapshot
@@ -571,16 +564,12 @@ def _check_markers(
     for channel in known.description.channels:
         for what, number in (("was sent", sent[channel]), ("arrived", arrived[channel])):
             if not least <= number <= 1:
-                yield Violation(
-                    Invariant.MARKERS,
-                    f"snapshot {snapshot}: a marker {what} {number} times on {channel}",
-                )
+                times = f"snapshot {snapshot}: a marker {what} {number} times on {channel}"
+                yield Violation(Invariant.MARKERS, times)
     for process in known.description.processes:
         if not least <= cuts[process] <= 1:
-            yield Violation(
-                Invariant.ATOMIC,
-                f"snapshot {snapshot}: process {process} recorded {cuts[process]} states",
-            )
+            what = f"snapshot {snapshot}: process {process} recorded {cuts[process]} states"
+            yield Violation(Invariant.ATOMIC, what)
 
 
 def _check_snapshot(known: Evidence, snapshot: Snapshot) -> Iterator[Violation]:
@@ -653,11 +642,9 @@ def _check_marker_places(
             channel = Channel(step.source, step.process)
             sent_count, _ = counts[channel]
             if arrived[channel] != sent_count:
-                yield Violation(
-                    Invariant.MARKERS,
-                    f"snapshot {snapshot.id}: its marker came behind message "
-                    f"{arrived[channel]} of {channel}, not {sent_count}",
-                )
+                place = f"message {arrived[channel]} of {channel}, not {sent_count}"
+                what = f"snapshot {snapshot.id}: its marker came behind {place}"
+                yield Violation(Invariant.MARKERS, what)
 
 
 def _check_times(known: Evidence, snapshot: Snapshot) -> Iterator[Violation]:
@@ -679,10 +666,8 @@ def _check_reason(known: Evidence, outcome: Abandoned) -> Iterator[Violation]:
         yield Violation(Invariant.REASON, f"{outcome}; but it ended with '{taken.choice}'")
     deadline = epoch.began_s[snapshot] + known.world.timeout_s
     if outcome.reason is Reason.DEADLINE and taken.at < deadline:
-        yield Violation(
-            Invariant.REASON,
-            f"{outcome}; but it was {taken.at} s, and the deadline {deadline} s",
-        )
+        what = f"{outcome}; but it was {taken.at} s, and the deadline {deadline} s"
+        yield Violation(Invariant.REASON, what)
 
 
 def _check_abandoned(known: Evidence, outcome: Abandoned) -> Iterator[Violation]:
@@ -702,9 +687,8 @@ def _check_abandoned(known: Evidence, outcome: Abandoned) -> Iterator[Violation]
         awaited[step.process] -= {step.source, None} if step.is_cut else {step.source}
     missing = tuple(process for process, sources in awaited.items() if sources)
     if outcome.missing != missing and known.world.network is Fifo:
-        yield Violation(
-            Invariant.WHOLE, f"{outcome}; but the parts of {', '.join(missing)} were missing"
-        )
+        what = f"{outcome}; but the parts of {', '.join(missing)} were missing"
+        yield Violation(Invariant.WHOLE, what)
 
 
 def _can_record(known: Evidence, steps: Sequence[Step]) -> bool:
