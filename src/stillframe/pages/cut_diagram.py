@@ -124,7 +124,10 @@ def load_from_log(snapshot: Snapshot, log: Path) -> CutDiagram:
     """Return the diagram as `load` does; NotInLog: the log has not the cuts of all processes."""
     lanes = read_window(log, snapshot, _wanted(snapshot))
     steps = _in_order([step for p, lane in lanes.items() for step in _marker_steps(p, lane)])
-    plan = _LoggedPlan(snapshot, _Lines(lanes, _drawn_steps(steps, snapshot)))
+    # The cuts have a place in the diagram first, then what found messages.
+    ranked = sorted(steps, key=lambda each: (not each.step.is_cut, not each.recorded))
+    most = max(MARKER_STEPS_MAX, len(snapshot.state.processes))
+    plan = _LoggedPlan(snapshot, _Lines(lanes, {each.step for each in ranked[:most]}))
     diagram = plan.draw(plan.step_count)
     listed = steps
     if len(steps) > STEPS_MAX:
@@ -146,16 +149,15 @@ def _wanted(snapshot: Snapshot) -> WindowRequest:
     near = NEAR if len(channels) <= NEAR_CHANNELS_MAX else 0
     chosen = [*held[:HELD_MAX], *(state for state in channels if near and not state.message_count)]
     nearest = max(1, min(2, NEAREST_EVENTS_MAX // (2 * max(1, len(snapshot.state.processes)))))
-    return WindowRequest(nearest, {state.channel: _ranges(state, most, near) for state in chosen})
-
-
-def _ranges(state: ChannelState, most: int, near: int) -> Sequence[range]:
-    received, sent = state.received_count, state.sent_count
-    return (
-        range(max(1, received + 1 - near), received + 1),
-        range(received + 1, received + 1 + min(most, state.message_count)),
-        range(sent + 1, sent + 1 + near),
-    )
+    wanted: dict[Channel, Sequence[range]] = {}
+    for state in chosen:
+        first, last = state.received_count + 1, state.sent_count
+        wanted[state.channel] = (
+            range(max(1, first - near), first),
+            range(first, first + min(most, state.message_count)),
+            range(last + 1, last + 1 + near),
+        )
+    return WindowRequest(nearest, wanted)
 
 
 def _channel(row: segments.Row) -> Channel:
@@ -202,13 +204,6 @@ def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
         if ready.step.is_cut:
             recorded.add(ready.step.process)
     return ordered
-
-
-def _drawn_steps(steps: Sequence[LoggedStep], snapshot: Snapshot) -> set[MarkerStep]:
-    """Return which steps have a place in the diagram: the cuts, then those that found messages."""
-    ranked = sorted(steps, key=lambda each: (not each.step.is_cut, not each.recorded))
-    most = max(MARKER_STEPS_MAX, len(snapshot.state.processes))
-    return {each.step for each in ranked[:most]}
 
 
 class _Lines:

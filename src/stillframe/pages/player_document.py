@@ -15,7 +15,7 @@ from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.pages.scrubber_document import scrubber_document
 from stillframe.protocol.equivalent import equivalent, interchanges
-from stillframe.sim.narration import shown_state
+from stillframe.sim.narration import cut_words, event_words, shown_state
 from stillframe.sim.scenario import Played
 from stillframe.trace import Cut, Event, MarkerStep, MessageId, Position, Trace, clean_label
 
@@ -105,43 +105,30 @@ class Narrator:
     def _event(self, event: Event) -> str:
         self._done[event.process] += 1
         what = event.label or f"event {Position(event.process, self._done[event.process])}"
-        sends = ", ".join(f"{self._name(m)} to {m.channel.target}" for m in event.sent)
-        sends = f"; sends {sends}" if sends else ""
-        if not event.accepted:
-            return f"{event.process} does {what}{sends}"
-        accepts = ", ".join(f"{self._name(m)} from {m.channel.source}" for m in event.accepted)
-        kept = ", ".join(
-            f"{message.channel} keeps {self._name(message)} for {snapshot}"
+        kept = [
+            (message, snapshot)
             for snapshot, recording in self._recordings.items()
             for message in event.accepted
             if (message, self._number) in recording.channels[message.channel].caught
-        )
-        told = f"{event.process} accepts {accepts}: does {what}{sends}"
-        return f"{told}; {kept}" if kept else told
+        ]
+        return event_words(event, what, self._name, kept)
 
     def _marker_step(self, step: MarkerStep) -> str:
         process, snapshot = step.process, step.snapshot
         if step.source is not None:
-            cause = f"gets the marker of {snapshot} from {step.source}"
+            cause = f"{process} gets the marker of {snapshot} from {step.source}"
         else:
             verb = "initiates" if process == snapshot.initiator else "learns of"
-            cause = f"{verb} {snapshot}"
+            cause = f"{process} {verb} {snapshot}"
         if step.is_cut:
-            return f"{process} {cause}: {'; '.join(self._record(step))}"
+            recorded = self._recordings[snapshot].channels
+            own = [channel for channel in self._trace.channels if channel.target == process]
+            ended = [channel for channel in own if recorded[channel].end == self._number]
+            state = state_after(self._trace, process, self._done[process])
+            return f"{cause}: {cut_words(step, state, ended, [c for c in own if c not in ended])}"
         if step.source is None:
-            return f"{process} {cause}"
-        return f"{process} {cause}: {self._close(snapshot, Channel(step.source, process))}"
-
-    def _record(self, step: MarkerStep) -> Iterator[str]:
-        process, recording = step.process, self._recordings[step.snapshot]
-        yield f"records its state {state_after(self._trace, process, self._done[process])}"
-        own = [channel for channel in self._trace.channels if channel.target == process]
-        ended = [c for c in own if recording.channels[c].end == self._number]
-        yield from (f"{channel} is empty" for channel in ended)
-        if step.targets:
-            yield f"sends a marker to {', '.join(step.targets)}"
-        if recorded := [channel for channel in own if channel not in ended]:
-            yield f"records {', '.join(map(str, recorded))} from now on"
+            return cause
+        return f"{cause}: {self._close(snapshot, Channel(step.source, process))}"
 
     def _close(self, snapshot: SnapshotId, channel: Channel) -> str:
         recorded = self._recordings[snapshot].channels.get(channel)

@@ -1,6 +1,6 @@
 """Narrates a simulated world step by step, with the rule that was followed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import msgspec
@@ -64,32 +64,20 @@ class Narrator:
         return lines
 
     def _event(self, event: Event) -> str:
-        sends = f"; sends {self._sent_names(event)}" if event.sent else ""
         if event.handler == RESTORED:
-            again = f"; on their way again: {self._sent_names(event)}" if event.sent else ""
+            again = f"; on their way again: {_sent(event, self.name)}" if event.sent else ""
             return f"{event.process} has its recorded state{again}"
-        if not event.accepted:
-            return f"{event.process} does {event.label}{sends}"
-        accepts = ", ".join(f"{self.name(m)} from {m.channel.source}" for m in event.accepted)
-        names = {self.name(message) for message in event.accepted}
-        does = "" if event.label in names else f": does {event.label}"
-        return f"{event.process} accepts {accepts}{does}{sends}{self._recordings(event)}"
-
-    def _sent_names(self, event: Event) -> str:
-        return ", ".join(f"{self.name(m)} to {m.channel.target}" for m in event.sent)
-
-    def _recordings(self, event: Event) -> str:
-        recorder = self._world.recorders[event.process]
-        kept = [
-            f"{message.channel} keeps {self.name(message)} for {snapshot}"
-            for snapshot in self._world.epoch.initiated
-            if (progress := recorder.progress(snapshot)) is not None
-            for message in event.accepted
-            if any(
-                b.first == message.number for b in progress.awaited.get(message.channel.source, ())
-            )
-        ]
-        return f"; {', '.join(kept)}" if kept else ""
+        recorder, kept = self._world.recorders[event.process], []
+        for snapshot in self._world.epoch.initiated:
+            if (progress := recorder.progress(snapshot)) is not None:
+                firsts = {(source, b.first) for source, bs in progress.awaited.items() for b in bs}
+                kept += [
+                    (message, snapshot)
+                    for message in event.accepted
+                    if (message.channel.source, message.number) in firsts
+                ]
+        is_named = event.label in {self.name(message) for message in event.accepted}
+        return event_words(event, "" if is_named else event.label, self.name, kept)
 
     def name(self, message: MessageId) -> str:
         """Return a message as a script calls it, or else as it prints itself."""
@@ -105,15 +93,10 @@ class Narrator:
         if step.is_cut:
             fragment = self._fragment(step)
             state = fragment.state if fragment is not None else progress.state if progress else None
-            rule = [f"records its state {shown_state(state)}" if state else "records its state"]
-            if step.source is not None and held is not None:
-                rule.append(f"{step.source}->{step.process} is empty")
-            if step.targets:
-                rule.append(f"sends a marker to {', '.join(step.targets)}")
-            if progress is not None and progress.awaited:
-                channels = ", ".join(f"{source}->{step.process}" for source in progress.awaited)
-                rule.append(f"records {channels} from now on")
-            return f"{head}: {'; '.join(rule)}"
+            shown = shown_state(state) if state else ""
+            closed = [f"{step.source}->{step.process}"] if held is not None else []
+            awaited = [f"{s}->{step.process}" for s in progress.awaited] if progress else []
+            return f"{head}: {cut_words(step, shown, closed, awaited)}"
         if step.source is None:
             return head
         channel = Channel(step.source, step.process)
@@ -173,6 +156,40 @@ class Narrator:
         before = islice(trace.positions(), number)
         event_count = sum(event.handler != RESTORED for _, event in before)
         return f"so it was after {event_count} event{'' if event_count == 1 else 's'}"
+
+
+def event_words(
+    event: Event,
+    what: str,
+    name: Callable[[MessageId], str],
+    kept: Iterable[tuple[MessageId, SnapshotId]],
+) -> str:
+    """Return what an event accepted, did (`what`, if that says more) and sent; messages that were
+    `kept` are recorded for a snapshot."""
+    sends = f"; sends {_sent(event, name)}" if event.sent else ""
+    if not event.accepted:
+        return f"{event.process} does {what}{sends}"
+    accepts = ", ".join(f"{name(m)} from {m.channel.source}" for m in event.accepted)
+    does = f": does {what}" if what else ""
+    keeps = ", ".join(f"{m.channel} keeps {name(m)} for {snapshot}" for m, snapshot in kept)
+    return f"{event.process} accepts {accepts}{does}{sends}{f'; {keeps}' if keeps else ''}"
+
+
+def _sent(event: Event, name: Callable[[MessageId], str]) -> str:
+    return ", ".join(f"{name(message)} to {message.channel.target}" for message in event.sent)
+
+
+def cut_words(
+    step: MarkerStep, state: str, empty: Iterable[object], recorded: Sequence[object]
+) -> str:
+    """Return what a process does by the rules where it records its `state`: which channels into it
+    are `empty`, and which are `recorded` from now on."""
+    rule = [f"records its state {state}".rstrip(), *(f"{channel} is empty" for channel in empty)]
+    if step.targets:
+        rule.append(f"sends a marker to {', '.join(step.targets)}")
+    if recorded:
+        rule.append(f"records {', '.join(map(str, recorded))} from now on")
+    return "; ".join(rule)
 
 
 def shown_state(state: ProcessState) -> str:

@@ -205,7 +205,9 @@ def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -
 
     def delay(channel: Channel, frame: Frame) -> int:
         in_order = plan.delays.popleft() if plan.delays else 1
-        name = _frame_name(world, channel, frame)
+        name = f"marker {channel}"
+        if frame.batch is not None:
+            name = message_name(world.runners[channel.target].decode(frame.batch.messages()[0]))
         unmet.pop(name, None)
         return plan.takes[name][0] if name in plan.takes else in_order
 
@@ -216,12 +218,6 @@ def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -
             f"'{name} takes {ticks}' in line {line}: nothing of that name was sent in this block"
         )
     return news
-
-
-def _frame_name(world: World, channel: Channel, frame: Frame) -> str:
-    if frame.batch is None:
-        return f"marker {channel}"
-    return message_name(world.runners[channel.target].decode(frame.batch.messages()[0]))
 
 
 def _number(word: str, command: str) -> int:
