@@ -84,6 +84,19 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+def link_into(source: Path, target: Path) -> None:
+    """``link_or_copy`` into a directory that need not exist."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link_or_copy(source, target)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """``link_or_copy`` every file below a directory to the same place below another one."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            link_into(path, target / path.relative_to(source))
+
+
 def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
     """Read a whole file of at most `bytes_max` bytes; Damaged if it is missing or longer,
     StoreError if it cannot be read."""

@@ -7,7 +7,7 @@ import pytest
 
 from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged
-from stillframe.pipeline.record_files import write_records
+from stillframe.pipeline.log import write_records
 from stillframe.spark.slices import record_batches
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -20,12 +20,13 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from stillframe.durable_files import link_or_copy
+from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
+from stillframe.model import DECODING_ERRORS
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -35,7 +36,6 @@ _OFFSETS = "offsets"
 _COMMITS = "commits"
 _STATE = "state"
 _SOURCES = "sources"
-_NO_OFFSET = "-"
 _OFFSET_LINES_BEFORE_SOURCES = 2
 _VERSIONED = re.compile(r"\.?(\d+)(?:_[0-9A-Za-z_-]+)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 _BASE = re.compile(r"(\d+)\.(?:snapshot|zip)")
@@ -53,6 +53,10 @@ _GROWING = (".tmp", ".tmp.crc")
 _LINK_ATTEMPT_COUNT = 5
 
 
+class _Offset(msgspec.Struct):
+    stillframe: dict[str, int]
+
+
 class Committed(msgspec.Struct, frozen=True):
     """A committed micro-batch and where it ended on each log that the query reads."""
 
@@ -68,12 +72,8 @@ def last_committed(checkpoint: Path) -> Committed | None:
 
 
 def committed(checkpoint: Path, batch: int) -> Committed:
-    """Return a micro-batch that was committed.
-
-    Raises:
-        Damaged: its offsets cannot be read.
-        NotConsistent: two sources of the query read the same log, each to its own position.
-    """
+    """Return a micro-batch that was committed. Raises Damaged if its offsets cannot be read, and
+    NotConsistent if two sources of the query read the same log, each to its own position."""
     positions: dict[str, int] = {}
     for line in _offset_lines(checkpoint / _OFFSETS / str(batch)):
         for log, position in _positions_of(line).items():
@@ -143,12 +143,8 @@ def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
 
 
 def check_pinned(pinned: Path, expected: Committed) -> None:
-    """Check that a pinned checkpoint ends with the micro-batch that its query recorded.
-
-    Raises:
-        NotConsistent: it does not: two programs recorded for one query, one of them left over.
-        Damaged: its offsets cannot be read.
-    """
+    """Check that a pinned checkpoint ends with the micro-batch that its query recorded; raises
+    NotConsistent if not: two programs recorded for one query, one of them left over."""
     found = last_committed(pinned)
     if found != expected:
         raise NotConsistent(
@@ -162,10 +158,8 @@ def pin(checkpoint: Path, batch: int, target: Path) -> None:
 
     Call it before the next micro-batch is planned. Spark writes its files by rename, so a link
     keeps its content. `target` appears in one step, complete; an existing one of the same
-    micro-batch stays, another one is replaced.
-
-    Raises:
-        StoreError: a file cannot be linked, or vanished again and again.
+    micro-batch stays, another one is replaced. Raises StoreError if a file cannot be linked, or
+    vanished again and again.
     """
     if (target / _COMMITS / str(batch)).exists():
         return
@@ -186,9 +180,7 @@ def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
     for _ in range(_LINK_ATTEMPT_COUNT):
         try:
             for relative in _needed(checkpoint, batch):
-                place = target / relative
-                place.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(checkpoint / relative, place)
+                link_into(checkpoint / relative, target / relative)
         except FileNotFoundError:
             # Spark's maintenance deletes files older than the newest full one: look again.
             shutil.rmtree(target, ignore_errors=True)
@@ -202,18 +194,9 @@ def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
 
 def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int]) -> None:
     """Make from a `pinned` checkpoint a new one, `target`, with which a query continues after
-    `batch`, from `positions` on our logs.
-
-    Raises:
-        OSError: the disk is full or failed.
-        Damaged: the offsets cannot be read.
-    """
-    for path in sorted(pinned.rglob("*")):
-        relative = path.relative_to(pinned)
-        if path.is_file() and relative.parts[0] in {_OFFSETS, _COMMITS, _STATE, _SOURCES}:
-            place = target / relative
-            place.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path, place)
+    `batch`, from `positions` on our logs. Raises OSError if the disk is full or failed."""
+    for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
+        link_tree(pinned / part, target / part)
     # A new id, so that sinks which remember (query, batch) do not take the next batches for done.
     (target / _METADATA).write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
     _move(target / _OFFSETS / str(batch), positions)
@@ -236,7 +219,7 @@ def _move(offsets: Path, positions: Mapping[str, int]) -> None:
 
 def encode_offset(positions: Mapping[str, int]) -> str:
     """Return the JSON of one of our offsets, always the same for the same positions: Spark compares
-    offsets as text."""
+    offsets as text, with these spaces."""
     return json.dumps(offset_of(positions), separators=(", ", ": "))
 
 
@@ -247,16 +230,10 @@ def offset_of(positions: Mapping[str, int]) -> dict[str, dict[str, int]]:
 
 def _positions_of(line: str) -> dict[str, int]:
     """Return the positions in a source's line; none if the source is not ours."""
-    if line.strip() in ("", _NO_OFFSET):
-        return {}
     try:
-        offset: Any = json.loads(line)
-    except ValueError:
+        return msgspec.json.decode(line, type=_Offset).stillframe
+    except DECODING_ERRORS:
         return {}
-    ours = offset.get(OFFSET_KEY) if isinstance(offset, dict) else None
-    if not isinstance(ours, dict):
-        return {}
-    return {str(log): int(position) for log, position in ours.items()}
 
 
 def _offset_lines(path: Path) -> list[str]:
@@ -293,23 +270,26 @@ def _needed(checkpoint: Path, batch: int) -> Iterator[Path]:
                 if (checkpoint / directory / name).exists():
                     yield Path(directory, name)
     for part in (_STATE, _SOURCES):
-        for folder, _, names in os.walk(checkpoint / part):
-            relative = Path(folder).relative_to(checkpoint)
+        for folder, _, found in os.walk(checkpoint / part):
+            relative, names = Path(folder).relative_to(checkpoint), found
             if relative.name == _SST_FILES:
-                found = _sst_files_of(checkpoint / relative.parent, batch + 1)
-            else:
-                found = names
-            base = _base_version(found, batch + 1)
-            for name in found:
-                is_needed = part == _SOURCES or _is_needed(name, base, batch + 1)
-                if is_needed and not name.endswith(_GROWING):
-                    yield relative / name
+                names = _sst_files_of(checkpoint / relative.parent, batch + 1)
+            elif part == _STATE:
+                names = _needed_files(found, batch + 1)
+            yield from (relative / name for name in names if not name.endswith(_GROWING))
 
 
-def _base_version(names: list[str], version: int) -> int:
-    """Return the version of the newest full file that is not newer than `version`, or 0."""
-    versions = (int(match[1]) for name in names if (match := _BASE.fullmatch(name)))
-    return max((found for found in versions if found <= version), default=0)
+def _needed_files(names: list[str], version: int) -> list[str]:
+    """Return those files of state that are needed for a version: not newer ones, and none before
+    the newest full one. Schemas, metadata and RocksDB's own files are named once, without a
+    version, and never changed."""
+    full = (int(match[1]) for name in names if (match := _BASE.fullmatch(name)))
+    base = max((found for found in full if found <= version), default=0)
+    return [
+        name
+        for name in names
+        if (match := _VERSIONED.fullmatch(name)) is None or base <= int(match[1]) <= version
+    ]
 
 
 def _sst_files_of(directory: Path, version: int) -> list[str]:
@@ -317,11 +297,9 @@ def _sst_files_of(directory: Path, version: int) -> list[str]:
 
     Others belong to later versions; Spark may still be writing them.
     """
-    names = [path.name for path in directory.iterdir()]
-    base = _base_version(names, version)
     found: set[str] = set()
-    for name in names:
-        if name.endswith(".zip") and not name.startswith(".") and _is_needed(name, base, version):
+    for name in _needed_files([path.name for path in directory.iterdir()], version):
+        if name.endswith(".zip") and not name.startswith("."):
             found.update(_sst_names(directory / name))
     return sorted(found)
 
@@ -356,9 +334,3 @@ def _archived(file: BinaryIO) -> bytes:
     if max(entry.file_size, len(content)) > _ARCHIVED_BYTES_MAX:
         raise ValueError(f"its {_METADATA} has more than {_ARCHIVED_BYTES_MAX} bytes")
     return content
-
-
-def _is_needed(name: str, base: int, version: int) -> bool:
-    match = _VERSIONED.fullmatch(name)
-    # Without a version: schemas, metadata, RocksDB's own files, named once and never changed.
-    return match is None or base <= int(match[1]) <= version

@@ -80,11 +80,7 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(log for log in self.logs if log.source == participant)
 
     def check_participant(self, name: str, kind: str) -> None:
-        """Refuse a name that is no `kind` ("query" or "service") of this dataflow.
-
-        Raises:
-            UsageError: it is not; the error lists those there are.
-        """
+        """Raise UsageError if a name is no `kind` ("query" or "service") of this dataflow."""
         names = self.queries if kind == "query" else tuple(self.services)
         if name not in names:
             raise UsageError(
@@ -93,11 +89,8 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
     def initiators(self) -> tuple[str, ...]:
-        """Return the participants that start a snapshot: from them barriers reach all others.
-
-        These are the ones that read no log, and one of each cycle without such a participant before
-        it.
-        """
+        """Return the participants that start a snapshot, from which barriers reach all others:
+        those that read no log, and one of each cycle without such a participant before it."""
         chosen = [name for name in self.participants if not self.incoming(name)]
         reached = self._reachable(chosen)
         while rest := [name for name in self.participants if name not in reached]:
@@ -117,11 +110,8 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return ()
 
     def check_mode(self, mode: Mode) -> None:
-        """Refuse a mode that would wait forever on this dataflow.
-
-        Raises:
-            UsageError: there is a cycle: its participants would wait for each other's barriers.
-        """
+        """Raise UsageError if a snapshot in this mode would wait forever: on a cycle all
+        participants would wait for each other's barriers."""
         cycle = self.cycle()
         if cycle and mode is not Mode.UNALIGNED:
             raise UsageError(
@@ -145,11 +135,7 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def dataflow(
     *, queries: Iterable[str], services: Mapping[str, type], logs: Iterable[Log]
 ) -> Dataflow:
-    """Return a dataflow, with its names sorted and checked; arguments as ``Pipeline.create``.
-
-    Raises:
-        UsageError: names or channels do not fit together.
-    """
+    """Return a dataflow, with its names sorted and checked; arguments as ``Pipeline.create``."""
     described = Dataflow(
         queries=tuple(sorted(check_process_id(name) for name in queries)),
         services={check_process_id(name): services[name].__name__ for name in sorted(services)},
@@ -160,11 +146,8 @@ def dataflow(
 
 
 def check_dataflow(described: Dataflow) -> None:
-    """Check that the names and channels of a dataflow fit together, and that each name is valid.
-
-    Raises:
-        UsageError: they do not; the names are given.
-    """
+    """Raise UsageError if names and channels of a dataflow do not fit together, or a name is not
+    valid."""
     every = [check_process_id(name) for name in described.participants]
     if not every:
         raise UsageError("a pipeline needs at least one query or service")
@@ -217,48 +200,48 @@ def encode_schema(schema: pa.Schema) -> str:
 
 
 def decode_schema(text: str) -> pa.Schema:
-    """Return the schema that ``encode_schema`` wrote.
-
-    Raises:
-        UsageError: `text` is none.
-    """
+    """Return the schema that ``encode_schema`` wrote; UsageError if `text` is none."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (ValueError, pa.ArrowException, OSError) as error:
         raise UsageError(f"a channel's schema cannot be read: {error}") from error
 
 
-def schema_difference(declared: pa.Schema, found: pa.Schema) -> str | None:
+def schema_difference(
+    declared: pa.Schema, found: pa.Schema, *, with_zones: bool = True
+) -> str | None:
     """Return how the columns of `found` differ from the declared ones, in order; None if they do
-    not. Whether a column may be null, and metadata, do not count."""
-    for index in range(max(len(declared), len(found))):
-        expected: Any = declared.field(index) if index < len(declared) else None
-        actual: Any = found.field(index) if index < len(found) else None
+    not. Whether a column may be null, metadata, and the names of zones, do not count; without
+    `with_zones` it does not matter either whether times have a zone at all."""
+    pairs = itertools.zip_longest(declared, found)
+    for number, (expected, actual) in enumerate(pairs, start=1):
         if expected is None:
             return f"column {actual.name!r} is not declared"
         if actual is None:
             return f"column {expected.name!r} ({expected.type}) is missing"
-        if expected.name != actual.name or not _is_same(expected.type, actual.type):
+        is_same = _is_same(expected.type, actual.type, with_zones=with_zones)
+        if expected.name != actual.name or not is_same:
             return (
-                f"column {index + 1} is {actual.name!r} ({actual.type}), "
+                f"column {number} is {actual.name!r} ({actual.type}), "
                 f"declared is {expected.name!r} ({expected.type})"
             )
     return None
 
 
-def _is_same(first: pa.DataType, second: pa.DataType) -> bool:
-    """Return whether two types hold the same values: nullability and time zones do not count."""
+def _is_same(first: pa.DataType, second: pa.DataType, *, with_zones: bool) -> bool:
+    """Return whether two types hold the same values, as ``schema_difference`` takes that."""
     if pa.types.is_struct(first) and pa.types.is_struct(second):
-        return schema_difference(pa.schema(list(first)), pa.schema(list(second))) is None
+        inner = pa.schema(list(first)), pa.schema(list(second))
+        return schema_difference(*inner, with_zones=with_zones) is None
     if pa.types.is_map(first) and pa.types.is_map(second):
-        return _is_same(first.key_type, second.key_type) and _is_same(
-            first.item_type, second.item_type
-        )
+        pairs = ((first.key_type, second.key_type), (first.item_type, second.item_type))
+        return all(_is_same(*pair, with_zones=with_zones) for pair in pairs)
     if pa.types.is_list(first) and pa.types.is_list(second):
-        return _is_same(first.value_type, second.value_type)
+        return _is_same(first.value_type, second.value_type, with_zones=with_zones)
     if pa.types.is_timestamp(first) and pa.types.is_timestamp(second):
         # A zone says how an instant is shown; with no zone at all it is no instant.
-        return first.unit == second.unit and (first.tz is None) == (second.tz is None)
+        is_instant = first.tz is not None, second.tz is not None
+        return first.unit == second.unit and (not with_zones or is_instant[0] == is_instant[1])
     return bool(first == second)
 
 

@@ -93,12 +93,8 @@ def is_running(root: Path, name: str) -> bool:
 @contextlib.contextmanager
 def coordinating(root: Path, doing: str, *, is_patient: bool = True) -> Iterator[None]:
     """Hold the coordinator's lock of the pipeline at `root` while the body runs: only one program
-    at a time makes, snapshots, restores or trims it. `doing` is the purpose, for the error; with
-    `is_patient` it waits a little while for another program.
-
-    Raises:
-        Unavailable: another program holds the lock.
-    """
+    at a time makes, snapshots, restores or trims it. `doing` is the purpose, for the error, which
+    is Unavailable; with `is_patient` it waits a little while for another program."""
     lock = Lock(root / COORDINATOR)
     if not (lock.acquire() if is_patient else lock.try_acquire()):
         raise Unavailable(

@@ -13,18 +13,20 @@ import contextlib
 import os
 import re
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from stillframe.durable_files import checksum_of, write_new
+from stillframe.durable_files import check_file, checksum_of, write_new
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
-from stillframe.pipeline.record_files import read_records, spread, write_records
 from stillframe.protocol.aligner import Mode
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
@@ -35,6 +37,7 @@ TO_MEND = (
     "does not need it; a restore looks before it changes anything"
 )
 """The end of every error about an entry that is not what was written."""
+_encode = msgspec.json.Encoder().encode
 _DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
 """A file of a service, or one in the directory of a micro-batch. It leads nowhere else."""
 
@@ -134,10 +137,8 @@ class LogReader:
         self._barrier: int | None = None
 
     def tail(self, position: int) -> int:
-        """Return the number that the next entry appended will have; at least `position`.
-
-        A damaged log may seem to end where an entry is missing (``check_whole``).
-        """
+        """Return the number that the next entry appended will have; at least `position`. A damaged
+        log may seem to end where an entry is missing (``check_whole``)."""
         first = max(self._tail, position)
         step = 1
         while self.entry_path(first + step - 1).exists():
@@ -162,13 +163,8 @@ class LogReader:
         return self._segments[-1].first
 
     def check_whole(self, position: int) -> None:
-        """Refuse a log with a gap at `position` or later: ``tail`` may take it for the end.
-
-        Entries are appended one after the other, so all before an existing one must exist.
-
-        Raises:
-            Damaged: an entry is missing.
-        """
+        """Raise Damaged if a log has a gap at `position` or later, which ``tail`` may take for the
+        end. Entries are appended one after the other, so all before an existing one must exist."""
         last = self._segments[-1]
         newest = max(_numbers(self._directories[last.epoch]), default=last.first - 1)
         missing = self.first_missing(position, newest + 1)
@@ -217,10 +213,8 @@ class LogReader:
         self._forgotten = max(self._forgotten, position)
 
     def find_barrier(self, snapshot: SnapshotId, start: int, end: int) -> int | None:
-        """Return the position of a snapshot's barrier among the entries ``start .. end - 1``.
-
-        Repeated calls while the log grows read each entry once.
-        """
+        """Return the position of a snapshot's barrier among the entries ``start .. end - 1``;
+        repeated calls while the log grows read each entry once."""
         if snapshot != self._sought or not self._sought_from <= start <= self._sought_until:
             self._sought, self._barrier = snapshot, None
             self._sought_from = self._sought_until = start
@@ -301,13 +295,8 @@ class LogWriter:
     def append(self, table: pa.Table) -> int:
         """Append the records of a table, and return the number of the entry.
 
-        With several partitions, ``key`` selects the one of each record; without a key they take
-        turns, also from one call to the next.
-
-        Raises:
-            UsageError: its columns are not the declared ones.
-            Unavailable: another program has appended at the same time.
-            StoreError: the disk is full or failed; nothing was appended.
+        Partitions without a key take turns, also from one call to the next. Raises UsageError if
+        the columns are not the declared ones, else as ``append_files``.
         """
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
@@ -326,22 +315,16 @@ class LogWriter:
 
         They come right after what this writer has last seen of the log (``last_batch``, ``tail``),
         so of two writers that both miss a micro-batch only one appends it. No barrier comes in
-        between, for one is only ever appended between two micro-batches.
-
-        Raises:
-            Unavailable: another program has appended since.
-            StoreError: the disk is full or failed; nothing was appended.
+        between, for one is only ever appended between two micro-batches. Unavailable says that
+        another program has appended since, StoreError that the disk is full or failed: then nothing
+        was appended.
         """
         return self._commit(Rows(tuple(files), batch), self._tail)
 
     def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
         """Append a barrier, unless the last entry is that one; return its position. `batch` is the
-        micro-batch after which a query has recorded its state.
-
-        Raises:
-            NotConsistent: the log holds records of a later micro-batch.
-            Unavailable: another program has appended at the same time.
-        """
+        micro-batch after which a query has recorded its state; NotConsistent if the log holds
+        records of a later one. Else as ``append_files``."""
         number = self.tail()
         last = self.reader.entry(number - 1).content if number > self._first else None
         if isinstance(last, Barrier) and last.snapshot == snapshot:
@@ -388,3 +371,76 @@ def _numbers(directory: Path) -> list[int]:
         stems = [entry.name.removesuffix(".json") for entry in entries]
         return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
     return []
+
+
+# --- records
+
+
+def write_records(path: Path, table: pa.Table) -> None:
+    """Write records as a Parquet file."""
+    pq.write_table(table, path, compression="zstd")
+
+
+def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
+    """Read a Parquet file of a log, whose checksum when it was written is given. Raises Damaged if
+    it is missing, changed, or of other columns."""
+    check_file(path, checksum)
+    try:
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            table = file.read().select(schema.names)
+            # Spark writes times without their zone.
+            difference = schema_difference(schema, table.schema, with_zones=False)
+            if difference is not None:
+                raise Damaged(f"{path} is not of the columns of its channel: {difference}")
+            return table.cast(schema)
+    except (OSError, pa.ArrowException, KeyError, UnicodeError) as error:
+        raise Damaged(f"{path} cannot be read as records of its channel: {error}") from error
+
+
+def spread(table: pa.Table, log: Log, first: int = 0) -> list[tuple[int, pa.Table]]:
+    """Return the partitions of `log` that get records of a table, each with its records in their
+    order. Without a key the partitions take turns, from partition `first` on."""
+    count = log.partition_count
+    if count == 1:
+        return [(0, table)] if table.num_rows else []
+    if not log.key:
+        turns = range(min(count, table.num_rows))
+        return [
+            ((first + turn) % count, table.take(list(range(turn, table.num_rows, count))))
+            for turn in turns
+        ]
+    places = _places(table.select(log.key), count)
+    present = sorted(pc.unique(places).to_pylist())
+    return [(place, table.filter(pc.equal(places, place))) for place in present]
+
+
+def partition_of(key: tuple[object, ...], partition_count: int) -> int:
+    """Return the partition of a key, the same in every process and every epoch. It has a value for
+    each column; for columns of time, the integer that Arrow stores."""
+    # Not repr, which depends on the version of Python and on what else is installed.
+    return zlib.crc32(_encode(key)) % partition_count
+
+
+def _places(keys: pa.Table, count: int) -> pa.Array:
+    """Return the partition of every record; each distinct key is hashed once."""
+    distinct: list[tuple[object, ...]] = [()]
+    codes = pa.repeat(pa.scalar(0, pa.int64()), keys.num_rows)
+    for column in keys.columns:
+        coded = _plain(column).dictionary_encode(null_encoding="encode")
+        values = coded.dictionary.to_pylist()
+        both = pc.add(pc.multiply(codes, len(values)), coded.indices.cast(pa.int64()))
+        again = both.dictionary_encode()
+        distinct = [
+            (*distinct[code // len(values)], values[code % len(values)])
+            for code in again.dictionary.to_pylist()
+        ]
+        codes = again.indices.cast(pa.int64())
+    return pa.array([partition_of(key, count) for key in distinct], pa.int32()).take(codes)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, with times as the integers that Arrow stores."""
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -83,12 +83,8 @@ def initial_metadata(name: str, dataflow: Dataflow) -> Metadata:
 
 
 def read_metadata(root: Path) -> Metadata:
-    """Read the metadata of the pipeline at `root`.
-
-    Raises:
-        UsageError: there is no pipeline.
-        Damaged, StoreError: its file was changed or cannot be read.
-    """
+    """Read the metadata of the pipeline at `root`. Raises UsageError if there is no pipeline,
+    Damaged or StoreError if its file was changed or cannot be read."""
     if not (root / PIPELINE_FILE).exists():
         if (root / STORE_HEAD).exists():
             raise UsageError(
@@ -145,11 +141,7 @@ def check_timeline(
 
 
 def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participant: str) -> None:
-    """Check that a participant has a position on each of these logs, and on no other.
-
-    Raises:
-        UsageError: it has not.
-    """
+    """Raise UsageError if a participant has no position on one of these logs, or on another."""
     if positions.keys() != {log.name for log in logs} or min(positions.values(), default=0) < 0:
         raise UsageError(f"{participant} cannot stand at {dict(positions)}")
 
@@ -173,11 +165,8 @@ def _is_rising(numbers: list[int]) -> bool:
 
 
 def write_metadata(root: Path, metadata: Metadata) -> None:
-    """Replace the metadata in one step; it is on the disk when this returns.
-
-    Raises:
-        StoreError: the disk is full or failed; the old metadata is still there.
-    """
+    """Replace the metadata in one step; it is on the disk when this returns. StoreError says that
+    the disk is full or failed; then the old metadata is still there."""
     with explain_io_errors(root / PIPELINE_FILE, "written"):
         replace_durably(root / PIPELINE_FILE, seal(metadata))
 

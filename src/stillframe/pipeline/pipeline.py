@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stillframe.durable_files import local_path, partial_path
@@ -193,13 +194,6 @@ class Pipeline:
         """
         chosen = parse_mode(mode)
         ended = threading.Event()
-        failure: list[Exception] = []
-
-        def go() -> None:
-            try:
-                take_in_time()
-            except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
-                failure.append(error)
 
         def take_in_time() -> None:
             for _ in periodically(interval_s, ended.wait):
@@ -212,15 +206,13 @@ class Pipeline:
                 except StillframeError as error:
                     happened(error)
 
-        thread = threading.Thread(target=go, name="snapshots", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-        if failure:
-            raise failure[0]
+        with ThreadPoolExecutor(1, thread_name_prefix="snapshots") as threads:
+            taking = threads.submit(take_in_time)
+            try:
+                yield
+            finally:
+                ended.set()
+        taking.result()
 
     def snapshots(self) -> list[Manifest]:
         """Return all published snapshots, the oldest first.
@@ -358,11 +350,7 @@ def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
 
 
 def parse_mode(mode: str | Mode) -> Mode:
-    """Return the mode of that name.
-
-    Raises:
-        UsageError: there is none; the error lists those there are.
-    """
+    """Return the mode of that name; UsageError lists those there are."""
     try:
         return Mode(mode)
     except ValueError:

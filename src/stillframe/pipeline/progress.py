@@ -42,6 +42,11 @@ class Awaited(msgspec.Struct, frozen=True):
     channels: tuple[AwaitedChannel, ...]
     has_joined: bool = True
 
+    @property
+    def is_straggler(self) -> bool:
+        """Whether it holds up all the others: it has what it needs, or has not joined."""
+        return self.since is not None or not self.has_joined
+
     def sentence(self) -> str:
         """Return what it does at the moment, for people."""
         if not self.has_joined:
@@ -77,7 +82,7 @@ class Progress(msgspec.Struct, frozen=True):
     def stragglers(self) -> tuple[Awaited, ...]:
         """The stragglers that hold up all the others. They have what they need and have not
         recorded, or have not joined."""
-        return tuple(one for one in self.awaiting if one.since is not None or not one.has_joined)
+        return tuple(one for one in self.awaiting if one.is_straggler)
 
     def straggler_sentence(self) -> str:
         """Return who holds the snapshot up, for people."""

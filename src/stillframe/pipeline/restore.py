@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import link_or_copy, partial_path, sync
+from stillframe.durable_files import link_into, link_tree, partial_path, sync
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
@@ -45,11 +45,8 @@ from stillframe.store.store import Store
 def restore(
     root: Path, manifest: Manifest, *, progress: Callable[[int], None] = lambda size: None
 ) -> Metadata:
-    """Restore the pipeline at `root` to a snapshot; as ``Pipeline.restore``.
-
-    Returns:
-        the metadata of the new epoch.
-    """
+    """Restore the pipeline at `root` to a snapshot, as ``Pipeline.restore``, and return the
+    metadata of the new epoch."""
     with coordinating(root, "a restore"), _all_stopped(root):
         metadata = read_metadata(root)
         manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
@@ -77,13 +74,11 @@ def fork(
     name: str | None = None,
     progress: Callable[[int], None] = lambda size: None,
 ) -> Metadata:
-    """Make a second pipeline in `target` that continues from a snapshot; as ``Pipeline.fork``.
+    """Make a second pipeline in `target` that continues from a snapshot, as ``Pipeline.fork``, and
+    return its metadata.
 
     Neither sees what the other writes. Files are shared as hard links where both are on one file
     system; no file is ever changed in place.
-
-    Returns:
-        the metadata of the second pipeline.
     """
     if manifest.systems:
         raise UsageError(
@@ -111,7 +106,8 @@ def fork(
                 # Snapshot numbers continue: those of barriers in the logs must not be used again.
                 shutil.copyfile(root / ID_FILE, partial / ID_FILE)
                 _copy_logs(root, manifest, partial)
-                _copy_snapshot(root, manifest, partial)
+                # It can be restored there.
+                link_tree(*(snapshot_path(path, manifest.snapshot) for path in (root, partial)))
             place_services(partial, new, manifest)
             _export(root, manifest, partial, new)
             write_metadata(partial, new)
@@ -201,24 +197,10 @@ def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
         reader = manifest.reader(root, log.name)
         ends = [cut.position for cut in manifest.channels if cut.log == log.name]
         ends.append(manifest.barriers[log.name])
-        # One entry before the first to be read holds the offsets at which that one begins.
         # Entries read past the barrier (at-least-once) are in the books of the snapshot.
-        first = max(0, min(ends) - 1) if log.targets else reader.first_kept()
+        first = manifest.first_needed(log.name) if log.targets else reader.first_kept()
         for entry in reader.entries(first, max(ends)):
             directory = epoch_directory(target, log.name, entry.epoch)
-            (directory / DATA).mkdir(parents=True, exist_ok=True)
             for file in entry.files:
-                place = directory / DATA / file.name
-                place.parent.mkdir(exist_ok=True)
-                link_or_copy(reader.data_path(entry, file), place)
-            link_or_copy(reader.entry_path(entry.number), directory / entry_name(entry.number))
-
-
-def _copy_snapshot(root: Path, manifest: Manifest, target: Path) -> None:
-    """Give the second pipeline the snapshot that it starts from: it can be restored there."""
-    source = snapshot_path(root, manifest.snapshot)
-    for path in sorted(source.rglob("*")):
-        if path.is_file():
-            place = snapshot_path(target, manifest.snapshot) / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path, place)
+                link_into(reader.data_path(entry, file), directory / DATA / file.name)
+            link_into(reader.entry_path(entry.number), directory / entry_name(entry.number))

@@ -92,24 +92,17 @@ def trim(root: Path, metadata: Metadata, live: list[Manifest]) -> None:
         # epoch -> the first number that may still be read
         needed: dict[int, int] = {}
         for manifest in live:
-            first = _first_needed(manifest, log.name)
+            first = manifest.first_needed(log.name)
             _add_needed(needed, manifest.segments.get(log.name, ()), first)
         current = [
             m for m in live if m.epoch == metadata.epoch or m.snapshot == metadata.restored_from
         ]
         if not current:
             continue
-        first = min(_first_needed(manifest, log.name) for manifest in current)
+        first = min(manifest.first_needed(log.name) for manifest in current)
         _add_needed(needed, metadata.segments[log.name], first)
         with explain_io_errors(root / CHANNELS / log.name, "trimmed"):
             _delete_before(root, log.name, needed, metadata)
-
-
-def _first_needed(manifest: Manifest, log: str) -> int:
-    """Return the first entry of a log that a snapshot needs: the one before the first to be read,
-    which holds the offsets at which that one begins."""
-    at = [cut.position for cut in manifest.channels if cut.log == log]
-    return max(0, min([*at, manifest.barriers.get(log, 0)]) - 1)
 
 
 def _add_needed(needed: dict[int, int], segments: Sequence[Segment], first: int) -> None:

@@ -123,6 +123,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return a reader of a log as it was at the snapshot, of the pipeline at `root`."""
         return LogReader(root, self.dataflow.log(log), self.segments[log])
 
+    def first_needed(self, log: str) -> int:
+        """Return the first entry of a log that the snapshot needs: the one before the first to be
+        read, which holds the offsets at which that one begins."""
+        at = [cut.position for cut in self.channels if cut.log == log]
+        return max(0, min([*at, self.barriers.get(log, 0)]) - 1)
+
     @property
     def barriers(self) -> dict[str, int]:
         """The position of the barrier on each log."""
@@ -197,12 +203,8 @@ def published_ids(root: Path) -> list[SnapshotId]:
 
 
 def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
-    """Return the manifest of one snapshot.
-
-    Raises:
-        UsageError: there is no such snapshot; the error lists those there are.
-        Damaged, StoreError: its manifest was changed or cannot be read.
-    """
+    """Return the manifest of one snapshot. Raises UsageError if there is no such snapshot, Damaged
+    or StoreError if its manifest was changed or cannot be read."""
     path = snapshot_path(root, snapshot) / MANIFEST
     if not path.parent.exists():
         names = ", ".join(str(one) for one in published_ids(root))
@@ -233,23 +235,14 @@ def _check_names(manifest: Manifest) -> None:
 
 
 def find(root: Path, text: str) -> Manifest:
-    """Return the snapshot with that id, or else the newest savepoint of that name.
-
-    Raises:
-        UsageError: there is neither.
-        Damaged, StoreError: its manifest was changed, or one cannot be read.
-    """
+    """Return the snapshot with that id, or else the newest savepoint of that name; raises as
+    ``find_id`` and ``read_manifest``."""
     return read_manifest(root, find_id(root, text))
 
 
 def find_id(root: Path, text: str) -> SnapshotId:
-    """Return the id that `text` is, or else that of the newest savepoint of that name.
-
-    Damage to other manifests does not matter, nor, if `text` is an id, to that of the snapshot.
-
-    Raises:
-        UsageError: there is neither.
-    """
+    """Return the id that `text` is, or else that of the newest savepoint of that name; UsageError
+    if there is neither. Damage to other manifests does not matter, nor to that of an id."""
     by_id = {str(snapshot): snapshot for snapshot in published_ids(root)}
     if text in by_id:
         return by_id[text]
@@ -286,12 +279,8 @@ def hashed_files(
 
 def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
     """Compare every file of the pinned checkpoints with the manifest; `progress` is called with the
-    length of each file that was read.
-
-    Raises:
-        Damaged: a file was changed, is missing, or one was added.
-        StoreError: a file cannot be read.
-    """
+    length of each file that was read. Raises Damaged if a file was changed, is missing, or was
+    added, and StoreError if one cannot be read."""
     directory = snapshot_path(root, manifest.snapshot)
     expected = {(file.query, file.name): file for file in manifest.files}
     for query, name, path in _pinned_files(directory, manifest.queries):
@@ -332,13 +321,9 @@ def _pinned_files(directory: Path, queries: Iterable[str]) -> Iterator[tuple[str
 def cut_channels(
     root: Path, metadata: Metadata, fragments: dict[str, ParticipantFragment], mode: Mode
 ) -> list[ChannelCut]:
-    """Return what was on every channel at the cut, with the counts of its books checked.
-
-    Raises:
-        NotConsistent: a target had read what its source had not sent at the cut, or an entry in
-            between is missing.
-        Damaged: an entry beside the cut is not what was written.
-    """
+    """Return what was on every channel at the cut, with the counts of its books checked. Raises
+    NotConsistent if a target had read what its source had not sent at the cut, or an entry in
+    between is missing, and Damaged if one beside the cut is not what was written."""
     cuts = []
     for log in metadata.dataflow.logs:
         reader = LogReader(root, log, metadata.segments[log.name])
@@ -373,12 +358,8 @@ def _check_entries_exist(reader: LogReader, target: str, position: int, barrier:
 
 
 def check_channels(root: Path, manifest: Manifest) -> None:
-    """Check that every channel's records are in the logs, and that the books balance.
-
-    Raises:
-        Damaged: an entry or a file with records is missing or was changed.
-        NotConsistent: a channel's books do not balance.
-    """
+    """Check that every channel's records are in the logs, and that the books balance. Raises
+    Damaged if an entry or a file with records is missing or was changed, else NotConsistent."""
     readers = {log.name: manifest.reader(root, log.name) for log in manifest.dataflow.logs}
     for log, barrier in manifest.barriers.items():
         readers[log].offsets_at(barrier)  # the next append needs the entry before it

@@ -177,7 +177,7 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
     overdue = [ORPHANED] if now > progress.deadline_at + OVERDUE_S else []
     phases = dict.fromkeys(progress.recorded, "recorded")
     for one in progress.awaiting:
-        phases[one.participant] = "recording" if _is_straggler(one) else "idle"
+        phases[one.participant] = "recording" if one.is_straggler else "idle"
     return {
         "id": str(progress.snapshot),
         "mode": str(progress.mode),
@@ -190,16 +190,12 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
             *overdue,
             *(
                 f"{one.sentence()}, for {_age(one.since or progress.initiated_at, now)}"
-                for one in sorted(progress.awaiting, key=_is_straggler, reverse=True)
+                for one in sorted(progress.awaiting, key=lambda one: not one.is_straggler)
             ),
         ],
         "phases": phases,
         "waits_for": {one.participant: [c.log for c in one.channels] for one in progress.awaiting},
     }
-
-
-def _is_straggler(pending: Awaited) -> bool:
-    return pending.since is not None or not pending.has_joined
 
 
 def barriers(flow: Dataflow, progress: Progress) -> list[list[Any] | None]:

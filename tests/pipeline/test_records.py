@@ -10,7 +10,7 @@ import pytest
 from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged
 from stillframe.pipeline.dataflow import Log, channel
-from stillframe.pipeline.record_files import partition_of, read_records, spread, write_records
+from stillframe.pipeline.log import partition_of, read_records, spread, write_records
 
 NOON = datetime.datetime(2020, 2, 29, 12, tzinfo=datetime.UTC)
 SCHEMA = pa.schema(
