@@ -13,12 +13,11 @@ import hmac
 import ipaddress
 import os
 import sys
-from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,19 +40,14 @@ HEADERS = {
 Endpoint = tuple[str, int]
 """An address and a port."""
 
-_SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_IPV4_SOCKETS, _IPV6_SOCKETS = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _ESTABLISHED = "01"
 _ROOT = 0
 
 
 class AccessControl:
-    """Passes the requests to `app` that it may answer.
-
-    Args:
-        app: answers them.
-        token: required of every request; None on loopback.
-        host: the address that the server listens on, which is also an accepted name.
-    """
+    """Passes the requests to `app` that it may answer. `token` is required of every request, None
+    on loopback; `host`, the address that the server listens on, is also an accepted name."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, host: str = "localhost") -> None:
         self._app = app
@@ -67,7 +61,7 @@ class AccessControl:
         if scope["type"] != "http":
             # No websocket is accepted, and the server does not use lifespan events.
             return
-        refusal = self._refusal(scope)
+        refusal = self._refusal(Request(scope))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -76,27 +70,26 @@ class AccessControl:
 
         await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that is refused or redirected; None if it is allowed."""
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
+        host = request.headers.get("host", "")
         if self._token is None and _host_name(host) not in self._names:
             return _forbidden(
                 f"this page answers to names of loopback alone, and {host[:100]!r} is none: open "
                 "it as localhost or 127.0.0.1"
             )
-        if self._token is None and _is_of_another_user(scope):
+        if self._token is None and _is_of_another_user(request.scope):
             return _forbidden(
                 "a program of another user asks: on a machine with several users start "
                 "'stillframe watch' with --token-file, and share what is in that file"
             )
-        if (sentence := _foreign_origin(scope, headers, host)) is not None:
+        if (sentence := _foreign_origin(request, host)) is not None:
             return _forbidden(sentence)
-        return None if self._token is None else self._check_token(scope, headers, self._token)
+        return None if self._token is None else self._check_token(request, self._token)
 
-    def _check_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and scope["method"] == "GET" and _is_same(given, token):
+    def _check_token(self, request: Request, token: str) -> Response | None:
+        scope, given = request.scope, request.query_params.get("token", "")
+        if scope["path"] == "/" and request.method == "GET" and _is_same(given, token):
             answer = RedirectResponse("/", status_code=303)
             # Lax, or a link in a mail would not work; actions need our own origin anyway.
             answer.set_cookie(
@@ -107,10 +100,10 @@ class AccessControl:
                 secure=scope["scheme"] == "https",
             )
             return answer
-        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _is_same(credentials, token):
             return None
-        if _is_same(_cookies(headers).get(_cookie_name(scope), ""), self._session):
+        if _is_same(request.cookies.get(_cookie_name(scope), ""), self._session):
             return None
         return PlainTextResponse(
             "this page wants the token: open the whole link that 'stillframe watch' printed\n",
@@ -118,17 +111,17 @@ class AccessControl:
         )
 
 
-def _foreign_origin(scope: Scope, headers: Headers, host: str) -> str | None:
+def _foreign_origin(request: Request, host: str) -> str | None:
     """Return why a request is not from our page; None if it is, or comes from no page at all."""
-    own = f"{scope['scheme']}://{host}"
+    headers, own = request.headers, f"{request.scope['scheme']}://{host}"
     origin = headers.get("origin")
     if origin is not None and origin != own:
         return f"a page of {origin[:100]!r} asks, and only pages of {own[:100]!r} may"
     site = headers.get("sec-fetch-site", "none")
-    is_visit = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
-    if site not in ("same-origin", "none") and not (is_visit and scope["method"] == "GET"):
+    is_visit = request.scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
+    if site not in ("same-origin", "none") and not (is_visit and request.method == "GET"):
         return "another page asks, and only pages of our own may"
-    if scope["method"] not in ("GET", "HEAD"):
+    if request.method not in ("GET", "HEAD"):
         if origin is None:
             return "an action must name where it comes from (the header Origin)"
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -157,13 +150,6 @@ def _is_same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
-def _cookies(headers: Headers) -> Mapping[str, str]:
-    try:
-        return {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie")).items()}
-    except CookieError:
-        return {}
-
-
 def _forbidden(sentence: str) -> Response:
     return PlainTextResponse(f"{sentence}\n", status_code=403)
 
@@ -181,12 +167,8 @@ def is_allowed(client: Endpoint, server: Endpoint) -> bool:
     Anybody on a machine can connect to its loopback, and the page can do what the commands do,
     whose socket only its owner can reach. Linux knows the user of a connection; a connection of
     an unknown user, such as one that was closed already, is refused.
-
-    Args:
-        client: the address and port of the client.
-        server: those of the server.
     """
-    if not _SOCKET_TABLES[0].exists():
+    if not _IPV4_SOCKETS.exists():
         return True  # not Linux: the user cannot be found out
     return socket_owner(client, server) in (_ROOT, os.geteuid())
 
@@ -194,33 +176,25 @@ def is_allowed(client: Endpoint, server: Endpoint) -> bool:
 def socket_owner(client: Endpoint, server: Endpoint) -> int | None:
     """Return the user id of the program that connected from `client` to `server`; None if the
     connection is closed or the user is not known."""
-    for table in _SOCKET_TABLES:
+    for table in (_IPV4_SOCKETS, _IPV6_SOCKETS):
         try:
-            pairs = {(_hex(c), _hex(s)) for c, s in _as_listed(client, server, table)}
+            wanted = [_hex(end, is_wide=table == _IPV6_SOCKETS) for end in (client, server)]
             with table.open(encoding="ascii") as rows:
                 for row in rows:
                     columns = row.split()
-                    if (columns[1], columns[2]) in pairs and columns[3] == _ESTABLISHED:
+                    if columns[1:4] == [*wanted, _ESTABLISHED]:
                         return int(columns[7])
         except (OSError, ValueError, IndexError):
             continue
     return None
 
 
-def _as_listed(client: Endpoint, server: Endpoint, table: Path) -> list[tuple[Endpoint, Endpoint]]:
-    """Return how a table may list a connection: an IPv4 one may use an IPv6 socket."""
-    addresses = [ipaddress.ip_address(endpoint[0]) for endpoint in (client, server)]
-    is_wide = table.name.endswith("6")
-    if all(address.version == (6 if is_wide else 4) for address in addresses):
-        return [(client, server)]
-    if is_wide and all(address.version == 4 for address in addresses):
-        return [((f"::ffff:{client[0]}", client[1]), (f"::ffff:{server[0]}", server[1]))]
-    return []
-
-
-def _hex(endpoint: Endpoint) -> str:
-    """Return an endpoint as the kernel writes it: 32-bit words in its own byte order."""
-    address = ipaddress.ip_address(endpoint[0]).packed
-    words = (address[i : i + 4] for i in range(0, len(address), 4))
+def _hex(endpoint: Endpoint, *, is_wide: bool) -> str:
+    """Return an endpoint as the kernel writes it: 32-bit words in its own byte order. A connection
+    over IPv4 may use an IPv6 socket: then its addresses are `is_wide`."""
+    address = ipaddress.ip_address(endpoint[0])
+    if is_wide and address.version == 4:
+        address = ipaddress.ip_address(f"::ffff:{endpoint[0]}")
+    words = (address.packed[i : i + 4] for i in range(0, len(address.packed), 4))
     written = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
     return f"{written}:{endpoint[1]:04X}"

@@ -33,14 +33,8 @@ class SnapshotOutcome(NamedTuple):
 
 class EventReader:
     """Reads the events of the store in a directory: deaths, restores, takeovers, abandoned
-    snapshots.
-
-    Attributes:
-        dead: the processes that died in the last epoch.
-        counts: how often each thing happened.
-        outcomes: how the last snapshots ended, the oldest first.
-        is_damaged: whether a record was changed since it was written.
-    """
+    snapshots. It knows who died in the last epoch, how often each thing happened, how the last
+    snapshots ended, the oldest first, and whether a record was changed since it was written."""
 
     def __init__(self, store: Path) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
@@ -53,13 +47,8 @@ class EventReader:
         self._last_at: float | None = None
 
     def poll(self) -> list[dict[str, Any]]:
-        """Return the events since the last poll.
-
-        A damaged record becomes an error event, and hides no other.
-
-        Raises:
-            StoreError: the history cannot be read.
-        """
+        """Return the events since the last poll. A damaged record becomes an error event, and hides
+        no other. Raises StoreError if the history cannot be read."""
         events: list[dict[str, Any]] = []
         while records := self._read():
             events += [event for r in records if (event := self._event(r)) is not None]

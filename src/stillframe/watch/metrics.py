@@ -11,7 +11,8 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import inf, isinf
+from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric
@@ -218,11 +219,8 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the upper bounds of the buckets, as text, with the cumulative counts."""
-        found, count = [], 0
-        for bound, in_bucket in zip((*self._bounds, inf), self._counts, strict=True):
-            count += in_bucket
-            found.append(("+Inf" if isinf(bound) else str(bound), float(count)))
-        return found
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
 
 class MetricSet:
@@ -245,10 +243,10 @@ class MetricSet:
     def put_histogram(self, histogram: Histogram) -> None:
         """Add what a histogram has counted."""
         family, name = self._family(histogram.name), PREFIX + histogram.name
-        count = 0.0
-        for bound, count in histogram.buckets():
+        buckets = histogram.buckets()
+        for bound, count in buckets:
             family.add_sample(f"{name}_bucket", {"le": bound}, count)
-        family.add_sample(f"{name}_count", {}, count)
+        family.add_sample(f"{name}_count", {}, buckets[-1][1])
         family.add_sample(f"{name}_sum", {}, histogram.sum)
 
     def collect(self) -> Iterator[Metric]:
@@ -353,12 +351,8 @@ class SystemCounters:
 
 
 class PollCounters:
-    """Counts the polls of a watcher.
-
-    Attributes:
-        errors: whether each thing fails that may fail.
-        finished_s: when the last poll was finished, by the monotonic clock.
-    """
+    """Counts the polls of a watcher, the last of which was finished at `finished_s` by the
+    monotonic clock; `errors` says of each thing that may fail whether it does."""
 
     def __init__(self, *concerns: str) -> None:
         self.errors = dict.fromkeys(concerns, False)

@@ -132,14 +132,9 @@ def obstacles(sample: PipelineSample) -> str:
 
 
 def channel_columns(sample: PipelineSample, before: PipelineSample | None) -> dict[str, list[Any]]:
-    """Return what is known of each channel, in the order of ``channels_of``.
-
-    Returns:
-        `sent`: records appended since the pipeline was created; `rate`: records appended per
-        second; `received`: records that the target has read, as far as it reports; `in_transit`:
-        records that it has still to read, and `items` in how many entries of the log. None is
-        what is not known.
-    """
+    """Return what is known of each channel, in the order of ``channels_of``: `sent` records since
+    the pipeline was created, `rate` per second, `received` by the target as far as it reports,
+    `in_transit` that it has still to read, and `items` in how many entries; None is not known."""
     names = ("sent", "rate", "received", "in_transit", "items", "is_connected")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for log, _, target in channels_of(sample.metadata.dataflow):
@@ -169,11 +164,9 @@ def _rate(log: str, now: PipelineSample, before: PipelineSample | None) -> float
 
 
 def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
-    """Return who has recorded for a pending snapshot, and who has not, why, and since when.
-
-    The phases are those of processes: a participant that waits for the barriers of others is idle;
-    one that has them and has not recorded is recording, and delays all others.
-    """
+    """Return who has recorded for a pending snapshot, and who has not, why, and since when. The
+    phases are those of processes: a participant that waits for the barriers of others is idle; one
+    that has them and has not recorded is recording, and delays all others."""
     overdue = [ORPHANED] if now > progress.deadline_at + OVERDUE_S else []
     phases = dict.fromkeys(progress.recorded, "recorded")
     for one in progress.awaiting:
@@ -199,12 +192,9 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
 
 
 def barriers(flow: Dataflow, progress: Progress) -> list[list[Any] | None]:
-    """Return where the barrier of the pending snapshot is on each channel.
-
-    Returns:
-        "ahead" and how many entries the target is before it, None if only the target knows;
-        "passed"; None if the source has not appended it.
-    """
+    """Return where the barrier of the pending snapshot is on each channel: "ahead" and how many
+    entries the target is before it, None if only the target knows; "passed"; None if the source has
+    not appended it."""
     pending = {one.participant: one for one in progress.awaiting}
     found: list[list[Any] | None] = []
     for log, source, target in channels_of(flow):

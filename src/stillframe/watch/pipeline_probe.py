@@ -88,12 +88,7 @@ class PipelineProbe:
         self._snapshot: SnapshotId | None = None
 
     def sample(self) -> PipelineSample:
-        """Return how the pipeline is now.
-
-        Raises:
-            UsageError: it does not exist any more.
-            Damaged, StoreError: its metadata cannot be read.
-        """
+        """Return how the pipeline is now; raises as ``read_metadata``."""
         metadata = self._read_metadata()
         errors: list[str] = []
         names = metadata.dataflow.participants
@@ -144,11 +139,8 @@ class PipelineProbe:
         return ParticipantSample(RUNNING if runs else STOPPED)
 
     def _is_running(self, name: str) -> bool:
-        """Return whether a program runs a participant.
-
-        A program that takes a snapshot holds the locks of stopped participants for moments; one
-        that runs a participant holds its lock without interruption.
-        """
+        """Return whether a program runs a participant, and so holds its lock without interruption;
+        one that takes a snapshot holds the locks of stopped participants for moments."""
         attempts = 1 if name in self._were_running else _ATTEMPT_COUNT
         for attempt in range(attempts):
             if not is_running(self._root, name):

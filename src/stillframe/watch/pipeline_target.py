@@ -50,12 +50,8 @@ class _ServerClosed(Exception):
 
 
 class PipelineTarget(Target):
-    """The pipeline in a directory; `sample` is that of the last successful poll.
-
-    Raises:
-        UsageError: there is no pipeline.
-        Damaged, StoreError: its description was changed or cannot be read.
-    """
+    """The pipeline in a directory; `sample` is that of the last successful poll. Raises as
+    ``Pipeline``."""
 
     def __init__(self, path: Path) -> None:
         self.pipeline = Pipeline(path)
@@ -204,12 +200,10 @@ class PipelineTarget(Target):
     async def _publish_snapshots(self) -> None:
         try:
             new, gone = await asyncio.to_thread(self.snapshots.poll)
-            rows = await asyncio.to_thread(self.snapshots.rows, new[-NEW_COUNT_MAX:])
+            if new or gone:
+                await self._publish_rows(new[-NEW_COUNT_MAX:], gone)
         except (StillframeError, OSError) as error:
             self._publish_errors([str(error)])
-            return
-        if new or gone:
-            self.stream.publish("snapshots", self._snapshots_document(rows, gone))
 
     def _publish_abandoned(self, sample: PipelineSample, before: PipelineSample | None) -> None:
         """Publish that a snapshot is neither pending any more nor published."""

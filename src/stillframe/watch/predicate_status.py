@@ -47,13 +47,9 @@ class PredicateStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredicateMonitor:
-    """Evaluates the snapshots of one store. Slow: to be called in a thread, one call at a time.
-
-    Args:
-        store: open for reading.
-        names: the predicates, as for ``stillframe detect``.
-        reference: names the topology; None for the one that the store names.
-    """
+    """Evaluates the snapshots of one store, open for reading. Slow: to be called in a thread, one
+    call at a time. Predicates are named as for ``stillframe detect``; `reference` names the
+    topology, None the one that the store names."""
 
     def __init__(self, store: Store, names: Sequence[str], reference: str | None) -> None:
         self._store = store

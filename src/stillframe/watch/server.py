@@ -22,8 +22,7 @@ from stillframe.pages.self_contained_page import bundle, read, style_sheet
 from stillframe.runtime.network.addresses import Address
 from stillframe.watch.access_control import AccessControl
 from stillframe.watch.metrics import exposition
-from stillframe.watch.sse import EventStream
-from stillframe.watch.target import Action, Target, decode_action
+from stillframe.watch.target import Action, EventStream, Target, decode_action
 
 BODY_BYTES_MAX = 2**16
 PAGE = {
@@ -43,13 +42,8 @@ CLOSE_S_MAX = 2
 
 
 def make_app(target: Target, *, token: str | None, host: str) -> ASGIApp:
-    """Return the application that answers for `target`.
-
-    Args:
-        target: what the page shows; the caller runs it.
-        token: required of every request; None on loopback.
-        host: the address that the server listens on.
-    """
+    """Return the application that answers for `target`, which the caller runs; `token` and `host`
+    as for ``AccessControl``."""
 
     async def events(_: Request) -> Response:
         if target.stream.subscriber_count >= SUBSCRIBER_COUNT_MAX:
@@ -194,17 +188,9 @@ class _Server(uvicorn.Server):
 async def serve(
     target: Target, address: Address, *, token: str | None, ready: Callable[[Address], None]
 ) -> None:
-    """Serve the page of `target` until Ctrl-C or SIGTERM.
-
-    Args:
-        target: what the page shows.
-        address: where to listen; port 0 is any free one.
-        token: required of every request; None on loopback.
-        ready: called with the address of the server when it listens.
-
-    Raises:
-        Unavailable: the address cannot be used.
-    """
+    """Serve the page of `target` until Ctrl-C or SIGTERM. `token` is required of every request,
+    None on loopback; `ready` is called with the address of the server when it listens. Unavailable
+    if `address` cannot be used; port 0 is any free one."""
     listener = _listen(address)
     server = _Server(
         target.stream,
@@ -238,20 +224,15 @@ async def serve(
 
 def _listen(address: Address) -> socket.socket:
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
+        family, _, _, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(where)
-            listener.listen(CONNECTION_COUNT_MAX)
-        except BaseException:
-            listener.close()
-            raise
+        is_wide = family == socket.AF_INET6  # takes IPv4 as well
+        return socket.create_server(
+            where, family=family, backlog=CONNECTION_COUNT_MAX, dualstack_ipv6=is_wide
+        )
     except OSError as error:
         raise Unavailable(
             f"nothing can listen on {address}: {error.strerror or error}: give another address or "
             "port with --listen; port 0 is any free one"
         ) from error
-    return listener

@@ -41,12 +41,8 @@ class SnapshotList(ABC):
         return tuple(self._ids)
 
     def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
-        """Return which snapshots are new, and which are gone, since the last poll.
-
-        Raises:
-            StoreError: the directory cannot be read.
-            Damaged: something else is in it.
-        """
+        """Return which snapshots are new, and which are gone, since the last poll. StoreError says
+        that the directory cannot be read, Damaged that something else is in it."""
         found = self._find_ids()
         if found is None:
             return [], []

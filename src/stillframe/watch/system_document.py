@@ -77,13 +77,9 @@ def _process_status(process: ProcessId, status: SystemStatus, dead: frozenset[Pr
 def channel_columns(
     description: Description, status: SystemStatus, before: SystemStatus | None
 ) -> dict[str, list[float | int | None]]:
-    """Return what is known of each channel, given the last answer and the one before it.
-
-    Returns:
-        `sent`: messages sent since the very start; `rate`: messages sent per second;
-        `in_transit`: messages sent and not received; `bytes`: sent and not handled; `is_connected`:
-        1 or 0. None is what no process reported.
-    """
+    """Return what is known of each channel, given the last answer and the one before it: messages
+    `sent` since the very start, at which `rate` per second, how many are `in_transit`, the `bytes`
+    sent and not handled, and `is_connected`, 1 or 0. None is what no process reported."""
     columns: dict[str, list[float | int | None]] = {
         name: [] for name in ("sent", "rate", "in_transit", "bytes", "is_connected")
     }

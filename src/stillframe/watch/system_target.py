@@ -64,20 +64,12 @@ SYSTEM, STORE, PREDICATES, TRACES = "system", "store", "predicates", "traces"
 
 
 class SystemTarget(Target):
-    """One system that is watched.
+    """One system that is watched: its store, open for reading, and the directory of its event log.
 
-    Args:
-        store: open for reading.
-        predicates: evaluates predicates in its snapshots.
-        log: directory of the event log; None if there is none.
-        traces: makes traces of the snapshots; None if none are exported.
-
-    Attributes:
-        status: the last answer of the running system; None if there was none.
-        unreachable: the status of its processes then: stopped; starting, if its supervisor accepts
-            no commands yet, or no more; silent, if it did not answer, or nothing readable.
-        explanation: why there was no answer, in a sentence.
-        evaluated: the last evaluated snapshots, by id.
+    `status` is its last answer. If there was none, `explanation` says why in a sentence, and
+    `unreachable` is the status of its processes: stopped; starting, if its supervisor accepts no
+    commands yet, or no more; silent, if it did not answer, or nothing readable. `evaluated` has the
+    last evaluated snapshots, by id.
     """
 
     snapshots: StoreSnapshots
@@ -319,8 +311,7 @@ class SystemTarget(Target):
         if (new or gone or named != savepoints) and not is_first:
             changed = {*named.values(), *savepoints.values()}
             chosen = dict.fromkeys((*new[-NEW_COUNT_MAX:], *sorted(changed)))
-            rows = await asyncio.to_thread(self.snapshots.rows, chosen)
-            self.stream.publish("snapshots", self._snapshots_document(rows, gone))
+            await self._publish_rows(chosen, gone)
         for snapshot in gone:
             self.evaluated.pop(str(snapshot), None)
         if new:

@@ -8,17 +8,16 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.model import DECODING_ERRORS
+from stillframe.model import DECODING_ERRORS, SnapshotId
 from stillframe.watch.metrics import MetricSet, PollCounters
 from stillframe.watch.snapshot_list import SnapshotList
-from stillframe.watch.sse import EventStream, encode_event
 
 POLL_S, POLL_PENDING_S = 0.5, 0.1
 """Time between two polls of what runs, and while a snapshot is pending, in seconds."""
@@ -28,6 +27,10 @@ EVENT_COUNT_MAX = 200
 """How many events are kept for pages that connect later."""
 NEW_COUNT_MAX = 50
 """Of how many new snapshots at once the rows are published; a page asks for the others."""
+BACKLOG_COUNT_MAX = 200
+"""A subscriber with more unread events than this is disconnected."""
+KEEPALIVE_S = 10.0
+"""Time without an event after which a subscriber gets a comment instead, in seconds."""
 
 
 class TriggerSnapshot(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
@@ -69,17 +72,93 @@ def action_result(sentence: str, *, is_done: bool = True, **more: str) -> dict[s
     return {"is_done": is_done, "sentence": sentence, **more}
 
 
-class Target(ABC):
-    """A system or a pipeline that is watched.
+class EventStream:
+    """Server-sent events: one stream that any number of open pages read.
 
-    Args:
-        snapshots: the list of its snapshots.
-        concerns: what may fail while it is watched, as the metric of errors names it.
-
-    Attributes:
-        stream: the events that the open pages receive.
-        events: the last events of its history, the oldest first.
+    A page that connects later first receives the retained events. One that does not keep up is
+    disconnected: it connects again and receives what is retained then.
     """
+
+    def __init__(self) -> None:
+        self._retained: dict[str, bytes] = {}
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._is_open = asyncio.Event()
+
+    @property
+    def subscriber_count(self) -> int:
+        """The number of current subscribers."""
+        return len(self._queues)
+
+    def open(self) -> None:
+        """Let subscribers in. Until then they wait, because the initial events are incomplete."""
+        self._is_open.set()
+
+    def retain(self, kind: str, document: Any) -> None:
+        """Publish an event and keep it for later subscribers; it replaces the last of its kind.
+        An unchanged event is not sent again."""
+        event = encode_event(kind, document)
+        if self._retained.get(kind) != event:
+            self._retained[kind] = event
+            self._send(event)
+
+    def publish(self, kind: str, document: Any) -> None:
+        """Send an event to the current subscribers; those that wait for the stream to open find
+        it among the initial events."""
+        if self._is_open.is_set():
+            self._send(encode_event(kind, document))
+
+    async def subscribe(
+        self, initial: Callable[[], Awaitable[list[bytes]]], subscribed: Callable[[], None]
+    ) -> AsyncIterator[bytes]:
+        """Yield the retained events, those that `initial` returns, and then all that were published
+        since the call, until the subscriber falls behind or the stream is closed. What is published
+        while `initial` works may come twice; `subscribed` is called before."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._queues.add(queue)
+        try:
+            subscribed()
+            await self._is_open.wait()
+            events = await initial()
+            for event in (*self._retained.values(), *events):
+                yield event
+            while True:
+                try:
+                    next_event = await asyncio.wait_for(queue.get(), KEEPALIVE_S)
+                except TimeoutError:
+                    next_event = b": keep-alive\n\n"
+                if next_event is None:
+                    return
+                yield next_event
+        finally:
+            self._queues.discard(queue)
+
+    def close(self) -> None:
+        """Disconnect all subscribers."""
+        self.open()
+        for queue in tuple(self._queues):
+            queue.put_nowait(None)
+        self._queues.clear()
+
+    def _send(self, event: bytes) -> None:
+        for queue in tuple(self._queues):
+            if queue.qsize() >= BACKLOG_COUNT_MAX:
+                self._queues.discard(queue)
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(event)
+
+
+def encode_event(kind: str, document: Any) -> bytes:
+    """Return an event as it is sent. JSON has no line breaks of its own, so one line is enough."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(document))
+
+
+class Target(ABC):
+    """A system or a pipeline that is watched: the list of its snapshots, the stream of events that
+    the open pages receive, and the last ones of its history, the oldest first. `concerns` are what
+    may fail while it is watched, as the metric of errors names it."""
 
     def __init__(self, snapshots: SnapshotList, *concerns: str) -> None:
         self.stream = EventStream()
@@ -96,13 +175,9 @@ class Target(ABC):
 
     @abstractmethod
     async def perform(self, action: Action) -> dict[str, Any]:
-        """Do it, and return whether it was done, and the result in a sentence.
-
-        Raises:
-            Unavailable: nothing runs that could do it, or something else is in its way.
-            UsageError: there is no such process or snapshot, or a name is used.
-            StillframeError: it failed.
-        """
+        """Do it, and return whether it was done, and the result in a sentence. Raises Unavailable
+        if nothing runs that could do it, or something else is in its way, and UsageError if there
+        is no such process or snapshot, or a name is used."""
 
     def wake(self) -> None:
         """Poll now: a page has connected, or something was done."""
@@ -176,6 +251,13 @@ class Target(ABC):
         self, rows: list[dict[str, Any]], gone: Iterable[object] = ()
     ) -> dict[str, Any]:
         return {"count": self.snapshots.count, "rows": rows, "gone": [*map(str, gone)]}
+
+    async def _publish_rows(
+        self, snapshots: Iterable[SnapshotId], gone: Iterable[SnapshotId]
+    ) -> None:
+        """Publish the rows of these snapshots, and which are gone."""
+        rows = await asyncio.to_thread(self.snapshots.rows, snapshots)
+        self.stream.publish("snapshots", self._snapshots_document(rows, gone))
 
     def _publish_events(self, events: Iterable[dict[str, Any]]) -> None:
         """Keep and publish new events; an error that the page knows already is left out."""

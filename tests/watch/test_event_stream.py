@@ -2,7 +2,7 @@
 
 import asyncio
 
-from stillframe.watch.sse import BACKLOG_COUNT_MAX, EventStream, encode_event
+from stillframe.watch.target import BACKLOG_COUNT_MAX, EventStream, encode_event
 
 
 def test_a_listener_hears_what_holds_then_the_news_until_the_end() -> None:
