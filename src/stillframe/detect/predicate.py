@@ -247,9 +247,8 @@ def termination(view: View) -> Verdict:
     """Return whether the system has terminated: all processes are passive, and all channels
     empty."""
     activity = find_activity(view)
-    return Verdict(
-        activity is None, str(activity or "every process is passive, nothing on its way")
-    )
+    sentence = str(activity or "every process is passive, nothing on its way")
+    return Verdict(activity is None, sentence)
 
 
 def deadlock(view: View) -> Verdict:

@@ -87,13 +87,12 @@ def _process(topology: Topology, state: ProcessState) -> Any:
 
 def declared_defaults(kind: type) -> dict[str, Any]:
     """Return the fields of a dataclass or Struct that have a default, with it."""
-    is_struct = issubclass(kind, msgspec.Struct)
     fields: tuple[Any, ...] = ()
-    if is_struct:
-        fields = msgspec.structs.fields(kind)
+    absent: object = dataclasses.MISSING
+    if issubclass(kind, msgspec.Struct):
+        fields, absent = msgspec.structs.fields(kind), msgspec.NODEFAULT
     elif dataclasses.is_dataclass(kind):
         fields = dataclasses.fields(kind)
-    absent = msgspec.NODEFAULT if is_struct else dataclasses.MISSING
     found: dict[str, Any] = {}
     for field in fields:
         if field.default is not absent:
@@ -136,9 +135,7 @@ def yes_or_no(function: Callable[[Any], bool], view: object, name: str, where: s
 def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:
     """Return whether a process says that it is passive; one without that method is active. Raises
     an ApplicationError, which says `where` and `snapshot`, if its answer is invalid."""
-    answer = _answer(owner, "is_passive", where, snapshot)
-    if answer is _ABSENT:
-        return False
+    answer = _answer(owner, "is_passive", where, snapshot, absent=False)
     if not isinstance(answer, bool):
         raise _wrong(where, "is_passive", answer, snapshot, "True or False")
     return answer
@@ -146,10 +143,8 @@ def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:
 
 def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None:
     """Return the processes that a process waits for; errors as for ``is_passive``."""
-    answer = _answer(owner, "waits_for", where, snapshot)
-    if answer is _ABSENT or answer is None:
-        return None
-    if not isinstance(answer, Waiting):
+    answer = _answer(owner, "waits_for", where, snapshot, absent=None)
+    if not isinstance(answer, Waiting | None):
         raise _wrong(where, "waits_for", answer, snapshot, "for_all(...), for_any(...) or None")
     return answer
 
@@ -157,9 +152,7 @@ def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None
 def conserved(owner: object, where: str, snapshot: SnapshotId | None) -> Quantities:
     """Return the conserved quantities of a process or message, in a snapshot or (None) a running
     one; errors as for ``is_passive``."""
-    answer = _answer(owner, "conserved", where, snapshot)
-    if answer is _ABSENT:
-        return {}
+    answer = _answer(owner, "conserved", where, snapshot, absent={})
     if not isinstance(answer, Mapping) or not all(
         isinstance(name, str) and _is_amount(amount) for name, amount in answer.items()
     ):
@@ -173,22 +166,25 @@ def _is_amount(amount: object) -> bool:
     return isinstance(amount, int) and not isinstance(amount, bool)
 
 
-def _answer(owner: object, method: str, where: str, snapshot: SnapshotId | None) -> Any:
-    """Return the result of a method without arguments; ``_ABSENT`` if there is none."""
+def _answer(
+    owner: object, method: str, where: str, snapshot: SnapshotId | None, *, absent: object
+) -> object:
+    """Return the result of a method without arguments; `absent` if there is none."""
     found = getattr(owner, method, _ABSENT)
     if found is _ABSENT:
-        return _ABSENT
+        return absent
     if not callable(found):
         raise ApplicationError(
             f"{where}: {method} is no method of {type(owner).__name__} but {found!r}: give that "
             "field another name"
         )
     try:
-        return found()
+        answer: object = found()
     except (Exception, SystemExit) as error:
         raise ApplicationError(
             f"{where}: {method}() raised {type(error).__name__}: {error}{_on(snapshot, ', ')}"
         ) from error
+    return answer
 
 
 def _wrong(

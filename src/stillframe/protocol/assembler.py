@@ -82,7 +82,7 @@ class Assembler:
         process = last.state.process
         if pending is None or process in pending.fragments:
             return None
-        fragment = last.fragment(snapshot)
+        fragment = Fragment(snapshot, last.state, {}, ())
         self._check(fragment)
         pending.excluded[process] = last.snapshot
         return self._put(fragment, pending, now)
@@ -152,8 +152,7 @@ class Assembler:
             raise ProtocolViolation(
                 f"{where}: it stood still for {pause_s} s and took {capture_s} s"
             )
-        times = fragment.marker_times
-        if times is not None:
+        if (times := fragment.marker_times) is not None:
             named = times.came_s.keys() | ({times.marked_by} - {None})
             moments = (times.cut_at, *times.came_s.values())
             if not named <= set(sources) or not all(map(math.isfinite, moments)):

@@ -53,6 +53,7 @@ The host's duties, in order:
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Annotated
 
 import msgspec
@@ -176,13 +177,13 @@ class _ColourRecording(Recording):
             self.awaited[source].append(batch)
 
     def close(self, source: ProcessId) -> None:
-        number = self.received_counts[source] + 1
         in_order = sorted(self.awaited.pop(source), key=lambda batch: batch.first)
-        renumbered = []
-        for batch in in_order:
-            renumbered.append(Batch(number, batch.count, batch.encoded))
-            number += batch.count
-        self.closed[source] = tuple(renumbered)
+        counts = (batch.count for batch in in_order)
+        numbers = accumulate(counts, initial=self.received_counts[source] + 1)
+        self.closed[source] = tuple(
+            Batch(number, batch.count, batch.encoded)
+            for number, batch in zip(numbers, in_order, strict=False)
+        )
 
 
 class LaiYangRecorder(Recordings[_ColourRecording]):

@@ -26,7 +26,6 @@ import msgspec
 
 from stillframe.model import (
     Abandoned,
-    Fragment,
     KeyedChange,
     ProcessId,
     ProcessState,
@@ -143,10 +142,6 @@ class LastRecorded(msgspec.Struct, frozen=True):
     state: ProcessState
     snapshot: SnapshotId
 
-    def fragment(self, snapshot: SnapshotId) -> Fragment:
-        """Return it as the fragment of a process without channels in another `snapshot`."""
-        return Fragment(snapshot, self.state, {}, ())
-
 
 class LastStates:
     """The states that the processes without channels recorded last; `began` are those that a
@@ -156,19 +151,20 @@ class LastStates:
         self, description: Description, began: dict[ProcessId, LastRecorded] | None = None
     ) -> None:
         self._description = description
-        self._last = {
-            process: recorded
-            for process, recorded in (began or {}).items()
-            if not self._channels_of(process)
-        }
+        self._last = {p: last for p, last in (began or {}).items() if not self._channels_of(p)}
 
     def published(self, snapshot: Snapshot) -> None:
         """Use `snapshot`, the new restore point, from now on. No older state may be used again:
         processes were notified that the system will not roll back behind it."""
+        nothing = KeyedChange((), 0, encode_array([]))
         for state in snapshot.state.processes:
             if not self._channels_of(state.process):
+                kept = state
+                if state.keyed:  # that is stored with this snapshot
+                    keyed = dict.fromkeys(state.keyed, nothing)
+                    kept = msgspec.structs.replace(state, base=snapshot.id, keyed=keyed)
                 origin = snapshot.excluded.get(state.process, snapshot.id)
-                self._last[state.process] = LastRecorded(_kept(state, snapshot.id), origin)
+                self._last[state.process] = LastRecorded(kept, origin)
 
     def of(self, process: ProcessId) -> LastRecorded | None:
         """Return the state to use if `process` is excluded; None if it cannot be."""
@@ -186,16 +182,4 @@ class LastStates:
         )
 
     def _channels_of(self, process: ProcessId) -> list[str]:
-        return [
-            str(channel)
-            for channel in self._description.channels
-            if process in (channel.source, channel.target)
-        ]
-
-
-def _kept(state: ProcessState, snapshot: SnapshotId) -> ProcessState:
-    """Return `state` without the keyed data that is stored with the published `snapshot`."""
-    if not state.keyed:
-        return state
-    none = KeyedChange((), 0, encode_array([]))
-    return msgspec.structs.replace(state, base=snapshot, keyed=dict.fromkeys(state.keyed, none))
+        return [str(c) for c in self._description.channels if process in (c.source, c.target)]

@@ -24,6 +24,7 @@ The host's duties, in order:
 import enum
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -124,19 +125,16 @@ class Progress(msgspec.Struct, frozen=True):
     closed: dict[ProcessId, tuple[Batch, ...]]
 
 
+@dataclass(eq=False)
 class Recording:
     """One snapshot that is being recorded: the cut, and the channels that are still awaited."""
 
-    def __init__(
-        self,
-        state: ProcessState,
-        sent_counts: dict[ProcessId, int],
-        received_counts: dict[ProcessId, int],
-    ) -> None:
-        self.state = state
-        self.sent_counts = sent_counts
-        self.received_counts = received_counts
-        self.awaited: dict[ProcessId, list[Batch]] = {source: [] for source in received_counts}
+    state: ProcessState
+    sent_counts: dict[ProcessId, int]
+    received_counts: dict[ProcessId, int]
+
+    def __post_init__(self) -> None:
+        self.awaited: dict[ProcessId, list[Batch]] = {source: [] for source in self.received_counts}
         self.closed: dict[ProcessId, tuple[Batch, ...]] = {}
 
     def is_marked(self, source: ProcessId) -> bool:
@@ -149,25 +147,17 @@ class Recording:
 
     def progress(self) -> Progress:
         """Return how far it is."""
-        return Progress(
-            self.state,
-            self.sent_counts,
-            self.received_counts,
-            {source: tuple(batches) for source, batches in self.awaited.items()},
-            dict(self.closed),
-        )
+        awaited = {source: tuple(batches) for source, batches in self.awaited.items()}
+        cut = self.state, self.sent_counts, self.received_counts
+        return Progress(*cut, awaited, dict(self.closed))
 
     def fragment(self, snapshot: SnapshotId) -> Fragment:
         """Return this process's fragment; every channel must be closed."""
-        return Fragment(
-            snapshot=snapshot,
-            state=self.state,
-            sent_counts=self.sent_counts,
-            incoming=tuple(
-                IncomingRecord(source, count, self.closed[source])
-                for source, count in self.received_counts.items()
-            ),
+        incoming = tuple(
+            IncomingRecord(source, count, self.closed[source])
+            for source, count in self.received_counts.items()
         )
+        return Fragment(snapshot, self.state, self.sent_counts, incoming)
 
 
 AnyRecording = TypeVar("AnyRecording", bound=Recording)
@@ -221,10 +211,8 @@ class Recordings(Generic[AnyRecording]):
         self._sent_counts[target] = count
 
     def initiate(self, snapshot: SnapshotId) -> list[Effect]:
-        """Start `snapshot` here: record the state, then send a marker on every outgoing channel.
-
-        Does nothing if a marker of `snapshot` came first, or if it has ended.
-        """
+        """Start `snapshot` here: record the state, then send a marker on every outgoing channel. It
+        does nothing if a marker of `snapshot` came first, or if it has ended."""
         if self._step(snapshot, Stimulus.INITIATE) is not Phase.IDLE:
             return []
         return self._cut(snapshot)

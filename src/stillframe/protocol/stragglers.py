@@ -9,7 +9,7 @@ marker is in its source, its channel, or its target.
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -200,9 +200,27 @@ def find_stragglers(
     did not answer; `heard_at` has the last sign of life of each process.
     """
     search = _Search(under_way, description, answers, heard_at, now)
-    for process in under_way.missing:
-        search.look_at(process)
-    return msgspec.structs.replace(under_way, stragglers=search.stragglers())
+    found = [each for process in under_way.missing for each in search.look_at(process)]
+    return msgspec.structs.replace(under_way, stragglers=_merged(found))
+
+
+def _merged(found: list[Straggler]) -> tuple[Straggler, ...]:
+    """Return the stragglers, the most informative first: one for all channels with a common cause,
+    but one for each channel that is itself the cause."""
+    groups: dict[tuple[int, ProcessId, str], list[Straggler]] = {}
+    causes = list(Cause)
+    for each in found:
+        is_apart = each.cause in (Cause.DISCONNECTED, Cause.BEHIND)
+        channel = str(each.channels[0]) if is_apart else ""
+        groups.setdefault((causes.index(each.cause), each.process, channel), []).append(each)
+    return tuple(
+        msgspec.structs.replace(
+            group[-1],
+            since=min(each.since for each in group),
+            channels=tuple(sorted({channel for each in group for channel in each.channels})),
+        )
+        for _, group in sorted(groups.items())
+    )
 
 
 @dataclass
@@ -219,7 +237,6 @@ class _Search:
         self._snapshot = self.under_way.snapshot
         self._began = self.under_way.initiated_at
         self._missing = frozenset(self.under_way.missing)
-        self._found: dict[tuple[int, ProcessId, Channel | None], Straggler] = {}
         self._marked = {
             source
             for process in self.description.processes
@@ -227,90 +244,65 @@ class _Search:
             if self._has_marker_of(process, source)
         }
 
-    def stragglers(self) -> tuple[Straggler, ...]:
-        """Return the stragglers, the most informative first."""
-        order = sorted(self._found, key=lambda key: (key[0], key[1], str(key[2])))
-        return tuple(self._found[key] for key in order)
-
-    def look_at(self, process: ProcessId) -> None:
-        """Find out why the fragment of `process` is missing."""
+    def look_at(self, process: ProcessId) -> Iterator[Straggler]:
+        """Yield why the fragment of `process` is missing."""
         answer = self.answers.get(process)
         if answer is None:
-            self._blame(process, Cause.SILENT, self._silent_since(process))
+            yield self._silent(process)
             return
         status = answer.of(self._snapshot)
         if status.phase is Phase.IDLE:
-            self._look_at_unrecorded(process, answer)
+            since = self._began
+            sources = tuple(filter(self._has_recorded, self.description.incoming(process)))
+            if answer.is_busy:
+                yield Straggler(process, Cause.BUSY, since)
+            elif not sources:
+                yield Straggler(process, Cause.UNREACHED, since)
         elif status.phase is Phase.RECORDING:
-            since = self.now - status.recording_s
-            for source in status.awaited:
-                self._look_at_marker(Channel(source, process), answer, since)
+            since, sources = self.now - status.recording_s, status.awaited
         else:
-            self._blame(process, Cause.SENDING, self._began)
-
-    def _look_at_unrecorded(self, process: ProcessId, answer: ProcessStatus) -> None:
-        sources = [s for s in self.description.incoming(process) if self._has_recorded(s)]
-        if answer.is_busy:
-            self._blame(process, Cause.BUSY, self._began)
-        elif not sources:
-            self._blame(process, Cause.UNREACHED, self._began)
+            yield Straggler(process, Cause.SENDING, self._began)
+            return
         for source in sources:
-            self._look_at_marker(Channel(source, process), answer, self._began)
+            channel = Channel(source, process)
+            if self._has_recorded(source):
+                yield self._look_at_marker(channel, answer, since)
+            else:
+                yield from self._look_at_source(channel)
 
-    def _look_at_marker(self, channel: Channel, answer: ProcessStatus, since: float) -> None:
+    def _look_at_marker(self, channel: Channel, answer: ProcessStatus, since: float) -> Straggler:
         source, target = channel.source, channel.target
-        end, other = answer.incoming[source], self.answers.get(source)
-        if not self._has_recorded(source):
-            self._blame_source(channel)
-        elif not end.is_connected or (
-            other is not None and not other.outgoing[target].is_connected
-        ):
-            self._blame(target, Cause.DISCONNECTED, since, channel, is_apart=True)
-        elif other is None and not end.unhandled_bytes:
-            self._blame(source, Cause.SILENT, self._silent_since(source), channel)
+        received, other = answer.incoming[source], self.answers.get(source)
+        ends = [received] if other is None else [received, other.outgoing[target]]
+        full = tuple(t for t, outgoing in answer.outgoing.items() if outgoing.is_full)
+        cause = Cause.BEHIND
+        if not all(end.is_connected for end in ends):
+            cause = Cause.DISCONNECTED
+        elif other is None and not received.unhandled_bytes:
+            return self._silent(source, channel)
         elif answer.is_busy:
-            self._blame(target, Cause.BUSY, since, channel)
-        elif full := tuple(t for t, outgoing in answer.outgoing.items() if outgoing.is_full):
-            self._blame(target, Cause.HELD, since, channel, waits_for=full)
-        else:
-            sent = 0 if other is None else other.outgoing[target].unhandled_bytes
-            size = max(sent, end.unhandled_bytes)
-            self._blame(target, Cause.BEHIND, since, channel, is_apart=True, unhandled_bytes=size)
+            cause = Cause.BUSY
+        elif full:
+            return Straggler(target, Cause.HELD, since, (channel,), waits_for=full)
+        behind = max(end.unhandled_bytes for end in ends) if cause is Cause.BEHIND else 0
+        return Straggler(target, cause, since, (channel,), behind)
 
-    def _blame_source(self, channel: Channel) -> None:
-        """The source of `channel` has not recorded its state: add the channel to the cause."""
-        answer = self.answers.get(channel.source)
+    def _look_at_source(self, channel: Channel) -> Iterator[Straggler]:
+        """Yield why the source of `channel` has not recorded its state."""
+        source, began = channel.source, self._began
+        answer = self.answers.get(source)
         if answer is None:
-            self._blame(channel.source, Cause.SILENT, self._silent_since(channel.source), channel)
+            yield self._silent(source, channel)
         elif answer.is_busy:
-            self._blame(channel.source, Cause.BUSY, self._began, channel)
-        elif not any(map(self._has_recorded, self.description.incoming(channel.source))):
-            self._blame(channel.source, Cause.UNREACHED, self._began, channel)
+            yield Straggler(source, Cause.BUSY, began, (channel,))
+        elif not any(map(self._has_recorded, self.description.incoming(source))):
+            yield Straggler(source, Cause.UNREACHED, began, (channel,))
         # Else a marker is in flight to it, which is reported for that marker's channel.
 
-    def _blame(
-        self,
-        process: ProcessId,
-        cause: Cause,
-        since: float,
-        channel: Channel | None = None,
-        *,
-        is_apart: bool = False,
-        unhandled_bytes: int = 0,
-        waits_for: tuple[ProcessId, ...] = (),
-    ) -> None:
-        """Add a cause; with `is_apart` each channel has one of its own."""
-        key = (list(Cause).index(cause), process, channel if is_apart else None)
-        before = self._found.get(key)
-        channels = () if before is None else before.channels
-        if channel is not None and channel not in channels:
-            channels = tuple(sorted((*channels, channel)))
-        since = since if before is None else min(before.since, since)
-        self._found[key] = Straggler(process, cause, since, channels, unhandled_bytes, waits_for)
-
-    def _silent_since(self, process: ProcessId) -> float:
+    def _silent(self, process: ProcessId, *channels: Channel) -> Straggler:
         # Before the snapshot began, no sign of life was due.
-        return max(self._began, self.heard_at.get(process, self._began))
+        since = max(self._began, self.heard_at.get(process, self._began))
+        return Straggler(process, Cause.SILENT, since, channels)
 
     def _has_recorded(self, process: ProcessId) -> bool:
         if process not in self._missing or process in self._marked:
