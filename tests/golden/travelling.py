@@ -12,7 +12,7 @@ import msgspec
 from stillframe.analytics.assembly import _Mark
 from stillframe.analytics.compaction import CatalogFile, CatalogMember, Compacted, TablePart
 from stillframe.eventlog.reader import SegmentHeader
-from stillframe.migration.topology_diff import Change
+from stillframe.migration import Change
 from stillframe.model import (
     Abandoned,
     Batch,

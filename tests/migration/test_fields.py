@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stillframe.keyed import Keyed
-from stillframe.migration.migrate import migrate
+from stillframe.migration import migrate
 from stillframe.process import Process
 from stillframe.topology import Topology
 from tests.migration.systems import snapshot_of

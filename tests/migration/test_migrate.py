@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.migration.migrate import Migration, migrate
+from stillframe.migration import Migration, migrate
 from stillframe.model import Batch, Channel, Snapshot
 from stillframe.process import Message, Process
 from stillframe.restore import start_states

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stillframe.errors import UsageError
-from stillframe.migration.migrate import migrate
+from stillframe.migration import migrate
 from stillframe.process import Message, Process
 from stillframe.topology import Topology
 from tests.migration.systems import messages_of, snapshot_of, states_of

@@ -8,7 +8,7 @@ import pytest
 
 from stillframe import Channel, InTransit, Message, Process, Recorded, Topology
 from stillframe.errors import ApplicationError, UsageError
-from stillframe.migration.migrate import Migration, migrate
+from stillframe.migration import Migration, migrate
 from stillframe.process import Quantities
 from stillframe.restore import start_states
 from stillframe.topology import Joined, Redistribute

@@ -39,7 +39,7 @@ from stillframe.cli.supervision import (
 from stillframe.detect.predicate import check_predicate_name, not_stable
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
-from stillframe.migration.migrate import migrate as migrate_snapshot
+from stillframe.migration import migrate as migrate_snapshot
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
 from stillframe.runtime.control import ORPHANED_S, LaunchSpec

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stillframe.migration.topology_diff import Change
+from stillframe.migration import Change
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.store.manifest import Entry
 

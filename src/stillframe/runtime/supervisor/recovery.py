@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError
-from stillframe.migration.migrate import migrate
-from stillframe.migration.topology_diff import Change, differences, listed
+from stillframe.migration import Change, differences, listed, migrate
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.protocol.wire import check_version
 from stillframe.restore import Start, start_states

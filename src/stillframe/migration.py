@@ -1,9 +1,10 @@
 """Migrates a snapshot of one topology to another, or refuses it: nothing is lost silently.
 
-Recorded fields keep their values, under a new name if the class says so (``renamed``); a new field
-gets its initial value in the topology, and a removed field is reported as lost. Messages on
-channels are encoded again for their current classes; if one cannot be read any more, the snapshot
-is refused. Counts are kept, so that the books of the new snapshot balance like those of the old.
+``differences`` says in words how the topologies differ. Recorded fields keep their values, under a
+new name if the class says so (``renamed``); a new field gets its initial value in the topology, and
+a removed field is reported as lost. Messages on channels are encoded again for their current
+classes; if one cannot be read any more, the snapshot is refused. Counts are kept, so that the books
+of the new snapshot balance like those of the old.
 
 If there are other processes now, the application redistributes the recorded data over them. The
 channels then start anew, with the messages that it puts on them numbered from 1. Conserved
@@ -11,31 +12,17 @@ quantities must be the same before and after; before, they are computed from the
 messages as objects of the current classes.
 """
 
-from collections.abc import Iterable
+import contextlib
+import reprlib
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from stillframe.detect.predicate import find_loss, places_of, total
-from stillframe.detect.view import view_of
+from stillframe.detect.view import declared_defaults, view_of
 from stillframe.errors import ApplicationError, UsageError
-from stillframe.migration.topology_diff import (
-    CANNOT_ENCODE,
-    MESSAGE,
-    Change,
-    Fields,
-    Misfit,
-    Values,
-    defaults,
-    differences,
-    encoded_values,
-    is_unchanged,
-    listed,
-    message_classes,
-    message_fields,
-    shown,
-    state_fields,
-)
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -46,13 +33,284 @@ from stillframe.model import (
     ProcessState,
     Snapshot,
 )
-from stillframe.process import Process
+from stillframe.process import Message, Process
 from stillframe.protocol.action_runner import union_of
-from stillframe.topology import Description, InTransit, Recorded, Topology
+from stillframe.topology import Column, Description, InTransit, Recorded, Topology
+
+MESSAGE = "message "
+"""The subject of a change of a message class is this, and its name."""
+VALUE_LENGTH_MAX = 60
+"""How many characters of a value are shown at most."""
+_LISTED_MAX = 5
+
+Values = Mapping[str, msgspec.Raw]
+"""Field -> its value as MessagePack."""
 
 _VALUES = dict[str, msgspec.Raw]
 _LIST = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # a keyed field is recorded as a map
+_encode_plain = msgspec.msgpack.Encoder().encode
+_plain = msgspec.msgpack.decode
+CANNOT_ENCODE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What an encoder raises if it cannot encode a value."""
+
+
+class Misfit(Exception):
+    """A field cannot be converted; the text says which and why."""
+
+
+class Fields:
+    """The fields of a class as it is now, with their types in the order of declaration.
+
+    The class variable ``renamed`` gives the former names: ``renamed: ClassVar = {"new": "old"}``.
+    Raises a UsageError if it names no field of the class, or one old name twice.
+    """
+
+    def __init__(self, kind: type, struct: type[msgspec.Struct]) -> None:
+        hints = typing.get_type_hints(struct)
+        self.kind = kind
+        self.names = struct.__struct_fields__
+        self._renamed = _renamed(kind, self.names)
+        self._decoders = {name: msgspec.msgpack.Decoder(hints[name]) for name in self.names}
+
+    def defaults(self) -> _VALUES:
+        """Return the fields that have a default which can be encoded, with it."""
+        return encoded_values(declared_defaults(self.kind))
+
+    def sources(self, recorded: Collection[str]) -> dict[str, str]:
+        """Return field -> the recorded field whose value it gets; new fields are left out."""
+        renamed = {
+            new: old
+            for new, old in self._renamed.items()
+            if new not in recorded and old in recorded
+        }
+        free = set(recorded) - set(renamed.values())
+        found = {name: renamed.get(name, name) for name in self.names}
+        return {name: old for name, old in found.items() if name in renamed or old in free}
+
+    def convert(
+        self, recorded: Values, starts: Values
+    ) -> tuple[dict[str, msgspec.Raw], tuple[str, ...]]:
+        """Return each field with its value, in `starts` that of a new one, and the fields that lose
+        a part of their values. Raises Misfit if a recorded value is not of the field's type, or a
+        new field has none."""
+        sources = self.sources(recorded.keys())
+        values: dict[str, msgspec.Raw] = {}
+        cut: list[str] = []
+        for name in self.names:
+            if name in sources:
+                values[name] = self._decoded_again(name, recorded[sources[name]])
+                if not _keeps(_plain(recorded[sources[name]]), _plain(values[name])):
+                    cut.append(name)
+            elif name in starts:
+                values[name] = starts[name]
+            else:
+                raise Misfit(f"{name} is new and has no value to begin with: give it a default")
+        return values, tuple(cut)
+
+    def _decoded_again(self, name: str, raw: msgspec.Raw) -> msgspec.Raw:
+        try:
+            return msgspec.Raw(_encode(self._decoders[name].decode(raw)))
+        except (*DECODING_ERRORS, TypeError, ValueError) as error:
+            raise Misfit(f"{name} was {shown(raw)}: {error}") from error
+
+
+def encoded_values(values: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
+    """Return the values that can be encoded, encoded."""
+    found = {}
+    for name, value in values.items():
+        with contextlib.suppress(*CANNOT_ENCODE):
+            found[name] = msgspec.Raw(_encode(value))
+    return found
+
+
+def shown(raw: msgspec.Raw) -> str:
+    """Return a value as an error message shows it."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = VALUE_LENGTH_MAX
+    return brief.repr(_plain(raw))
+
+
+def _renamed(kind: type, names: Collection[str]) -> dict[str, str]:
+    """Return new -> old name of fields, as declared by `kind` and its base classes."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        declared = vars(each).get("renamed")
+        if isinstance(declared, Mapping) and "renamed" not in names:
+            found |= declared
+    wrong = [new for new in found if new not in names]
+    if wrong:
+        raise UsageError(
+            f"class {kind.__name__}: 'renamed' names {wrong[0]!r}, which is no field of it: write "
+            "it as {'new': 'old'}, with the names of fields"
+        )
+    twice = [old for old in found.values() if list(found.values()).count(old) > 1]
+    if twice:
+        raise UsageError(
+            f"class {kind.__name__}: 'renamed' gives the old field {twice[0]!r} to two new ones: a "
+            "value goes to one field"
+        )
+    return found
+
+
+def _keeps(before: Any, after: Any) -> bool:
+    """Return whether the new value contains all of the old one."""
+    match before, after:
+        case dict(), dict():
+            return all(key in after and _keeps(item, after[key]) for key, item in before.items())
+        case list(), list():
+            if len(before) <= len(after) and all(map(_keeps, before, after)):
+                return True
+            # A set is recorded as a list, in any order.
+            return sorted(map(_encode_plain, before)) == sorted(map(_encode_plain, after))
+        case _:
+            # 1 and 1.0 are equal; NaN equals nothing, but has the same bytes.
+            return bool(before == after) or _encode(before) == _encode(after)
+
+
+# --- differences
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One difference: its subject, for example ``class Account``, a sentence about it, and whether
+    recorded data is lost."""
+
+    subject: str
+    sentence: str
+    is_loss: bool = False
+
+    def __str__(self) -> str:
+        lost = ": what was recorded of it is lost" if self.is_loss else ""
+        return f"{self.subject}: {self.sentence}{lost}"
+
+
+def listed(items: Iterable[object]) -> str:
+    """Return the first few items in words; "none" if there are none."""
+    names = [str(item) for item in items]
+    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    return (", ".join(names[:_LISTED_MAX]) or "none") + more
+
+
+def differences(recorded: Description, topology: Topology) -> list[Change]:
+    """Return how a topology differs from the recorded one; the effects on recorded values and
+    messages depend on the snapshot (``migrate``). Raises as ``Fields``."""
+    now = topology.description
+    return [
+        *_process_changes(recorded, now),
+        *_state_changes(recorded, topology),
+        *_message_changes(recorded, topology),
+        *_channel_changes(recorded.channels, now.channels),
+    ]
+
+
+def _tag(kind: type[Message]) -> str:
+    """Return the name of a message class in its encoding."""
+    return str(kind.__struct_config__.tag)
+
+
+def _state_fields(topology: Topology) -> dict[str, Fields]:
+    """Return the fields of every class of processes; raises as ``Fields``."""
+    codecs = topology.codecs.values()
+    return {codec.kind.__name__: Fields(codec.kind, codec.struct) for codec in codecs}
+
+
+def _message_fields(topology: Topology) -> dict[str, Fields]:
+    """Return the fields of every message class that is accepted; raises as ``Fields``."""
+    kinds = {kind for accepted in topology.accepts.values() for kind in accepted}
+    return {_tag(kind): Fields(kind, kind) for kind in sorted(kinds, key=_tag)}
+
+
+def _is_unchanged(name: str, recorded: Description, now: Description) -> bool:
+    """Return whether values of the current class called `name` are encoded as before."""
+    return recorded.shapes.get(name) == now.shapes[name]
+
+
+def _process_changes(recorded: Description, now: Description) -> Iterator[Change]:
+    if gone := recorded.processes.keys() - now.processes.keys():
+        yield Change("processes", f"{listed(sorted(gone))} are gone")
+    if new := now.processes.keys() - recorded.processes.keys():
+        yield Change("processes", f"{listed(sorted(new))} are new")
+    for process in sorted(recorded.processes.keys() & now.processes.keys()):
+        before, after = recorded.processes[process], now.processes[process]
+        if before != after:
+            yield Change(f"process {process}", f"it was of class {before} and is a {after}")
+        took, takes = set(recorded.accepts[process]), set(now.accepts[process])
+        if took - takes:
+            yield Change(f"process {process}", f"it takes no {listed(sorted(took - takes))} more")
+        if takes - took:
+            yield Change(f"process {process}", f"it takes {listed(sorted(takes - took))} as well")
+
+
+def _state_changes(recorded: Description, topology: Topology) -> Iterator[Change]:
+    now = topology.description
+    fields = _state_fields(topology)
+    pairs = {(kind, kind) for kind in recorded.states.keys() & now.states.keys()}
+    pairs |= {
+        (recorded.processes[process], now.processes[process])
+        for process in recorded.processes.keys() & now.processes.keys()
+    }
+    for before, after in sorted(pairs):
+        subject = f"class {after}" if before == after else f"class {after}, which was {before}"
+        is_same = before == after and _is_unchanged(after, recorded, now)
+        yield from _field_changes(
+            subject, fields[after], recorded.states[before], now.states[after], is_same=is_same
+        )
+
+
+def _message_changes(recorded: Description, topology: Topology) -> Iterator[Change]:
+    now = topology.description
+    for kind, fields in _message_fields(topology).items():
+        if kind in recorded.messages:
+            yield from _field_changes(
+                f"{MESSAGE}{kind}",
+                fields,
+                recorded.messages[kind],
+                now.messages[kind],
+                is_same=_is_unchanged(kind, recorded, now),
+            )
+        else:
+            yield Change(f"{MESSAGE}{kind}", "it is new")
+    for kind in sorted(recorded.messages.keys() - now.messages.keys()):
+        yield Change(f"{MESSAGE}{kind}", "there is no such class any more")
+
+
+def _field_changes(
+    subject: str,
+    fields: Fields,
+    before: tuple[Column, ...],
+    after: tuple[Column, ...],
+    *,
+    is_same: bool,
+) -> Iterator[Change]:
+    """Yield how fields differ; `is_same` says that not even their nested types do."""
+    was, is_now = ({column.name: column.kind for column in columns} for columns in (before, after))
+    sources = fields.sources(was)
+    found = [Change(subject, f"{name} is new") for name in fields.names if name not in sources]
+    for name, old in sources.items():
+        if name != old:
+            found.append(Change(subject, f"{name} is what {old} was"))
+        if is_now[name] != was[old]:
+            found.append(Change(subject, f"{name} was {was[old]} and is {is_now[name]}"))
+    found += [
+        Change(subject, f"{old} is gone", is_loss=True)
+        for old in was
+        if old not in sources.values()
+    ]
+    if not found and not is_same:
+        found = [
+            Change(subject, "its fields are in another order, or of types that changed within")
+        ]
+    yield from found
+
+
+def _channel_changes(before: tuple[Channel, ...], after: tuple[Channel, ...]) -> Iterator[Change]:
+    if new := sorted(set(after) - set(before)):
+        yield Change("channels", f"{listed(new)}: new, their counts begin at 0")
+    if gone := sorted(set(before) - set(after)):
+        yield Change("channels", f"{listed(gone)}: gone, with their counts")
+
+
+# --- conversion
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -115,10 +373,9 @@ class _Conversion:
         self.refusals: list[str] = []
         self._recorded = recorded
         self._topology = topology
-        self._states = state_fields(topology)
-        self._messages = message_fields(topology)
-        self._classes = message_classes(topology)
-        self._defaults = {kind: defaults(each) for kind, each in self._classes.items()}
+        self._states = _state_fields(topology)
+        self._messages = _message_fields(topology)
+        self._defaults = {kind: fields.defaults() for kind, fields in self._messages.items()}
         self._cut: dict[tuple[str, str], None] = {}
         self._begun: dict[tuple[str, str], set[bytes]] = {}
         self._met: set[str] = set()
@@ -144,25 +401,28 @@ class _Conversion:
         codec = self._topology.codecs[state.process]
         kind = codec.kind.__name__
         try:
-            if state.kind == kind and is_unchanged(
-                kind, self._recorded, self._topology.description
-            ):
+            if state.kind == kind and self._is_unchanged(kind):
                 codec.check(state.encoded)
                 return state
             values = msgspec.msgpack.decode(state.encoded, type=_VALUES)
             starts = self._starts(state.process)
-            encoded = _encode(self._convert(f"class {kind}", self._states[kind], values, starts))
+            encoded = _encode_plain(
+                self._convert(f"class {kind}", self._states[kind], values, starts)
+            )
             codec.check(encoded)
             return ProcessState(state.process, kind, encoded)
         except (Misfit, UsageError, *DECODING_ERRORS) as error:
             self.refusals.append(f"process {state.process} ({kind}): {error}")
             return state
 
+    def _is_unchanged(self, kind: str) -> bool:
+        return _is_unchanged(kind, self._recorded, self._topology.description)
+
     def _starts(self, process: ProcessId) -> Values:
-        start = self._topology.processes[process]
+        start, codec = self._topology.processes[process], self._topology.codecs[process]
         if not isinstance(start, Process):
-            return defaults(start.state)
-        names = self._topology.codecs[process].types
+            return self._states[codec.kind.__name__].defaults()
+        names = codec.types
         return encoded_values({n: getattr(start, n) for n in names if hasattr(start, n)})
 
     def channels(self, states: Iterable[ChannelState]) -> Iterable[ChannelState]:
@@ -182,7 +442,7 @@ class _Conversion:
 
     def _batches(self, channel: Channel, batches: tuple[Batch, ...]) -> tuple[Batch, ...]:
         accepts = self._topology.accepts[channel.target]
-        accepted = {str(kind.__struct_config__.tag) for kind in accepts}
+        accepted = set(map(_tag, accepts))
         decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
         refused: dict[str, tuple[str, int]] = {}
 
@@ -211,7 +471,7 @@ class _Conversion:
         return converted
 
     def _message(self, kind: str, raw: bytes) -> bytes:
-        if is_unchanged(kind, self._recorded, self._topology.description):
+        if self._is_unchanged(kind):
             return raw
         names = [column.name for column in self._recorded.messages.get(kind, ())]
         _, *values = _LIST.decode(raw)
@@ -223,7 +483,7 @@ class _Conversion:
             dict(zip(names, values, strict=False)),
             self._defaults[kind],
         )
-        return _encode([kind, *found.values()])
+        return _encode_plain([kind, *found.values()])
 
     def _convert(self, subject: str, fields: Fields, values: Values, starts: Values) -> Values:
         converted, cut = fields.convert(values, starts)
@@ -266,7 +526,7 @@ def _redistribute(
             "Only the application knows who goes on with what: give the topology a function that "
             "spreads what was recorded over the processes of now, Topology(..., redistribute=...)"
         )
-    before_it = _plain(snapshot, recorded)
+    before_it = _recorded(snapshot, recorded)
     try:
         after: object = topology.redistribute(before_it)
     except (Exception, SystemExit) as error:
@@ -329,7 +589,7 @@ def _not_passed_on(before: Recorded, after: Recorded) -> Iterable[Change]:
         yield Change("processes", sentence, is_loss=True)
 
 
-def _plain(snapshot: Snapshot, recorded: Description) -> Recorded:
+def _recorded(snapshot: Snapshot, recorded: Description) -> Recorded:
     try:
         return Recorded(
             states={
@@ -395,7 +655,7 @@ def _channels(after: Recorded, recorded: Description, topology: Topology) -> lis
 
 def _encoded(value: object, what: str) -> bytes:
     try:
-        return _encode(value)
+        return _encode_plain(value)
     except CANNOT_ENCODE as error:
         raise _wrong(f"returned what cannot be encoded: {what}: {error}") from error
 

@@ -1,1 +1,0 @@
-"""Change of code: what was recorded of one topology becomes a start for another."""
