@@ -26,19 +26,6 @@ from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.trace import Cut, Event, MessageId, Trace
 
-__all__ = [
-    "CutView",
-    "Predicate",
-    "consistent_cuts",
-    "count_consistent_cuts",
-    "cuts_where",
-    "definitely",
-    "explain",
-    "interior",
-    "observation_without",
-    "possibly",
-]
-
 BOUNDS_MAX = 20_000_000
 """Maximum number of bounds in a table, which has one of each process for each event."""
 LIMITS_MAX = 5_000_000
@@ -272,11 +259,9 @@ class _Traffic(NamedTuple):
 
 
 class CutView:
-    """The argument of a predicate: one cut of a trace, with its events and messages in transit.
-
-    The first view of a trace visits every message; `at` makes the others cheaply. UsageError if
-    `cut` is no cut of this trace.
-    """
+    """The argument of a predicate: one cut of a trace, with its events and messages in transit. The
+    first view of a trace visits every message; `at` makes the others cheaply. UsageError if `cut`
+    is no cut of this trace."""
 
     __slots__ = ("_traffic", "cut", "trace")
 
@@ -347,21 +332,16 @@ Predicate = Callable[[CutView], bool]
 
 
 def cuts_where(trace: Trace, predicate: Predicate) -> Iterator[Cut]:
-    """Yield the consistent cuts in which `predicate` holds, in the order of ``consistent_cuts``.
-
-    It visits every consistent cut, of which there may be far too many: stop when you have enough.
-    """
+    """Yield the consistent cuts in which `predicate` holds, in the order of ``consistent_cuts``. It
+    visits every consistent cut, of which there may be far too many: stop when you have enough."""
     view = _initial_view(trace)
     return (cut for cut in consistent_cuts(trace) if predicate(view.at(cut)))
 
 
 def possibly(trace: Trace, predicate: Predicate, *, count_max: int | None = None) -> Cut | None:
     """Return a consistent cut in which `predicate` holds, one with the fewest events; None if it
-    holds in none (Cooper & Marzullo 1991).
-
-    UsageError if there is no answer after `count_max` cuts; None visits all. Those with the same
-    number of events are in memory at the same time.
-    """
+    holds in none (Cooper & Marzullo 1991). UsageError if there is no answer after `count_max` cuts;
+    None visits all. Those with the same number of events are in memory at the same time."""
     view, successors = _initial_view(trace), _successors(trace)
     level = {view.cut: None}
     visited_count = 0
@@ -377,10 +357,8 @@ def possibly(trace: Trace, predicate: Predicate, *, count_max: int | None = None
 
 def definitely(trace: Trace, predicate: Predicate, *, count_max: int | None = None) -> bool:
     """Return whether every observation, that is every order in which the events could have
-    happened, goes through a cut in which `predicate` holds (Cooper & Marzullo 1991).
-
-    If not, ``observation_without`` gives one that does not; arguments and errors are the same.
-    """
+    happened, goes through a cut in which `predicate` holds (Cooper & Marzullo 1991). If not,
+    ``observation_without`` gives one that does not; arguments and errors are the same."""
     return observation_without(trace, predicate, count_max=count_max) is None
 
 
@@ -389,10 +367,8 @@ def observation_without(
 ) -> list[Cut] | None:
     """Return the cuts of an observation, from the empty cut to ``trace.end`` with one more event
     each, such that `predicate` holds in none of them; None if there is no such observation.
-
     UsageError if there is no answer after `count_max` cuts; None visits all. All are kept in
-    memory.
-    """
+    memory."""
     view, successors = _initial_view(trace), _successors(trace)
     seen: set[Cut] = set()
 

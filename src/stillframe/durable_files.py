@@ -161,11 +161,9 @@ def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes], *, inputs: Iterable[Path] = ()) -> None:
-    """Write `chunks` to `path`; an existing file is replaced completely or not at all.
-
-    A symbolic link is followed: its target is written. `inputs` are files that the content is made
-    from; none of them is overwritten (`check_target`).
-    """
+    """Write `chunks` to `path`; an existing file is replaced completely or not at all. A symbolic
+    link is followed: its target is written. `inputs` are files that the content is made from; none
+    of them is overwritten (`check_target`)."""
     target = check_target(path, inputs=inputs)
     # In the same directory, so on the same disk; its name is never too long.
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")

@@ -27,11 +27,9 @@ class PastCut(msgspec.Struct, frozen=True):
 
 
 class KeyedChanges:
-    """The keyed fields of one process from cut to cut. Each call is one atomic step.
-
-    `base` is the published snapshot that the next cut will be based on, if it can; at first the one
-    that the subject was restored from, or None.
-    """
+    """The keyed fields of one process from cut to cut. Each call is one atomic step. `base` is the
+    published snapshot that the next cut will be based on, if it can; at first the one that the
+    subject was restored from, or None."""
 
     def __init__(self, codec: StateCodec, subject: object, base: SnapshotId | None) -> None:
         self._codec = codec
@@ -70,12 +68,9 @@ class KeyedChanges:
 
     def in_store(self, snapshot: SnapshotId | None) -> list[KeySet[Any]]:
         """Record that `snapshot` was published; None: the published snapshot that was the base is
-        missing.
-
-        The next cut records the changes since that one, or everything. Returns sets of keys that no
-        later cut needs. Deleting a large one takes as long as encoding it; cuts that are open may
-        still read it.
-        """
+        missing. The next cut records the changes since that one, or everything. Returns sets of
+        keys that no later cut needs. Deleting a large one takes as long as encoding it; cuts that
+        are open may still read it."""
         spent: list[PastCut] = []
         if snapshot is None:
             spent = list(self._past)
@@ -94,11 +89,9 @@ class KeyedChanges:
 
 
 class KeyedChangesCut:
-    """The keyed fields of one process at one cut, to be encoded into a fragment.
-
-    They are changes since the published snapshot `base`; without one, all keys. `total_count` is
-    how many keys there are to encode, at most.
-    """
+    """The keyed fields of one process at one cut, to be encoded into a fragment. They are changes
+    since the published snapshot `base`; without one, all keys. `total_count` is how many keys there
+    are to encode, at most."""
 
     def __init__(
         self,

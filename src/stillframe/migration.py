@@ -60,11 +60,9 @@ class Misfit(Exception):
 
 
 class Fields:
-    """The fields of a class as it is now, with their types in the order of declaration.
-
-    The class variable ``renamed`` gives the former names: ``renamed: ClassVar = {"new": "old"}``.
-    Raises a UsageError if it names no field of the class, or one old name twice.
-    """
+    """The fields of a class as it is now, with their types in the order of declaration. The class
+    variable ``renamed`` gives the former names: ``renamed: ClassVar = {"new": "old"}``. Raises a
+    UsageError if it names no field of the class, or one old name twice."""
 
     def __init__(self, kind: type, struct: type[msgspec.Struct]) -> None:
         hints = typing.get_type_hints(struct)
@@ -328,11 +326,8 @@ class Migration(msgspec.Struct, frozen=True):
 
 def migrate(snapshot: Snapshot, recorded: Description, topology: Topology) -> Migration:
     """Return `snapshot`, taken of the topology `recorded`, as one of `topology`. Everything in it
-    is decoded on the way.
-
-    Raises a UsageError with the first reasons if it cannot be migrated; an ApplicationError if
-    ``redistribute`` raised, or returned something invalid.
-    """
+    is decoded on the way. Raises a UsageError with the first reasons if it cannot be migrated; an
+    ApplicationError if ``redistribute`` raised, or returned something invalid."""
     changes = differences(recorded, topology)
     if recorded.processes.keys() == topology.processes.keys():
         return _convert(snapshot, recorded, topology, changes)

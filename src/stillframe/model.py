@@ -82,9 +82,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
     """Consecutive messages of one channel, as they travel: numbers ``first .. first + count - 1``.
-
-    `encoded` is a MessagePack array of `count` messages; it always has the 32-bit header.
-    """
+    `encoded` is a MessagePack array of `count` messages; it always has the 32-bit header."""
 
     first: int
     count: int
@@ -135,11 +133,9 @@ class KeyedRows(msgspec.Struct, frozen=True):
 
 
 class KeyedChange(msgspec.Struct, frozen=True):
-    """The changes of a keyed field since an earlier cut.
-
-    `rows` are the keys that were set, each once, and `removed` is a MessagePack array of the
-    `removed_count` keys that were removed; no key is in both.
-    """
+    """The changes of a keyed field since an earlier cut. `rows` are the keys that were set, each
+    once, and `removed` is a MessagePack array of the `removed_count` keys that were removed; no key
+    is in both."""
 
     rows: tuple[KeyedRows, ...]
     removed_count: int
@@ -147,12 +143,10 @@ class KeyedChange(msgspec.Struct, frozen=True):
 
 
 class ProcessState(msgspec.Struct, frozen=True):
-    """The recorded state of one process.
-
-    `kind` names its class, `encoded` is a MessagePack map from field to value. On its way to the
-    store a state may hold only changes: then the keyed fields are in `keyed`, by name, instead of
-    `encoded`, and hold the changes since the published snapshot `base`; without a base, all keys.
-    """
+    """The recorded state of one process. `kind` names its class, `encoded` is a MessagePack map
+    from field to value. On its way to the store a state may hold only changes: then the keyed
+    fields are in `keyed`, by name, instead of `encoded`, and hold the changes since the published
+    snapshot `base`; without a base, all keys."""
 
     process: ProcessId
     kind: str
@@ -237,12 +231,10 @@ class IncomingRecord(msgspec.Struct, frozen=True):
 
 
 class MarkerTimes(msgspec.Struct, frozen=True):
-    """When the markers of a snapshot arrived at one process.
-
-    `cut_at` is when it recorded its state, in seconds since 1970 by its own clock, `came_s` how
-    many seconds after that the marker of each source arrived. `marked_by` is the source of the
-    first, which made it record its state; None if it initiated.
-    """
+    """When the markers of a snapshot arrived at one process. `cut_at` is when it recorded its
+    state, in seconds since 1970 by its own clock, `came_s` how many seconds after that the marker
+    of each source arrived. `marked_by` is the source of the first, which made it record its state;
+    None if it initiated."""
 
     cut_at: float
     marked_by: ProcessId | None
@@ -251,12 +243,9 @@ class MarkerTimes(msgspec.Struct, frozen=True):
 
 class Fragment(msgspec.Struct, frozen=True):
     """One process's fragment of a snapshot: its state, its counts of sent messages, its incoming
-    channels.
-
-    `pause_s` is how long the process was paused in the step that recorded its state, `capture_s`
-    how long it took from there until the state was encoded; both in seconds. `marker_times` is None
-    where they are not measured.
-    """
+    channels. `pause_s` is how long the process was paused in the step that recorded its state,
+    `capture_s` how long it took from there until the state was encoded; both in seconds.
+    `marker_times` is None where they are not measured."""
 
     snapshot: SnapshotId
     state: ProcessState

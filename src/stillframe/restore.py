@@ -13,13 +13,10 @@ from stillframe.topology import Description
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How one process starts after a restore.
-
-    `encoded` is its recorded state, for ``StateCodec.restore``. `sent_counts` has for each target
-    how many messages it had sent there, `incoming` for each channel into it what it had received at
-    its cut, and the messages to deliver before any other. `base` is the snapshot in the store that
-    has exactly this state, if any.
-    """
+    """How one process starts after a restore. `encoded` is its recorded state, for
+    ``StateCodec.restore``. `sent_counts` has for each target how many messages it had sent there,
+    `incoming` for each channel into it what it had received at its cut, and the messages to deliver
+    before any other. `base` is the snapshot in the store that has exactly this state, if any."""
 
     kind: str
     encoded: bytes

@@ -20,12 +20,10 @@ NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
 
 
 class StateCodec:
-    """Encodes the declared fields of one class as a MessagePack map, and reads them back.
-
-    `types` has the type of each declared field, `keyed` those of the keys and of the values of a
-    keyed one, and `struct` is what a recorded state decodes to; keyed fields are dicts there. A
-    UsageError names a field whose type cannot be recorded.
-    """
+    """Encodes the declared fields of one class as a MessagePack map, and reads them back. `types`
+    has the type of each declared field, `keyed` those of the keys and of the values of a keyed one,
+    and `struct` is what a recorded state decodes to; keyed fields are dicts there. A UsageError
+    names a field whose type cannot be recorded."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -121,12 +119,9 @@ class StateCodec:
             raise UsageError(f"{self.kind.__name__}.{name} cannot be recorded: {error}") from error
 
     def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
-        """Raise a UsageError if a restore could not read the recorded fields.
-
-        Capturing does not check: reading them back takes longer than a process should pause.
-        `encoded` has all fields if there are no `changes`, else all but the keyed ones
-        (``ProcessState.keyed``).
-        """
+        """Raise a UsageError if a restore could not read the recorded fields. Capturing does not
+        check: reading them back takes longer than a process should pause. `encoded` has all fields
+        if there are no `changes`, else all but the keyed ones (``ProcessState.keyed``)."""
         try:
             if not changes:
                 self._decoder.decode(encoded)

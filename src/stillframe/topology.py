@@ -55,12 +55,9 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class KeyedColumns(msgspec.Struct, frozen=True):
-    """The columns of a keyed field, which has a row for each key.
-
-    `key` is the kind of the column `key`. With the layout `value` there is one column of that name;
-    with `map` or `array` the values are Structs that are encoded so, and each of their fields has a
-    column.
-    """
+    """The columns of a keyed field, which has a row for each key. `key` is the kind of the column
+    `key`. With the layout `value` there is one column of that name; with `map` or `array` the
+    values are Structs that are encoded so, and each of their fields has a column."""
 
     key: str
     layout: Literal["value", "map", "array"]
@@ -233,11 +230,9 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
             )
 
     def initiators(self, first: ProcessId) -> tuple[ProcessId, ...]:
-        """Return `first` and as many more as it takes for markers to reach every process.
-
-        In a strongly connected graph that is `first` alone. Otherwise several processes start the
-        same snapshot, as Chandy & Lamport 1985 (section 3.3) allow.
-        """
+        """Return `first` and as many more as it takes for markers to reach every process. In a
+        strongly connected graph that is `first` alone. Otherwise several processes start the same
+        snapshot, as Chandy & Lamport 1985 (section 3.3) allow."""
         self.check_process(first)
         chosen = [first]
         reached = self.reachable(first)

@@ -46,12 +46,9 @@ class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
 
 class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=True):
     """An atomic action of one process, which accepted and sent some messages; at most one of each
-    channel is accepted in the papers' model.
-
-    `label` is its name for the user, `handler` the method of a ``Process`` that was called
-    (``start``, ``receive``, ...); both may be empty. `at` is a time in seconds for display, if
-    known, and `fields` are others from a log.
-    """
+    channel is accepted in the papers' model. `label` is its name for the user, `handler` the method
+    of a ``Process`` that was called (``start``, ``receive``, ...); both may be empty. `at` is a
+    time in seconds for display, if known, and `fields` are others from a log."""
 
     process: ProcessId
     label: str = ""
@@ -64,11 +61,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
 
 class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defaults=True):
     """One step of a process in a snapshot, never part of an action of the application: a marker
-    arrived from `source`, or the process initiated (None).
-
-    `is_cut`: the process recorded its state in this step. `targets` are the processes that it sent
-    a marker to in the same step. `at` is a time in seconds for display, if known.
-    """
+    arrived from `source`, or the process initiated (None). `is_cut`: the process recorded its state
+    in this step. `targets` are the processes that it sent a marker to in the same step. `at` is a
+    time in seconds for display, if known."""
 
     process: ProcessId
     snapshot: SnapshotId
@@ -97,11 +92,9 @@ def named(position: Position, event: Event) -> str:
 
 
 class Trace:
-    """An execution, checked: every message is sent once, and accepted at most once, after that.
-
-    The `processes` are in the order of display, the `steps` in a possible order; None are the
-    `channels` with a message. NotConsistent if no execution is like that.
-    """
+    """An execution, checked: every message is sent once, and accepted at most once, after that. The
+    `processes` are in the order of display, the `steps` in a possible order; None are the
+    `channels` with a message. NotConsistent if no execution is like that."""
 
     def __init__(
         self,
@@ -247,9 +240,7 @@ class Trace:
 
     def orphans(self, cut: Cut) -> Iterator[MessageId]:
         """Yield the messages that `cut` shows as accepted but not as sent: effects without causes.
-
-        None, exactly if the cut is consistent.
-        """
+        None, exactly if the cut is consistent."""
         for process, count in zip(self.processes, cut, strict=True):
             for event in self.lines[process][:count]:
                 for message in event.accepted:

@@ -124,10 +124,8 @@ def _problem_with(
     under_way: set[tuple[SnapshotId, ProcessId, ProcessId]],
 ) -> str:
     """Return a sentence about what is wrong with the next step of a snapshot, empty if nothing is,
-    and note it: who has `recorded`, and the markers that are `under_way`.
-
-    Only files are checked: a study of wrong rules needs traces with such steps.
-    """
+    and note it: who has `recorded`, and the markers that are `under_way`. Only files are checked: a
+    study of wrong rules needs traces with such steps."""
     snapshot, process = step.snapshot, step.process
     try:
         SnapshotId.parse(str(snapshot))

@@ -11,7 +11,7 @@ from stillframe.runtime import events
 from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.run_file import find_stale
-from stillframe.runtime.supervisor import supervisor as supervisor_module
+from stillframe.runtime.supervisor import recovery
 from stillframe.runtime.supervisor.epoch import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.recovery import check_placement
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -48,10 +48,10 @@ def test_a_supervisor_that_cannot_begin_leaves_what_it_found(
         await fails("running.json could not be written: .*: see to the space")
         in_the_way.rmdir()
         with monkeypatch.context() as patch:
-            patch.setattr(supervisor_module, "abandon_unfinished", cannot)
+            patch.setattr(recovery, "abandon_unfinished", cannot)
             await fails("there is no room")
         with monkeypatch.context() as patch:
-            patch.setattr(supervisor_module, "kill_all", cannot_end)
+            patch.setattr(recovery, "kill_all", cannot_end)
             await fails("process 1 does not end", takes_over=False)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
             assert watch.of(events.SupervisorReplaced)

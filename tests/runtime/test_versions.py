@@ -19,7 +19,6 @@ from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.os_process import current_process, is_alive
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.supervisor import admin_socket, recovery
-from stillframe.runtime.supervisor import supervisor as supervisor_module
 from stillframe.runtime.supervisor.epoch import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -197,7 +196,7 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
         left = run_file.find_stale(tmp_path / "store")
         assert left is not None
         speak(monkeypatch, version)
-        monkeypatch.setattr(supervisor_module, "check_release", lambda left, store: None)
+        monkeypatch.setattr(recovery, "check_release", lambda left, store: None)
         with contextlib.closing(Store.open_writer(tmp_path / "store")) as store:
             system = Supervisor(
                 program("rally"), store, SupervisorConfig(takes_over=True), emit=watch.emit

@@ -74,12 +74,10 @@ def find_activity(view: View) -> Activity | None:
 
 
 class Ring(msgspec.Struct, frozen=True):
-    """Processes that keep each other blocked, whatever all others do.
-
-    `is_cycle`: each waits for the next, and the last for the first. Otherwise they are a knot, of
-    processes that wait for several others. `waits` are the processes that each one waits for, less
-    those whose message is in transit.
-    """
+    """Processes that keep each other blocked, whatever all others do. `is_cycle`: each waits for
+    the next, and the last for the first. Otherwise they are a knot, of processes that wait for
+    several others. `waits` are the processes that each one waits for, less those whose message is
+    in transit."""
 
     processes: tuple[ProcessId, ...]
     is_cycle: bool
@@ -98,12 +96,10 @@ class Deadlock(msgspec.Struct, frozen=True):
 
 
 def find_deadlock(view: View) -> Deadlock | None:
-    """Return the deadlock in a snapshot, or None if there is none.
-
-    A message in transit ends the wait that it would end when it arrives; so does one from a process
-    that is not blocked itself. A request in transit to a blocked process changes nothing: a blocked
-    process sends nothing. Raises as ``open_waits``.
-    """
+    """Return the deadlock in a snapshot, or None if there is none. A message in transit ends the
+    wait that it would end when it arrives; so does one from a process that is not blocked itself. A
+    request in transit to a blocked process changes nothing: a blocked process sends nothing. Raises
+    as ``open_waits``."""
     waits = open_waits(view)
     names = sorted(set(waits).union(*(waiting.processes for waiting in waits.values())))
     numbers = {name: number for number, name in enumerate(names)}
@@ -124,11 +120,9 @@ def find_deadlock(view: View) -> Deadlock | None:
 
 
 def open_waits(view: View) -> dict[ProcessId, Waiting]:
-    """Return the waits of all processes, less those that messages in transit end.
-
-    Raises a UsageError if a process waits for one that does not exist, or that cannot send to it;
-    an ApplicationError if a process gives an invalid answer.
-    """
+    """Return the waits of all processes, less those that messages in transit end. Raises a
+    UsageError if a process waits for one that does not exist, or that cannot send to it; an
+    ApplicationError if a process gives an invalid answer."""
     waits = {}
     for name, process in view.processes.items():
         waiting = waits_for(process, f"process {name}", view.snapshot)
@@ -294,11 +288,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
 
 def not_stable(evaluations: list[Evaluation]) -> tuple[Evaluation, Evaluation] | None:
-    """Return two evaluations that show that a predicate is not stable; None if none do.
-
-    It held in the first, and not in the second, whose snapshot was initiated in the same epoch when
-    the first was complete. Snapshots that overlap show nothing: neither comes after the other.
-    """
+    """Return two evaluations that show that a predicate is not stable; None if none do. It held in
+    the first, and not in the second, whose snapshot was initiated in the same epoch when the first
+    was complete. Snapshots that overlap show nothing: neither comes after the other."""
     first_held: dict[int, Evaluation] = {}
     for seen in evaluations:
         if seen.verdict.holds:
@@ -326,11 +318,8 @@ def is_sql(predicate: str) -> bool:
 
 def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table]) -> Verdict:
     """Return the result of a predicate in SQL, which gives one row with one column, true or false,
-    on a snapshot whose `tables` are those of ``store.tables``.
-
-    Raises a UsageError if it cannot be executed, or gives something else, and Unavailable if DuckDB
-    is not installed.
-    """
+    on a snapshot whose `tables` are those of ``store.tables``. Raises a UsageError if it cannot be
+    executed, or gives something else, and Unavailable if DuckDB is not installed."""
     try:
         import duckdb  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:

@@ -15,10 +15,7 @@ found by then is reported, which among many thousands need not be the shortest o
 
 class Graph(NamedTuple):
     """The processes that each process waits for, in order, without repetition; none: it is not
-    blocked.
-
-    `needs_all`: whether it waits for all of them, or for any.
-    """
+    blocked. `needs_all`: whether it waits for all of them, or for any."""
 
     targets: Sequence[Sequence[int]]
     needs_all: Sequence[bool]

@@ -25,9 +25,7 @@ Sent = tuple[ProcessId, bytes]
 
 class ActionRunner:
     """A process of a topology, on a copy of its start state, or in the recorded state `encoded`.
-
-    UsageError if that process has a loop of its own (``Joined``): it cannot be stepped through.
-    """
+    UsageError if that process has a loop of its own (``Joined``): it cannot be stepped through."""
 
     def __init__(
         self, process_id: ProcessId, topology: Topology, encoded: bytes | None = None
@@ -79,11 +77,9 @@ class ActionRunner:
         return message
 
     def receive(self, messages: Iterable[tuple[Channel, Message]]) -> list[Sent]:
-        """Accept messages, one or several, in one atomic action; return what it sent.
-
-        Raises ApplicationError if the handler did; UsageError if it sent an invalid message, or
-        waits for something outside.
-        """
+        """Accept messages, one or several, in one atomic action; return what it sent. Raises
+        ApplicationError if the handler did; UsageError if it sent an invalid message, or waits for
+        something outside."""
         try:
             for channel, message in messages:
                 self._call(RECEIVE, channel, message)

@@ -75,8 +75,6 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
 
 def read_end(mode: Mode, reading: Reading) -> int | None:
     """Return the position at which the next action must stop reading a channel; None for no limit.
-
     It holds until the participant has recorded its state. A channel that stands there already is
-    held: nothing of it may be read.
-    """
+    held: nothing of it may be read."""
     return reading.barrier if mode is Mode.ALIGNED else None

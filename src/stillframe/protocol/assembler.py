@@ -58,12 +58,10 @@ class Assembler:
         self._pending[snapshot] = _Pending(now, now + timeout_s, {})
 
     def add(self, fragment: Fragment, now: float) -> Snapshot | Abandoned | None:
-        """Add one process's fragment; return the snapshot if it was the last.
-
-        A fragment of a snapshot that has ended is checked, and dropped. A complete snapshot whose
-        books do not balance is abandoned, with the channel in `detail`. ProtocolViolation if the
-        fragment does not fit the description, or came twice.
-        """
+        """Add one process's fragment; return the snapshot if it was the last. A fragment of a
+        snapshot that has ended is checked, and dropped. A complete snapshot whose books do not
+        balance is abandoned, with the channel in `detail`. ProtocolViolation if the fragment does
+        not fit the description, or came twice."""
         self._check(fragment)
         pending = self._pending.get(fragment.snapshot)
         if pending is None or fragment.state.process in pending.excluded:

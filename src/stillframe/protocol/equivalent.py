@@ -58,12 +58,10 @@ class Equivalent(msgspec.Struct, frozen=True):
 
 
 def interchanges(trace: Trace, cut: Cut) -> Iterator[Interchange]:
-    """Return the interchanges of neighbours that bring all white events before all red ones.
-
-    Each white event, from the first on, moves to the front past the red ones before it. There may
-    be quadratically many interchanges, so they are found lazily. For the outcome alone,
-    ``equivalent`` takes linear time; it raises the same.
-    """
+    """Return the interchanges of neighbours that bring all white events before all red ones. Each
+    white event, from the first on, moves to the front past the red ones before it. There may be
+    quadratically many interchanges, so they are found lazily. For the outcome alone, ``equivalent``
+    takes linear time; it raises the same."""
     _check_colours(trace, cut)
     return _interchange(trace, _coloured(trace, cut))
 
@@ -84,11 +82,9 @@ def _interchange(trace: Trace, events: list[_Coloured]) -> Iterator[Interchange]
 
 def equivalent(trace: Trace, cut: Cut) -> Equivalent:
     """Return the computation with the white events first, in the order of the trace, then the red.
-
     It takes linear time: every event moves to its place at once, and only the result is checked to
     be an execution in which nothing is accepted before it was sent. NotConsistent if a white action
-    accepts a red message; UsageError if `cut` is not one of this trace.
-    """
+    accepts a red message; UsageError if `cut` is not one of this trace."""
     _check_colours(trace, cut)
     events = _coloured(trace, cut)
     reordered = sorted(events, key=lambda each: not each[2])
@@ -192,11 +188,9 @@ def _check_colours(trace: Trace, cut: Cut) -> None:
 
 
 def _check_commute(trace: Trace, red: Position, white: Position, action: Event) -> None:
-    """Check that a red event and the white one right after it can be interchanged.
-
-    A channel has one process at each end, so two processes never touch the same end. Only if one
-    adds the message to a channel that the other takes from it, the order matters.
-    """
+    """Check that a red event and the white one right after it can be interchanged. A channel has
+    one process at each end, so two processes never touch the same end. Only if one adds the message
+    to a channel that the other takes from it, the order matters."""
     assert red.process != white.process, (red, white)
     for message in action.accepted:
         if trace.sent_in(message) == red:

@@ -82,11 +82,9 @@ class Connector:
     _is_challenged: bool = field(default=False, init=False)
 
     def receive(self, greeting: Greeting) -> Proof | Welcome:
-        """Return the proof to send; or the Welcome, after which the connection is open.
-
-        Raises Refused if the listener said no, or does not know the secret; ProtocolViolation if
-        this greeting has no place here.
-        """
+        """Return the proof to send; or the Welcome, after which the connection is open. Raises
+        Refused if the listener said no, or does not know the secret; ProtocolViolation if this
+        greeting has no place here."""
         match greeting:
             case Declined(reason):
                 readable = "".join(sign if sign.isprintable() else "?" for sign in reason)
@@ -104,11 +102,9 @@ class Connector:
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class Listener:
-    """The side that listens: hand each greeting to ``receive``, send what comes back.
-
-    `target` is who we are, None for the coordinator; one of `sources` must name it, the epoch, and
-    the topology. The nonce must be fresh random bytes.
-    """
+    """The side that listens: hand each greeting to ``receive``, send what comes back. `target` is
+    who we are, None for the coordinator; one of `sources` must name it, the epoch, and the
+    topology. The nonce must be fresh random bytes."""
 
     secret: bytes
     epoch: int
@@ -119,11 +115,9 @@ class Listener:
     _hello: Hello | None = field(default=None, init=False)
 
     def receive(self, greeting: Greeting) -> Challenge | ProcessId:
-        """Return the challenge to send; or the source's id, after which a Welcome is due.
-
-        Raises Refused with the reason to send as Declined before closing; ProtocolViolation if this
-        greeting has no place here.
-        """
+        """Return the challenge to send; or the source's id, after which a Welcome is due. Raises
+        Refused with the reason to send as Declined before closing; ProtocolViolation if this
+        greeting has no place here."""
         match greeting:
             case Hello() if self._hello is None:
                 self._check(greeting)

@@ -74,11 +74,9 @@ class CountingMarker(Marker, frozen=True):
 
 
 class _Numbers:
-    """Which numbers have come on a channel: all up to a low-water mark, and some above it.
-
-    So memory is bounded by the disorder. A number that never comes would keep all later ones here:
-    channels may disorder messages, not lose them.
-    """
+    """Which numbers have come on a channel: all up to a low-water mark, and some above it. So
+    memory is bounded by the disorder. A number that never comes would keep all later ones here:
+    channels may disorder messages, not lose them."""
 
     def __init__(self, count: int) -> None:
         self._low = count
@@ -153,11 +151,9 @@ class _Counts:
 
 
 class _ColourRecording(Recording):
-    """One snapshot that is being recorded, with what is known of each channel.
-
-    The batches of an awaited channel have the numbers that they were sent with; those of a closed
-    one the numbers of the books.
-    """
+    """One snapshot that is being recorded, with what is known of each channel. The batches of an
+    awaited channel have the numbers that they were sent with; those of a closed one the numbers of
+    the books."""
 
     def __init__(
         self,
@@ -215,11 +211,9 @@ class LaiYangRecorder(Recordings[_ColourRecording]):
 
     def receive(self, source: ProcessId, batch: Batch, colour: Colour) -> list[Effect]:
         """Count the messages of `batch`, which were delivered to the application in any order.
-
         Raises ProtocolViolation if one of them had come before; AssertionError if `colour` was not
         met before the delivery: a state recorded from now on would hold a message from after the
-        cut.
-        """
+        cut."""
         numbers = self._received[source]
         if doubled := numbers.doubled(batch):
             raise ProtocolViolation(

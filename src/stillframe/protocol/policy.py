@@ -67,10 +67,8 @@ def next_initiator(
     description: Description,
 ) -> ProcessId | None:
     """Return the initiator of the next attempt at an abandoned snapshot; None if there is none.
-
     Processes that are not among those `tried`, the initiators of all attempts so far, come first.
-    Those `at_fault`, stragglers or processes that could not record their state, are left out.
-    """
+    Those `at_fault`, stragglers or processes that could not record their state, are left out."""
     if policy is not Policy.RETRY or ended.reason not in _RETRIED or len(tried) >= TRY_COUNT_MAX:
         return None
     able = [process for process in description.processes if process not in at_fault]

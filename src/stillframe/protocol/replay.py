@@ -80,11 +80,9 @@ class Replay:
 
     def perform(self, event: Event) -> None:
         """Perform `event` as one atomic action, and check that the process sends the same messages.
-
         Raises NotConsistent if it accepts what is not in transit, or does something else than it
         says; ApplicationError if its handler raised; UsageError if the process or the handler is
-        not of this topology. After an error the replay cannot be used any more.
-        """
+        not of this topology. After an error the replay cannot be used any more."""
         if event.process not in self._event_counts:
             raise UsageError(
                 f"a process {event.process!r} does something, but the topology has "
@@ -164,10 +162,8 @@ class Replay:
 
     def state(self) -> GlobalState:
         """Return the current global state; UsageError if a field of a process cannot be recorded.
-
         Messages on a channel are numbered from received_count + 1 on, in the order of sending, even
-        where messages overtake each other: the books must balance there too.
-        """
+        where messages overtake each other: the books must balance there too."""
         return GlobalState(
             processes=tuple(runner.capture() for runner in self._runners.values()),
             channels=tuple(
@@ -183,11 +179,9 @@ class Replay:
 
 def compare(recorded: GlobalState, replayed: GlobalState) -> None:
     """Check that two global states are the same: process states by their bytes, counts, and
-    messages one by one, whatever their batches. NotConsistent with the first that differs.
-
-    Sets are recorded in Python's order, which for text differs between runs of Python: states with
-    such fields are comparable within one run only.
-    """
+    messages one by one, whatever their batches. NotConsistent with the first that differs. Sets are
+    recorded in Python's order, which for text differs between runs of Python: states with such
+    fields are comparable within one run only."""
     recorded.check_books()
     replayed.check_books()
     _check_parts([s.process for s in recorded.processes], [s.process for s in replayed.processes])

@@ -26,12 +26,10 @@ SENTENCE_COUNT_MAX = 8
 
 
 class EndpointStatus(msgspec.Struct, frozen=True):
-    """The status of a channel at one end.
-
-    `unhandled_bytes` were sent and, as far as this end knows, not handled yet. `is_full` says that
-    the source waits for the target before it handles anything itself. `count` is how many messages
-    this end has sent, or received, since the first epoch.
-    """
+    """The status of a channel at one end. `unhandled_bytes` were sent and, as far as this end
+    knows, not handled yet. `is_full` says that the source waits for the target before it handles
+    anything itself. `count` is how many messages this end has sent, or received, since the first
+    epoch."""
 
     is_connected: bool
     unhandled_bytes: int
@@ -194,11 +192,9 @@ def find_stragglers(
     heard_at: Mapping[ProcessId, float],
     now: float,
 ) -> UnderWay:
-    """Return a pending snapshot with its stragglers.
-
-    The processes without one of the current status reports in `answers`, which were in at `now`,
-    did not answer; `heard_at` has the last sign of life of each process.
-    """
+    """Return a pending snapshot with its stragglers. The processes without one of the current
+    status reports in `answers`, which were in at `now`, did not answer; `heard_at` has the last
+    sign of life of each process."""
     search = _Search(under_way, description, answers, heard_at, now)
     found = [each for process in under_way.missing for each in search.look_at(process)]
     return msgspec.structs.replace(under_way, stragglers=_merged(found))

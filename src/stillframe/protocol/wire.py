@@ -108,10 +108,8 @@ def encode_messages(
     sequence: int, first: int, messages: list[Any], marker: Marker | None = None
 ) -> bytearray:
     """Return the frame `sequence` of a channel, with messages from number `first` on; some may be
-    encoded already (``msgspec.Raw``). A `marker` that rides on them precedes them all.
-
-    Raises TypeError, ValueError, OverflowError or MsgspecError if one cannot be encoded.
-    """
+    encoded already (``msgspec.Raw``). A `marker` that rides on them precedes them all. Raises
+    TypeError, ValueError, OverflowError or MsgspecError if one cannot be encoded."""
     count = len(messages)
     frame = bytearray()
     # The array goes where the shortest header for its count ends with ours, which then covers it.
@@ -144,10 +142,8 @@ def encode_control(message: Any) -> bytes:
 
 class FrameReader:
     """Cuts a stream of bytes into frames: write into what `writable` returns, then call `written`.
-
     Until `open` is called only greetings are let through, and only short ones: the buffer does not
-    grow for a stranger.
-    """
+    grow for a stranger."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(_READ_BYTES_MIN)
@@ -171,12 +167,10 @@ class FrameReader:
         self._end += count
 
     def next_frame(self) -> Frame | None:
-        """Return the next complete frame, or None if more bytes are needed first.
-
-        Raises ProtocolViolation if the bytes are no frame, or one that is too large or not allowed
-        now: close the connection, the stream cannot be read on. Raises Refused if the other end
-        speaks another version.
-        """
+        """Return the next complete frame, or None if more bytes are needed first. Raises
+        ProtocolViolation if the bytes are no frame, or one that is too large or not allowed now:
+        close the connection, the stream cannot be read on. Raises Refused if the other end speaks
+        another version."""
         start = self._start
         available = self._end - start
         if not available:

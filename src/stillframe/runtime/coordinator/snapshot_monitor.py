@@ -166,13 +166,10 @@ class SnapshotMonitor:
 
 
 class SnapshotTimeline(msgspec.Struct):
-    """How the markers of one snapshot went through the system.
-
-    `times` has what each process sent with its fragment, by its own clock; all other times are
-    seconds since 1970 by the coordinator's clock. `ended_at` is None while the snapshot is under
-    way; `fragment_at` is when each fragment arrived. `epoch` is 0 if the sender's version does not
-    say it.
-    """
+    """How the markers of one snapshot went through the system. `times` has what each process sent
+    with its fragment, by its own clock; all other times are seconds since 1970 by the coordinator's
+    clock. `ended_at` is None while the snapshot is under way; `fragment_at` is when each fragment
+    arrived. `epoch` is 0 if the sender's version does not say it."""
 
     snapshot: SnapshotId
     initiated_at: float

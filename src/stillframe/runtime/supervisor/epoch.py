@@ -39,13 +39,10 @@ START_TIMEOUT_S = 60.0
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What of a system is on the machine of the coordinator.
-
-    The coordinator listens at `listen`, and so do, on other ports, the processes started here.
-    `certificates` is the directory of theirs, None for no TLS: on a loopback address only. The
-    processes `elsewhere` are not started here but wait to join, besides those that the topology has
-    as ``Joined``.
-    """
+    """What of a system is on the machine of the coordinator. The coordinator listens at `listen`,
+    and so do, on other ports, the processes started here. `certificates` is the directory of
+    theirs, None for no TLS: on a loopback address only. The processes `elsewhere` are not started
+    here but wait to join, besides those that the topology has as ``Joined``."""
 
     listen: Address = ANY_PORT
     certificates: str | None = None
@@ -136,12 +133,10 @@ class EpochConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch:
-    """The processes of one epoch, with their coordinator once it has started.
-
-    It listens where the epoch before did, if there was one. `on_end` is called as soon as something
-    has `ended` it, which has the cause; call ``close`` then. `forked_at` is when all processes of
-    this machine had been forked, by ``time.monotonic``.
-    """
+    """The processes of one epoch, with their coordinator once it has started. It listens where the
+    epoch before did, if there was one. `on_end` is called as soon as something has `ended` it,
+    which has the cause; call ``close`` then. `forked_at` is when all processes of this machine had
+    been forked, by ``time.monotonic``."""
 
     def __init__(
         self, always: EpochConfig, *, first_number: int, listen: Address, on_end: Callable[[], None]

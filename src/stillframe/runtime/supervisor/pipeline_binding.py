@@ -43,10 +43,8 @@ class PipelineBinding:
 
     def initial_snapshot(self) -> SnapshotId | None:
         """Return the snapshot in the system's store to start from; None for a fresh start.
-
         UsageError if the pipeline was restored from a snapshot without this system, or a process
-        ran by itself in this epoch of the pipeline, and left; NotAtRest if a process died in it.
-        """
+        ran by itself in this epoch of the pipeline, and left; NotAtRest if a process died in it."""
         for service in self.services:
             check_unused(self.root, self._metadata, service)
         if self._metadata.restored_from is None:

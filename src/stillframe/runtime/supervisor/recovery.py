@@ -63,10 +63,8 @@ def plan_recovery(
 
 
 def needs_agreement(store: Store, snapshot: SnapshotId, topology: Topology) -> bool:
-    """Return whether the user must agree to restore a snapshot with the code of `topology`.
-
-    One agreement covers the restarts that follow, until there is a snapshot of that code.
-    """
+    """Return whether the user must agree to restore a snapshot with the code of `topology`. One
+    agreement covers the restarts that follow, until there is a snapshot of that code."""
     now = topology.description.hash
     is_of_now = store.description_of(snapshot).hash == now or snapshot == store.restored_from
     return store.description.hash != now or not is_of_now

@@ -24,18 +24,10 @@ from stillframe.errors import StillframeError, StoreError, Unavailable, UsageErr
 from stillframe.imports import load_topology
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.protocol.policy import AbandonmentLimit, Policy
-from stillframe.runtime import events
+from stillframe.runtime import events, run_file
 from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX, Coordinator
 from stillframe.runtime.process.event_logging import check_epoch_unused
-from stillframe.runtime.run_file import (
-    RunFile,
-    find_stale,
-    listen_for_commands,
-    make_socket_dir,
-    remove_run_file,
-    remove_socket,
-    socket_path,
-)
+from stillframe.runtime.supervisor import recovery
 from stillframe.runtime.supervisor.child_processes import first_completed
 from stillframe.runtime.supervisor.epoch import (
     DEFAULT_CONFIG,
@@ -49,18 +41,6 @@ from stillframe.runtime.supervisor.epoch import (
 )
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
-from stillframe.runtime.supervisor.recovery import (
-    REQUESTED,
-    RecoveryPlan,
-    RestartStrategy,
-    abandon_unfinished,
-    changed_code,
-    check_placement,
-    check_release,
-    kill_all,
-    plan_recovery,
-    takeover_obstacle,
-)
 from stillframe.store import history
 from stillframe.store.fragments import check_fragments_unused
 from stillframe.store.history import HistoryEvent, read_history, shortened
@@ -106,7 +86,7 @@ class Supervisor:
         self._listener = emit
         self._error: Exception | None = None
         self._tolerance = AbandonmentLimit(config.tolerated_count)
-        self._restart_strategy = RestartStrategy()
+        self._restart_strategy = recovery.RestartStrategy()
         self._restoring = asyncio.Lock()
         self._has_run = False
         self.is_taking_over = False
@@ -135,13 +115,15 @@ class Supervisor:
             raise
         return self
 
-    def _prepare(self) -> tuple[EpochConfig, RunFile | None]:
+    def _prepare(self) -> tuple[EpochConfig, run_file.RunFile | None]:
         """Check all that can be checked before anything begins; return what is the same in every
         epoch, and what an earlier supervisor left running."""
         self._topology = topology = load_topology(self.reference)
         is_other = topology.description.hash != self.store.description.hash
         if is_other and not self._may_migrate:
-            raise changed_code(self.store.path, self._restore, self.store.description, topology)
+            raise recovery.changed_code(
+                self.store.path, self._restore, self.store.description, topology
+            )
         placement, outputs = self._config.placement, self._config.outputs
         local_processes = placement.local_processes(topology)
         if self._binding is not None:
@@ -154,16 +136,16 @@ class Supervisor:
             check_epoch_unused(Path(outputs.log), self.store.epoch + 1)
         if outputs.fragments is not None:
             check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
-        stale = find_stale(self.store.path)
+        stale = run_file.find_stale(self.store.path)
         if stale is not None and self._config.takes_over:
-            check_release(stale, self.store)
-            check_placement(stale, placement, local_processes)
-            if takeover_obstacle(stale, self.store, placement, local_processes) is None:
+            recovery.check_release(stale, self.store)
+            recovery.check_placement(stale, placement, local_processes)
+            if recovery.takeover_obstacle(stale, self.store, placement, local_processes) is None:
                 # Which snapshots are in progress in the processes is known from it alone.
                 read_history(self.store.path)
                 self.is_taking_over = True
         _ = self.store.history  # one that cannot be read is an error now, not later
-        self._directory = make_socket_dir()
+        self._directory = run_file.make_socket_dir()
         always = EpochConfig(
             reference=self.reference,
             topology=topology,
@@ -172,7 +154,7 @@ class Supervisor:
             config=self._config,
             local_processes=local_processes,
             binding=self._binding,
-            socket=socket_path(self._directory.name),
+            socket=run_file.socket_path(self._directory.name),
             emit=self._emit,
         )
         return always, stale
@@ -280,12 +262,12 @@ class Supervisor:
         if self._epoch is not None:
             self._epoch.end(ShutdownRequested())
 
-    async def _live(self, always: EpochConfig, stale: RunFile | None) -> None:
+    async def _live(self, always: EpochConfig, stale: run_file.RunFile | None) -> None:
         """Run epochs until the system is stopped or cannot continue; the first may be one that is
         taken over from an earlier supervisor."""
         ended, stop_s = time.monotonic(), 0.0
         cause: Cause = RestoreRequested(self._restore)
-        for abandoned in abandon_unfinished(self.store):
+        for abandoned in recovery.abandon_unfinished(self.store):
             self._emit(events.SnapshotAbandoned(abandoned))
         # Above all that were ever given.
         number = max(self.store.next_number(), self.store.history.last_number + 1)
@@ -352,12 +334,12 @@ class Supervisor:
             )
             self._announce_running(running)
 
-    async def _take_over(self, epoch: Epoch, stale: RunFile, began: float) -> bool:
+    async def _take_over(self, epoch: Epoch, stale: run_file.RunFile, began: float) -> bool:
         """Take over the system of `stale` if that is requested and possible; otherwise kill it.
         Return whether its epoch continued, if only to end when a process did not come back."""
-        reason = REQUESTED
+        reason = recovery.REQUESTED
         if self._config.takes_over:
-            reason = takeover_obstacle(
+            reason = recovery.takeover_obstacle(
                 stale, self.store, self._config.placement, epoch.local_processes
             )
         if reason is None:
@@ -366,10 +348,10 @@ class Supervisor:
             except Unavailable as error:
                 reason = f"they come back to a port that is not to be had: {error}"
         if reason is not None:
-            if ended := await kill_all(stale):
+            if ended := await recovery.kill_all(stale):
                 self._emit(events.OrphansKilled(ended, reason))
             return False
-        remove_socket(stale)
+        run_file.remove_socket(stale)
         if epoch.is_running:
             self._has_run = True
             took_s = time.monotonic() - began
@@ -379,7 +361,7 @@ class Supervisor:
     def _announce_running(self, event: events.SystemRunning | events.SupervisorReplaced) -> None:
         if self.admin_socket is None:
             # Whoever reads that the system runs may send a command at once.
-            self.admin_socket = listen_for_commands(self._directory.name)
+            self.admin_socket = run_file.listen_for_commands(self._directory.name)
         self._emit(event)
         self._running.set()
 
@@ -397,7 +379,7 @@ class Supervisor:
             else:
                 return
 
-    def _load(self, requested: SnapshotId | None) -> RecoveryPlan | None:
+    def _load(self, requested: SnapshotId | None) -> recovery.RecoveryPlan | None:
         entry = None
         if requested is not None:
             entry = self.store.entry(requested)
@@ -405,7 +387,9 @@ class Supervisor:
             entry = self.store.current()
         if entry is None:
             return None
-        return plan_recovery(self.store, entry.id, self._topology, may_migrate=self._may_migrate)
+        return recovery.plan_recovery(
+            self.store, entry.id, self._topology, may_migrate=self._may_migrate
+        )
 
     async def _wait_before_restart(self, death: ProcessFailed, ran_s: float) -> None:
         current = self.store.current()
@@ -430,7 +414,7 @@ class Supervisor:
             with contextlib.suppress(StillframeError):
                 await asyncio.shield(self.finished)
         finally:
-            remove_run_file(self.store.path)
+            run_file.remove_run_file(self.store.path)
             if self.admin_socket is not None:
                 self.admin_socket.close()
             self._directory.cleanup()
