@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from stillframe.analytics import audit_store
 from stillframe.analytics.manifests import Published, read_published, while_published
@@ -16,9 +16,9 @@ from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from stillframe.analytics.audit import Audit, SnapshotAudit
+    from stillframe.analytics.audit import SnapshotAudit
     from stillframe.analytics.predicate_history import Summary, Unevaluable
 
 ROW_COUNT_MAX = 20
@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 PATH_COUNT_MAX = 5
 """So many ways of markers are shown, the slowest."""
 HISTORY_COLUMNS: output.Columns[Fields] = {
-    "snapshot": lambda row: row["snapshot"],
+    "snapshot": itemgetter("snapshot"),
     "initiated": lambda row: quantities.moment(row["initiated_at"].timestamp()),
     "epoch": lambda row: str(row["epoch"]),
     "paused for": lambda row: quantities.duration(row["pause_s"]),
@@ -35,7 +35,7 @@ HISTORY_COLUMNS: output.Columns[Fields] = {
     "waited": lambda row: quantities.duration(row["waiting_s"]),
     "published in": lambda row: quantities.duration(row["publishing_s"]),
     "size": lambda row: quantities.size(row["bytes"]),
-    "in transit": lambda row: row["message_count"],
+    "in transit": itemgetter("message_count"),
     "chain": lambda row: str(row["chain_length"]) if row["bases"] else "",
     "savepoint": lambda row: ", ".join(row["savepoints"]),
 }
@@ -49,7 +49,8 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "message_count": ("in transit", lambda value: f"{value:,.0f}"),
     "chain_length": ("chain", lambda value: f"{value:,.0f}"),
 }
-_COUNTS = ("sent_count", "received_count", "message_count")
+_CHANGES = ("added", "removed", "changed")
+_COUNTS = ("sent_count", "received_count", "message_count", "only")
 _FOUND_LENGTH_MAX = 60
 _NAMED_MAX = 5
 
@@ -75,38 +76,21 @@ def audit(
         verdict = {"ok": False, "verdict": str(error)}
         output.answer({**verdict, "snapshots": [], "history_damage": None})
         end_with_no(str(error))
-    output.answer(found, lambda: _put_audit(found))
-    conclude(found.ok, found.verdict)
-
-
-def _put_audit(found: "Audit") -> None:
     wrong_first = sorted(found.snapshots, key=lambda row: row.is_valid)
     columns: output.Columns[SnapshotAudit] = {
-        "snapshot": lambda row: str(row.id),
+        "snapshot": attrgetter("id"),
         "verdict": lambda row: (
             row.damage or row.contradiction or ("sound" if row.is_valid else "total differs")
         ),
-        "messages caught": lambda row: row.message_count,
-        "in states": lambda row: _amount(row.states_amount),
-        "in channels": lambda row: _amount(row.messages_amount),
-        "total": lambda row: _amount(row.total),
-        "differs by": lambda row: _amount(row.difference),
+        "messages caught": attrgetter("message_count"),
+        "in states": attrgetter("states_amount"),
+        "in channels": attrgetter("messages_amount"),
+        "total": attrgetter("total"),
+        "differs by": attrgetter("difference"),
     }
-    output.put_records(columns, wrong_first, texts=2, limit=ROW_COUNT_MAX, more="more snapshots")
-
-
-def _amount(value: Any) -> str:
-    return "" if value is None else f"{value:,}"
-
-
-class HistoryRows(msgspec.Struct, frozen=True):
-    """What Spark found, as rows; `in_transit` without the channels on which nothing was."""
-
-    snapshots: list[Fields]
-    spread: list[Fields]
-    channels: list[Fields]
-    in_transit: list[Fields]
-    marker_paths: list[Fields] | None
+    limits: Fields = {"limit": ROW_COUNT_MAX, "more": "more snapshots"}
+    output.answer(found, lambda: output.put_table("", columns, wrong_first, texts=2, **limits))
+    conclude(found.ok, found.verdict)
 
 
 @app.add("Examples: stillframe spark history money; stillframe spark history money --log money.log")
@@ -126,17 +110,15 @@ def history(
     with spark_session.session(where, "reading the history") as spark:
         found = _find_history(spark, path, published, log)
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
-    output.answer(
-        {"store": path, "damages": damages} | msgspec.structs.asdict(found),
-        lambda: _put_history(found),
-    )
+    output.answer({"store": path, "damages": damages} | found, lambda: _put_history(found))
     if damages:
         end_with_no(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
 
 
 def _find_history(
-    spark: "SparkSession", path: Path, published: Any, log: Path | None
-) -> HistoryRows:
+    spark: "SparkSession", path: Path, published: Published, log: Path | None
+) -> Fields:
+    """Return what Spark finds, as rows; `in_transit` without channels on which nothing was."""
     from stillframe.analytics import log_events, snapshot_stats, verified_parquet  # noqa: PLC0415
 
     with verified_parquet.spark_errors(path):
@@ -146,93 +128,70 @@ def _find_history(
         ).persist()
         try:
             busy = channels.where("message_count > 0").orderBy("sequence", "source", "target")
-            found = HistoryRows(
-                spark_session.rows_of(snapshots),
-                sorted(
-                    spark_session.rows_of(snapshot_stats.spread(snapshots)),
-                    key=lambda row: snapshot_stats.FIGURES.index(row["figure"]),
-                ),
-                spark_session.rows_of(snapshot_stats.channel_spread(channels)),
-                spark_session.rows_of(busy.select("snapshot", "source", "target", "message_count")),
-                None,
-            )
+            found: dict[str, DataFrame] = {
+                "snapshots": snapshots,
+                "spread": snapshot_stats.spread(snapshots),
+                "channels": snapshot_stats.channel_spread(channels),
+                "in_transit": busy.select("snapshot", "source", "target", "message_count"),
+            }
+            rows: Fields = {name: spark_session.rows_of(frame) for name, frame in found.items()}
         finally:
             channels.unpersist()
-    if log is None:
-        return found
-    with verified_parquet.spark_errors(log):
-        paths = log_events.marker_paths(snapshot_stats.marker_steps(spark, log))
-        hops = spark_session.rows_of(paths.orderBy("snapshot", "hop"))
-    return msgspec.structs.replace(found, marker_paths=hops)
+    rows["spread"].sort(key=lambda row: snapshot_stats.FIGURES.index(row["figure"]))
+    rows["marker_paths"] = None
+    if log is not None:
+        with verified_parquet.spark_errors(log):
+            paths = log_events.marker_paths(snapshot_stats.marker_steps(spark, log))
+            rows["marker_paths"] = spark_session.rows_of(paths.orderBy("snapshot", "hop"))
+    return rows
 
 
-def _put_history(found: HistoryRows) -> None:
-    newest = found.snapshots[-ROW_COUNT_MAX:]
-    output.put_records(HISTORY_COLUMNS, newest, texts=2)
-    if len(found.snapshots) > len(newest):
-        output.say(f"and {len(found.snapshots) - len(newest):,} older ones (--json has all)")
-    output.put_table(
-        f"over {quantities.count(len(found.snapshots), 'snapshot')}",
-        ("", "median", "90 %", "most", "in"),
-        (
-            (name, *_spread(row, shown))
-            for row in found.spread
-            for name, shown in [_FIGURES[row["figure"]]]
-        ),
+def _put_history(found: Fields) -> None:
+    snapshots, channels = found["snapshots"], found["channels"]
+    output.put_table("", HISTORY_COLUMNS, snapshots[-ROW_COUNT_MAX:], texts=2)
+    if (older := len(snapshots) - ROW_COUNT_MAX) > 0:
+        output.say(f"and {older:,} older ones (--json has all)")
+    figures = ((*_FIGURES[row["figure"]], row) for row in found["spread"])
+    over = f"over {quantities.count(len(snapshots), 'snapshot')}"
+    _put_spread(over, "", figures)
+    busiest = (
+        (f"{row['source']}->{row['target']}", "{:,.0f}".format, row)
+        for row in channels[:ROW_COUNT_MAX]
     )
-    output.put_table(
-        "messages in transit",
-        ("channel", "median", "90 %", "most", "in"),
-        (
-            (f"{row['source']}->{row['target']}", *_spread(row, "{:,.0f}".format))
-            for row in found.channels[:ROW_COUNT_MAX]
-        ),
+    _put_spread("messages in transit", "channel", busiest)
+    if (quieter := len(channels) - ROW_COUNT_MAX) > 0:
+        output.say(f"and {quieter:,} less busy channels")
+    if found["marker_paths"] is not None:
+        _put_paths(found["marker_paths"])
+
+
+def _put_spread(
+    title: str, what: str, rows: Iterable[tuple[str, Callable[[float], str], Fields]]
+) -> None:
+    cells = (
+        (name, *(shown(row[value]) for value in ("median", "p90", "max")), row["snapshot"])
+        for name, shown, row in rows
     )
-    if len(found.channels) > ROW_COUNT_MAX:
-        output.say(f"and {len(found.channels) - ROW_COUNT_MAX:,} less busy channels")
-    if found.marker_paths is not None:
-        _put_paths(found.marker_paths)
-
-
-def _spread(row: Fields, shown: Callable[[float], str]) -> tuple[str, ...]:
-    return (*(shown(row[value]) for value in ("median", "p90", "max")), row["snapshot"])
+    output.put_table(title, (what, "median", "90 %", "most", "in"), cells)
 
 
 def _put_paths(hops: list[Fields]) -> None:
+    def milliseconds(name: str) -> Callable[[Fields], str]:
+        return lambda hop: "" if hop[name] is None else f"{hop[name]:,.1f} ms"
+
     paths: dict[str, list[Fields]] = {}
     for hop in hops:
         paths.setdefault(hop["snapshot"], []).append(hop)
     slowest = sorted(paths.values(), key=lambda path: -(path[-1]["elapsed_ms"] or 0.0))
-    output.put_table(
-        "the slowest ways of markers, to the last that arrived",
-        ("snapshot", "hop", "held for", "travelled"),
-        (
-            (
-                hop["snapshot"],
-                f"{hop['source']}->{hop['target']}",
-                *(
-                    "" if hop[name] is None else f"{hop[name]:,.1f} ms"
-                    for name in ("held_ms", "travelled_ms")
-                ),
-            )
-            for path in slowest[:PATH_COUNT_MAX]
-            for hop in path
-        ),
-        texts=2,
-    )
+    columns: output.Columns[Fields] = {
+        "snapshot": itemgetter("snapshot"),
+        "hop": lambda hop: f"{hop['source']}->{hop['target']}",
+        "held for": milliseconds("held_ms"),
+        "travelled": milliseconds("travelled_ms"),
+    }
+    title = "the slowest ways of markers, to the last that arrived"
+    output.put_table(title, columns, chain(*slowest[:PATH_COUNT_MAX]), texts=2)
     output.say("a hop between two machines is wrong by as much as their clocks differ")
-
-
-class DifferenceRows(msgspec.Struct, frozen=True):
-    """What Spark found, as rows (``store_diff.Difference``); `key_counts` has a row for each
-    process and keyed field."""
-
-    is_equal: bool
-    fields: list[Fields]
-    key_counts: list[Fields]
-    keys: list[Fields]
-    channels: list[Fields]
-    messages: list[Fields]
 
 
 @app.add("Example: stillframe spark diff money P1-16 P1-17")
@@ -251,20 +210,21 @@ def diff(
     with spark_session.session(where, "comparing") as spark:
         found = while_published(path, lambda now: _find_difference(spark, now, before, after))
     output.answer(found, lambda: _put_difference(found, before, after))
-    if found.is_equal:
+    if found["is_equal"]:
         output.say(f"{before} and {after} record the same states and the same messages")
         return
-    output.say(
-        f"{before} and {after} differ in {quantities.count(len(found.fields), 'field')}, "
-        f"{quantities.count(len(found.keys), 'key')} and "
-        f"{quantities.count(len(found.channels), 'channel')}"
+    fields, keys, channels = (
+        quantities.count(len(found[f"{what}s"]), what) for what in ("field", "key", "channel")
     )
+    output.say(f"{before} and {after} differ in {fields}, {keys} and {channels}")
     end_with_no()
 
 
 def _find_difference(
     spark: "SparkSession", published: Published, before: str, after: str
-) -> DifferenceRows:
+) -> Fields:
+    """Return what Spark finds (``store_diff.Difference``) as rows; `key_counts` has one for each
+    process and keyed field."""
     from stillframe.analytics import verified_parquet  # noqa: PLC0415 - they need PySpark
     from stillframe.analytics.store_diff import difference  # noqa: PLC0415
 
@@ -280,32 +240,30 @@ def _find_difference(
             name: [row.asDict() for row in frame.toLocalIterator()]
             for name, frame in ordered.items()
         }
-    return DifferenceRows(is_equal=not any(rows.values()), key_counts=_counts(rows["keys"]), **rows)
-
-
-def _counts(keys: Iterable[Fields]) -> list[Fields]:
-    counted: dict[tuple[str, str], Counter[str]] = {}
-    for row in keys:
-        counted.setdefault((row["process"], row["field"]), Counter())[row["change"]] += 1
-    return [
+    counts = Counter((row["process"], row["field"], row["change"]) for row in rows["keys"])
+    key_counts = [
         {"process": process, "field": field}
-        | {f"{change}_count": counts[change] for change in ("added", "removed", "changed")}
-        for (process, field), counts in counted.items()
+        | {f"{change}_count": counts[process, field, change] for change in _CHANGES}
+        for process, field in dict.fromkeys((process, field) for process, field, _ in counts)
     ]
+    return {"is_equal": not any(rows.values()), **rows, "key_counts": key_counts}
 
 
-def _put_difference(found: DifferenceRows, before: str, after: str) -> None:
-    _put_rows("processes", ("process", "field", before, after), found.fields, texts=4)
-    _put_rows(
-        "keys", ("process", "field", "added", "removed", "changed"), found.key_counts, texts=2
-    )
+def _put_difference(found: Fields, before: str, after: str) -> None:
+    _put_rows("processes", ("process", "field", before, after), found["fields"], texts=4)
+    _put_rows("keys", ("process", "field", *_CHANGES), found["key_counts"], texts=2)
     columns = ("process", "field", "change", "key", before, after)
-    _put_rows("which keys", columns, found.keys, texts=6)
+    _put_rows("which keys", columns, found["keys"], texts=6)
+    sides = {"before": before, "after": after}
     counts = [f"{what}, {name}" for what in ("sent", "received", "in it") for name in "AB"]
     _put_rows(
         f"channels, counts in messages: A is {before}, B is {after}",
         ("channel", *counts, "only A", "only B"),
-        map(_channel, found.channels),
+        (
+            {"channel": f"{row['source']}->{row['target']}"}
+            | {f"{count}_{side}": row[f"{count}_{side}"] for count in _COUNTS for side in sides}
+            for row in found["channels"]
+        ),
     )
     _put_rows(
         "messages that only one caught",
@@ -314,34 +272,26 @@ def _put_difference(found: DifferenceRows, before: str, after: str) -> None:
             {
                 "channel": f"{row['source']}->{row['target']}",
                 "number": str(row["number"]),
-                "caught": before if row["caught"] == "before" else after,
+                "caught": sides[row["caught"]],
                 "kind": row["kind"],
                 "message": row["message"],
             }
-            for row in found.messages
+            for row in found["messages"]
         ),
         texts=5,
     )
 
 
-def _channel(row: Fields) -> Fields:
-    sides = ("before", "after")
-    return {
-        "channel": f"{row['source']}->{row['target']}",
-        **{f"{count}_{side}": row[f"{count}_{side}"] for count in _COUNTS for side in sides},
-        **{f"only_{side}": row[f"only_{side}"] for side in sides},
-    }
-
-
 def _put_rows(
     title: str, columns: Sequence[str], rows: Iterable[Fields], *, texts: int = 1
 ) -> None:
-    if cells := [tuple(map(_cell, row.values())) for row in rows]:
+    """Write a table, if there is anything in it, with the beginnings of long texts."""
+    cells = [
+        [output.shortened(cell) if isinstance(cell, str) else cell for cell in row.values()]
+        for row in rows
+    ]
+    if cells:
         output.put_table(title, columns, cells, texts=texts, limit=ROW_COUNT_MAX, more="more")
-
-
-def _cell(value: str | int | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else output.shortened(value or "")
 
 
 @app.add(
@@ -367,75 +317,59 @@ def detect(
 
         rows = predicate_history.detect(spark, path, name, topology=reference)
         found = predicate_history.summary(rows)
-        snapshots = [row.asDict() for row in rows.collect()]
-    output.answer(_detection_document(name, found, snapshots), lambda: _put_detection(snapshots))
-    _say_detection(name, found)
+        snapshots = spark_session.rows_of(rows)
+    # It needs what runs systems, which no other command here does.
+    from stillframe.cli.snapshots import said_of_now  # noqa: PLC0415
+
+    of_now, sentence = said_of_now(
+        name, found.shown, found.since, found.not_stable, found.present_count
+    )
+    of_all: Fields = {
+        "first_of_all": found.first and found.first.snapshot,
+        "epochs": found.epochs,
+        "snapshots": snapshots,
+    }
+    output.answer(of_now | of_all, lambda: _put_detection(snapshots))
+    output.say(f"{'yes' if found.holds else 'no'}: {sentence}")
+    _say_of_epochs(found)
     _say_unasked(found.unasked)
     if not found.holds:
         end_with_no()
 
 
-def _detection_document(name: str, found: "Summary", snapshots: list[Fields]) -> Fields:
-    """Return what ``detect`` says of the present epoch, and then of all."""
-    return {
-        "predicate": name,
-        "holds": found.holds,
-        "found": found.shown and found.shown.verdict.sentence,
-        "snapshot": found.shown and found.shown.snapshot,
-        "first": found.since and found.since.snapshot,
-        "snapshot_count": found.present_count,
-        "not_stable": found.not_stable and [seen.snapshot for seen in found.not_stable],
-        "first_of_all": found.first and found.first.snapshot,
-        "epochs": found.epochs,
-        "snapshots": snapshots,
-    }
-
-
 def _put_detection(snapshots: list[Fields]) -> None:
     """Write what could not be asked, then the first in which it holds, then the others."""
+
+    def beginning(row: Fields) -> str:
+        text = row["sentence"]
+        return text if len(text) <= _FOUND_LENGTH_MAX else f"{text[:_FOUND_LENGTH_MAX]}..."
+
     ordered = sorted(snapshots, key=lambda row: (row["holds"] is not None, not row["holds"]))
     columns: output.Columns[Fields] = {
-        "snapshot": lambda row: row["snapshot"],
+        "snapshot": itemgetter("snapshot"),
         "holds": lambda row: {True: "yes", False: "no", None: "?"}[row["holds"]],
-        "found": lambda row: _beginning_of(row["sentence"]),
+        "found": beginning,
         "epoch": lambda row: None if row["epoch"] is None else str(row["epoch"]),
     }
-    output.put_records(columns, ordered[:ROW_COUNT_MAX], texts=3)
+    output.put_table("", columns, ordered[:ROW_COUNT_MAX], texts=3)
     if (left_out := len(snapshots) - ROW_COUNT_MAX) > 0:
         output.say(f"and {quantities.count(left_out, 'more snapshot')} (--json has all)")
 
 
-def _beginning_of(sentence: str) -> str:
-    is_long = len(sentence) > _FOUND_LENGTH_MAX
-    return f"{sentence[:_FOUND_LENGTH_MAX]}..." if is_long else sentence
-
-
-def _say_detection(name: str, found: "Summary") -> None:
-    """Say what ``stillframe detect`` says, and what all epochs say."""
-    # It needs what runs systems, which no other command here does.
-    from stillframe.cli.snapshots import holds_sentence, not_stable_sentence  # noqa: PLC0415
-
-    if found.not_stable is not None:
-        output.say(f"no: {not_stable_sentence(name, *found.not_stable)}")
-    elif found.shown is None:
-        output.say(f"no: no snapshot of the present epoch could be asked of {name}")
-    elif found.since is None:
-        shown = found.shown
-        output.say(f"no: {name} does not hold in {shown.snapshot}: {shown.verdict.sentence}")
-    else:
-        output.say(holds_sentence(name, found.shown, found.since, found.present_count))
-    if len(found.epochs) > 1:
-        asked = quantities.count(found.snapshot_count, "snapshot")
-        of_all = f"of all {asked} in {quantities.count(len(found.epochs), 'epoch')}"
-        if found.first is None:
-            output.say(f"{of_all} it held in none")
-        else:
-            held = sum(epoch.first is not None for epoch in found.epochs)
-            stayed = " and stayed in each" if found.not_stable is None else ""
-            output.say(
-                f"{of_all} it held first in {found.first.snapshot}, in epoch {found.first.epoch}; "
-                f"it held in {quantities.count(held, 'epoch')}{stayed}"
-            )
+def _say_of_epochs(found: "Summary") -> None:
+    if len(found.epochs) <= 1:
+        return
+    asked = quantities.count(found.snapshot_count, "snapshot")
+    of_all = f"of all {asked} in {quantities.count(len(found.epochs), 'epoch')}"
+    if found.first is None:
+        output.say(f"{of_all} it held in none")
+        return
+    held = quantities.count(sum(epoch.first is not None for epoch in found.epochs), "epoch")
+    stayed = " and stayed in each" if found.not_stable is None else ""
+    output.say(
+        f"{of_all} it held first in {found.first.snapshot}, in epoch {found.first.epoch}; "
+        f"it held in {held}{stayed}"
+    )
 
 
 def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ class Verdicts:
     def __init__(self, enrich: "Callable[[DataFrame], list[Fields]]", *, is_json: bool) -> None:
         self._enrich = enrich
         self._is_json = is_json
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.damage_count = 0
         self.error: StillframeError | OSError | None = None
 
@@ -50,21 +51,19 @@ class Verdicts:
         Only then is it done for Spark: one that is broken off is evaluated and written again.
         """
         try:
-            self._put([{name: with_zone(row[name]) for name in row} for row in self._enrich(batch)])
+            rows = [{name: with_zone(row[name]) for name in row} for row in self._enrich(batch)]
+            for row in sorted(rows, key=_when):
+                if row["snapshot"] is None:
+                    self.damage_count += 1
+                else:
+                    self.counts[row["verdict"]] += 1
+                if self._is_json:
+                    output.put_json(row)
+                else:
+                    output.put_lines([_sentence(row)])
         except (StillframeError, OSError) as error:
             self.error = error  # Spark would report it in words of its own
             raise
-
-    def _put(self, rows: list[Fields]) -> None:
-        for row in sorted(rows, key=_when):
-            if row["snapshot"] is None:
-                self.damage_count += 1
-            else:
-                self.counts[row["verdict"]] = self.counts.get(row["verdict"], 0) + 1
-            if self._is_json:
-                output.put_json(row)
-            else:
-                output.put_lines([_sentence(row)])
 
 
 @app.add(
@@ -132,10 +131,7 @@ class Stop:
     def listen(self) -> None:
         """Take the signals from now on."""
         for number in _SIGNALS:
-            signal.signal(number, self._signalled)
-
-    def _signalled(self, *_: object) -> None:
-        self.is_asked = True
+            signal.signal(number, lambda *_: setattr(self, "is_asked", True))
 
 
 @contextmanager
@@ -169,20 +165,18 @@ def _wait(
         while not stop.is_asked and clock() < end:
             if query.awaitTermination(_POLL_S):
                 break
-            if stop_s is not None and end == math.inf and _is_following(query):
-                end = clock() + stop_s
+            if stop_s is not None and end == math.inf:
+                # The time begins when what was there at first has been judged.
+                status = query.status
+                is_beginning = status["message"].startswith("Initializing")
+                is_waiting = not status["isTriggerActive"] and not is_beginning
+                if is_waiting or query.lastProgress is not None:
+                    end = clock() + stop_s
     except PySparkException:
         if not stop.is_asked:
             raise
     finally:
         query.stop()
-
-
-def _is_following(query: "StreamingQuery") -> bool:
-    """Return whether what was there at first has been judged: Spark takes its time to begin."""
-    status = query.status
-    is_waiting = not status["isTriggerActive"] and not status["message"].startswith("Initializing")
-    return query.lastProgress is not None or is_waiting
 
 
 def _when(row: Fields) -> tuple[bool, float, int]:
@@ -210,10 +204,10 @@ def _sentence(row: Fields) -> str:
     return line if at is None else f"{quantities.moment(at.timestamp())}  {line}"
 
 
-def _conclude(counts: dict[str, int], damage_count: int) -> None:
+def _conclude(counts: Counter[str], damage_count: int) -> None:
     """Say how many snapshots got which verdict, and how many lines of the history are damaged."""
     found = [f"{count:,} {verdict}" for verdict, count in sorted(counts.items())]
-    total = quantities.count(sum(counts.values()), "snapshot")
+    total = quantities.count(counts.total(), "snapshot")
     is_wrong = INCONSISTENT in counts or damage_count > 0
     lines = quantities.count(damage_count, "damaged line")
     damage = f"; {lines} of the history" if damage_count else ""

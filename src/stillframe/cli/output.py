@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from decimal import Decimal
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -23,7 +24,7 @@ VALUE_LENGTH_MAX = 60
 """So many characters of a value are shown in a table; JSON has it whole."""
 _UNLIMITED_COLUMNS = 100_000
 Item = TypeVar("Item")
-Columns = Mapping[str, Callable[[Item], str | int | None]]
+Columns = Mapping[str, Callable[[Item], object]]
 """What each column of a table shows of an item."""
 
 
@@ -121,8 +122,8 @@ def shortened(text: str) -> str:
 
 def put_table(
     title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    columns: Sequence[str] | Columns[Any],
+    rows: Iterable[Any],
     *,
     texts: int = 1,
     limit: int | None = None,
@@ -140,9 +141,10 @@ def put_table(
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 1
+    title: str, columns: Sequence[str] | Columns[Any], rows: Iterable[Any], *, texts: int = 1
 ) -> Table:
-    """Return a table as ``put_table`` writes it."""
+    """Return a table as ``put_table`` writes it, of rows of cells or, with ``Columns``, of items:
+    numbers have separators, and None is nothing."""
     made = Table(
         title=Text(title) if title else None,
         title_justify="left",
@@ -153,27 +155,15 @@ def table(
     for index, column in enumerate(columns):
         made.add_column(Text(column), justify="left" if index < texts else "right", overflow="fold")
     for row in rows:
-        made.add_row(*map(Text, row))
+        cells = [of(row) for of in columns.values()] if isinstance(columns, Mapping) else row
+        made.add_row(*(Text(_figure(cell)) for cell in cells))
     return made
 
 
-def put_records(
-    columns: Columns[Item],
-    items: Iterable[Item],
-    *,
-    title: str = "",
-    texts: int = 1,
-    limit: int | None = None,
-    more: str = "more rows",
-) -> None:
-    """Write a table to stdout with a row for each item, as ``put_table`` does: numbers with
-    separators, and None as nothing."""
-    rows = ([_figure(of(item)) for of in columns.values()] for item in items)
-    put_table(title, tuple(columns), rows, texts=texts, limit=limit, more=more)
-
-
-def _figure(value: str | int | None) -> str:
-    return f"{value:,}" if isinstance(value, int) else value or ""
+def _figure(value: object) -> str:
+    if isinstance(value, int | float | Decimal):
+        return f"{value:,}"
+    return "" if value is None else str(value)
 
 
 @contextlib.contextmanager

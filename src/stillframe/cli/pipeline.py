@@ -3,10 +3,11 @@
 None needs Spark or Java: all that is asked and answered is in the directory of the pipeline."""
 
 import contextlib
+import functools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,18 +32,22 @@ from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
 from stillframe.protocol.aligner import Mode
 
+_TIMES = ("initiated_at", "completed_at", "published_at")
+_COUNTS = ("record_count", "duplicate_count")
+Taking = Callable[..., Manifest | Abandoned]
+"""Takes a snapshot of a pipeline, and calls its argument `progress` meanwhile."""
 PROGRESS_COLUMNS = ("participant", "what", "since", "for")
 LINE_COUNT_MAX = 10
 """Awaited participants shown in the moving lines; the table has all."""
 POLL_S = 0.1
-CHANNEL_COLUMNS = {
-    "channel": "channel",
-    "from": "source",
-    "to": "target",
-    "sent": "sent_count",
-    "received": "received_count",
-    "on it": "record_count",
-    "duplicates": "duplicate_count",
+CHANNEL_COLUMNS: output.Columns[dict[str, Any]] = {
+    "channel": itemgetter("channel"),
+    "from": itemgetter("source"),
+    "to": itemgetter("target"),
+    "sent": itemgetter("sent_count"),
+    "received": itemgetter("received_count"),
+    "on it": itemgetter("record_count"),
+    "duplicates": itemgetter("duplicate_count"),
 }
 
 app = Commands()
@@ -79,8 +84,9 @@ def snapshot(
     timeout_s = quantities.parse_duration("--timeout", timeout)
     every_s = None if every is None else quantities.parse_duration("--every", every)
     pipeline = Pipeline(path)
+    taking = functools.partial(pipeline.snapshot, mode, timeout_s=timeout_s)
     if every_s is None:
-        _take_once(pipeline, mode, None, timeout_s)
+        _take_once(pipeline, taking)
         _keep(pipeline, keep)
         return
     pipeline.dataflow.check_mode(mode)
@@ -88,8 +94,7 @@ def snapshot(
         for _ in periodically(every_s, time.sleep):
             # One that is abandoned, or cannot be taken just now, does not end the command.
             try:
-                outcome, is_ended = _take_one(pipeline, mode, None, timeout_s)
-                _put_outcome(outcome)
+                _, is_ended = _take(pipeline, taking)
                 if is_ended:
                     return
                 _keep(pipeline, keep)
@@ -107,32 +112,20 @@ def savepoint(
 ) -> None:
     """Take a snapshot that is kept under a name until it is dropped; as 'snapshot'."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
-    _take_once(Pipeline(path), mode, name, timeout_s)
+    pipeline = Pipeline(path)
+    _take_once(pipeline, functools.partial(pipeline.savepoint, name, mode, timeout_s=timeout_s))
 
 
-def _take_once(pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float) -> None:
-    """Take a snapshot, a savepoint if it has a name; end with 1 if it is abandoned."""
-    outcome, _ = _take_one(pipeline, mode, name, timeout_s)
-    _put_outcome(outcome)
-    if not isinstance(outcome, Manifest):
+def _take_once(pipeline: Pipeline, taking: Taking) -> None:
+    """Take a snapshot; end with 1 if it is abandoned."""
+    is_published, _ = _take(pipeline, taking)
+    if not is_published:
         end_with_no()
 
 
 def _keep(pipeline: Pipeline, count: int | None) -> None:
     if count is not None and (damaged := pipeline.keep(count)):
         output.say(sentence_on_damaged(damaged))
-
-
-def _put_outcome(outcome: "Manifest | Abandoned | Interrupted") -> None:
-    if not isinstance(outcome, Manifest):
-        output.answer({"published": None, "abandoned": outcome})
-        output.say(f"no: {outcome}")
-        return
-    output.answer(
-        {"published": document_of(outcome), "abandoned": None},
-        lambda: output.put_lines([str(outcome.snapshot)]),
-    )
-    output.say(published(outcome))
 
 
 class Interrupted(msgspec.Struct, frozen=True):
@@ -148,12 +141,13 @@ class Interrupted(msgspec.Struct, frozen=True):
         return f"{which} was given up: {self.reason}{missing}; nothing is held up any more"
 
 
-def _take_one(
-    pipeline: Pipeline, mode: Mode, name: str | None, timeout_s: float
-) -> tuple[Manifest | Abandoned | Interrupted, bool]:
-    """Take one, and return how it went and whether the command was ended meanwhile."""
+def _take(pipeline: Pipeline, taking: Taking) -> tuple[bool, bool]:
+    """Take a snapshot, say how it went, and return whether it is published, and whether the command
+    was ended meanwhile."""
     last: Progress | None = None
     began_at = time.time()
+    is_ended = False
+    outcome: Manifest | Abandoned | Interrupted
     try:
         with _ended_like_ctrl_c(), moving() as draw:
 
@@ -162,15 +156,21 @@ def _take_one(
                 last = now
                 draw(now)
 
-            if name is None:
-                return pipeline.snapshot(mode, timeout_s=timeout_s, progress=progress), False
-            return pipeline.savepoint(name, mode, timeout_s=timeout_s, progress=progress), False
+            outcome = taking(progress=progress)
     except KeyboardInterrupt:
+        is_ended = True
+        outcome = Interrupted(last.snapshot, last.awaited) if last else Interrupted(None, ())
         newest = pipeline.snapshots()[-1:]
         if newest and newest[0].initiated_at >= began_at:
-            return newest[0], True  # too late: it was published a moment before
-        missing = Interrupted(last.snapshot, last.awaited) if last else Interrupted(None, ())
-        return missing, True
+            outcome = newest[0]  # too late: it was published a moment before
+    if not isinstance(outcome, Manifest):
+        output.answer({"published": None, "abandoned": outcome})
+        output.say(f"no: {outcome}")
+        return False, is_ended
+    document = {"published": document_of(outcome), "abandoned": None}
+    output.answer(document, lambda: output.put_lines([str(outcome.snapshot)]))
+    output.say(published(outcome))
+    return True, is_ended
 
 
 @contextlib.contextmanager
@@ -186,16 +186,16 @@ def _ended_like_ctrl_c() -> Iterator[None]:
 def published(manifest: Manifest) -> str:
     """Say what a published snapshot is."""
     kind = "snapshot" if manifest.name is None else f"savepoint {manifest.name}, snapshot"
-    sentence = (
+    doubled = f"; {twice(manifest)}" if manifest.duplicate_count else ""
+    return (
         f"{kind} {manifest.snapshot}: {manifest.mode}, epoch {manifest.epoch}, "
         f"{quantities.count(manifest.record_count, 'record')} on channels, recorded in "
         f"{quantities.duration(manifest.completed_at - manifest.initiated_at)}, published after "
-        f"{quantities.duration(manifest.published_at - manifest.initiated_at)}"
+        f"{quantities.duration(manifest.published_at - manifest.initiated_at)}{doubled}"
     )
-    return f"{sentence}; {doubled(manifest)}" if manifest.duplicate_count else sentence
 
 
-def doubled(manifest: Manifest) -> str:
+def twice(manifest: Manifest) -> str:
     """Say what a restore of a snapshot receives twice."""
     return f"a restore receives {quantities.count(manifest.duplicate_count, 'record')} twice"
 
@@ -215,18 +215,29 @@ def progress(
     if found is None:
         output.answer({"snapshot": None})
         output.say("no snapshot is under way")
-    elif watch:
+        return
+    if watch:
         _watch(pipeline, found)
-    else:
-        now = time.time()
-        rows = _progress_rows(found, now)
-        output.answer(
-            _progress_document(found),
-            lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2),
-        )
-        output.say(_progress_summary(found, now))
-        if _is_left_over(pipeline, found):
-            output.say(f"no: {_left_over(found)}")
+        return
+    now = time.time()
+    what = {name: ("has recorded", at) for name, at in found.recorded.items()}
+    for one in found.awaiting:
+        sentence = one.sentence().removeprefix(f"{one.participant} ")
+        # Until the barriers of others are there it has been waiting since the beginning.
+        what[one.participant] = sentence, one.since or found.initiated_at
+    rows = [
+        (name, sentence, quantities.moment(since), _age(since, now))
+        for name, (sentence, since) in sorted(what.items())
+    ]
+    document = plain(found) | {
+        "mode": str(found.mode),
+        "awaiting": [plain(one) | {"sentence": one.sentence()} for one in found.awaiting],
+        "culprits": [one.participant for one in found.stragglers],
+    }
+    output.answer(document, lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2))
+    output.say(_progress_summary(found, now))
+    if _is_left_over(pipeline, found):
+        output.say(f"no: {_left_over(found)}")
 
 
 def _watch(pipeline: Pipeline, first: Progress) -> None:
@@ -287,19 +298,6 @@ def _progress_summary(progress: Progress, now: float) -> str:
     )
 
 
-def _progress_rows(progress: Progress, now: float) -> list[tuple[str, ...]]:
-    what = {name: ("has recorded", at) for name, at in progress.recorded.items()}
-    for awaited in progress.awaiting:
-        # Until the barriers of others are there it has been waiting since the beginning.
-        since = awaited.since or progress.initiated_at
-        sentence = awaited.sentence().removeprefix(f"{awaited.participant} ")
-        what[awaited.participant] = (sentence, since)
-    return [
-        (name, sentence, quantities.moment(since), _age(since, now))
-        for name, (sentence, since) in sorted(what.items())
-    ]
-
-
 def _age(since: float, now: float) -> str:
     # Somebody else's clock may be ahead of ours.
     return quantities.duration(max(0.0, now - since))
@@ -323,15 +321,6 @@ def _left_over(progress: Progress) -> str:
     )
 
 
-def _progress_document(progress: Progress) -> dict[str, Any]:
-    document: dict[str, Any] = plain(progress)
-    return document | {
-        "mode": str(progress.mode),
-        "awaiting": [plain(one) | {"sentence": one.sentence()} for one in progress.awaiting],
-        "culprits": [awaited.participant for awaited in progress.stragglers],
-    }
-
-
 @app.add("Example: stillframe spark list shop.pipeline", name="list")
 def list_snapshots(path: PipelinePath) -> None:
     """List the snapshots of a pipeline in the order of publishing; those of the present course,
@@ -339,54 +328,49 @@ def list_snapshots(path: PipelinePath) -> None:
     pipeline = Pipeline(path)
     metadata = read_metadata(pipeline.path)
     manifests, damages = listing(pipeline.path)
-    present = [manifest for manifest in manifests if _timeline_mark(manifest, metadata)]
-    output.answer(
-        {
-            "pipeline": pipeline.path,
-            "name": metadata.name,
-            "epoch": metadata.epoch,
-            "restored_from": metadata.restored_from,
-            "latest": present[-1].snapshot if present else None,
-            "snapshots": [
-                document_of(manifest)
-                | {"is_of_present_course": bool(_timeline_mark(manifest, metadata))}
-                for manifest in manifests
-            ],
-            "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
-        },
-        lambda: _put_list(path, metadata, manifests, present),
-    )
+    marks = {manifest.snapshot: _timeline_mark(manifest, metadata) for manifest in manifests}
+    latest = next((m.snapshot for m in reversed(manifests) if marks[m.snapshot]), None)
+    document = {
+        "pipeline": pipeline.path,
+        "name": metadata.name,
+        "epoch": metadata.epoch,
+        "restored_from": metadata.restored_from,
+        "latest": latest,
+        "snapshots": [
+            document_of(manifest) | {"is_of_present_course": bool(marks[manifest.snapshot])}
+            for manifest in manifests
+        ],
+        "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
+    }
+    began = f", which began from {metadata.restored_from}" if metadata.restored_from else ""
+    end = f"a restore goes back to {latest}"
+    if latest is None:
+        end = f"none to go back to: 'stillframe spark snapshot {path}' takes one"
+
+    columns: output.Columns[Manifest] = {
+        "snapshot": attrgetter("snapshot"),
+        "name": attrgetter("name"),
+        "course": lambda manifest: marks[manifest.snapshot],
+        "mode": attrgetter("mode"),
+        "published": lambda manifest: quantities.moment(manifest.published_at),
+        "epoch": lambda manifest: str(manifest.epoch),
+        "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
+        "on channels": attrgetter("record_count"),
+        "duplicates": attrgetter("duplicate_count"),
+        "size": lambda manifest: quantities.size(manifest.bytes),
+    }
+
+    def put() -> None:
+        if manifests:
+            output.put_table("", columns, manifests, texts=5)
+        output.say(
+            f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
+            f"{metadata.epoch}{began}; {end}"
+        )
+
+    output.answer(document, put)
     if damages:
         end_with_no(*map(str, damages.values()))
-
-
-def _put_list(
-    path: Path, metadata: Metadata, manifests: list[Manifest], present: list[Manifest]
-) -> None:
-    if manifests:
-        columns: output.Columns[Manifest] = {
-            "snapshot": lambda manifest: str(manifest.snapshot),
-            "name": lambda manifest: manifest.name,
-            "course": lambda manifest: _timeline_mark(manifest, metadata),
-            "mode": lambda manifest: str(manifest.mode),
-            "published": lambda manifest: quantities.moment(manifest.published_at),
-            "epoch": lambda manifest: str(manifest.epoch),
-            "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
-            "on channels": lambda manifest: manifest.record_count,
-            "duplicates": lambda manifest: manifest.duplicate_count,
-            "size": lambda manifest: quantities.size(manifest.bytes),
-        }
-        output.put_records(columns, manifests, texts=5)
-    began = f", which began from {metadata.restored_from}" if metadata.restored_from else ""
-    end = (
-        f"a restore goes back to {present[-1].snapshot}"
-        if present
-        else f"none to go back to: 'stillframe spark snapshot {path}' takes one"
-    )
-    output.say(
-        f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
-        f"{metadata.epoch}{began}; {end}"
-    )
 
 
 @app.add(
@@ -424,14 +408,8 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
     """Return what JSON says of a snapshot."""
     return {
         "id": manifest.snapshot,
-        "name": manifest.name,
-        "epoch": manifest.epoch,
+        **{name: getattr(manifest, name) for name in ("name", "epoch", *_TIMES, *_COUNTS)},
         "mode": str(manifest.mode),
-        "initiated_at": manifest.initiated_at,
-        "completed_at": manifest.completed_at,
-        "published_at": manifest.published_at,
-        "record_count": manifest.record_count,
-        "duplicate_count": manifest.duplicate_count,
         "byte_count": manifest.bytes,
     }
 
@@ -460,42 +438,33 @@ def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
         return
     output.say(f"{published(manifest)}, begun {quantities.moment(manifest.initiated_at)}")
     title = "participants, positions in items"
-    output.put_records(PARTICIPANT_COLUMNS, manifest.fragments, title=title, texts=5)
-    columns = {name: itemgetter(key) for name, key in CHANNEL_COLUMNS.items()}
-    output.put_records(columns, channels, title="channels, counts in records", texts=3)
+    output.put_table(title, PARTICIPANT_COLUMNS, manifest.fragments, texts=5)
+    output.put_table("channels, counts in records", CHANNEL_COLUMNS, channels, texts=3)
     output.say(
         f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has it "
         "whole)"
     )
 
 
-def _fields_of(fragment: ParticipantFragment) -> dict[str, Any] | None:
-    """Return the recorded fields of a service; None for a query."""
-    if fragment.service is None:
-        return None
-    return msgspec.msgpack.decode(fragment.service.encoded, type=dict[str, Any])
-
-
-def _batch_of(fragment: ParticipantFragment) -> int | None:
-    return None if fragment.query is None else fragment.query.batch
-
-
 def _fragment_document(fragment: ParticipantFragment) -> dict[str, Any]:
+    """Return what JSON says of a participant: of a service its fields, of a query its batch."""
+    service, query = fragment.service, fragment.query
     return {
         "participant": fragment.participant,
-        "kind": "query" if fragment.service is None else "service",
+        "kind": "query" if service is None else "service",
         "recorded_at": fragment.recorded_at,
         "positions": fragment.positions,
         "barriers": fragment.barriers,
-        "batch": _batch_of(fragment),
-        "state": _fields_of(fragment),
+        "batch": query and query.batch,
+        "state": service and msgspec.msgpack.decode(service.encoded, type=dict[str, Any]),
     }
 
 
 def _state_cell(fragment: ParticipantFragment) -> str:
+    document = _fragment_document(fragment)
     if fragment.service is not None:
-        return output.cell(_fields_of(fragment))
-    batch = _batch_of(fragment)
+        return output.cell(document["state"])
+    batch = document["batch"]
     return "no micro-batch yet" if batch is None else f"after micro-batch {batch}"
 
 
@@ -504,7 +473,7 @@ def _positions_cell(positions: Mapping[str, int]) -> str:
 
 
 PARTICIPANT_COLUMNS: output.Columns[ParticipantFragment] = {
-    "participant": lambda fragment: fragment.participant,
+    "participant": attrgetter("participant"),
     "kind": lambda one: "query" if one.service is None else f"service {one.service.kind}",
     "state": _state_cell,
     "read up to": lambda fragment: _positions_cell(fragment.positions),
@@ -536,21 +505,8 @@ def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     with _verifying(manifest) as verified:
         pipeline.restore(str(manifest.snapshot), progress=verified)
     seconds = time.monotonic() - began
-    output.answer(
-        {
-            "snapshot": manifest.snapshot,
-            "epoch": pipeline.epoch,
-            "duplicate_count": manifest.duplicate_count,
-            "byte_count": manifest.bytes,
-            "seconds": seconds,
-        }
-    )
-    output.say(
-        f"epoch {pipeline.epoch}: pipeline {path} went back to snapshot {manifest.snapshot} in "
-        f"{quantities.duration(seconds)}, its {quantities.size(manifest.bytes)} of checkpoints "
-        "verified",
-        *_next_words(manifest, path),
-    )
+    which = f" went back to snapshot {manifest.snapshot} in {quantities.duration(seconds)}"
+    _answer_restored(manifest, path, which, {"epoch": pipeline.epoch, "seconds": seconds})
 
 
 @app.add("Example: stillframe spark fork shop.pipeline shop-17 trial.pipeline")
@@ -572,30 +528,24 @@ def fork(
     with _verifying(manifest) as verified:
         second = pipeline.fork(str(manifest.snapshot), target, name=name, progress=verified)
     metadata = read_metadata(second.path)
-    output.answer(
-        {
-            "snapshot": manifest.snapshot,
-            "pipeline": second.path,
-            "name": metadata.name,
-            "epoch": metadata.epoch,
-            "duplicate_count": manifest.duplicate_count,
-            "byte_count": manifest.bytes,
-        }
-    )
-    output.say(
-        f"epoch {metadata.epoch}: pipeline {target}, called {metadata.name}, goes on from snapshot "
-        f"{manifest.snapshot} of {path}, its {quantities.size(manifest.bytes)} of checkpoints "
-        "verified",
-        *_next_words(manifest, target),
-    )
+    which = f", called {metadata.name}, goes on from snapshot {manifest.snapshot} of {path}"
+    made = {"pipeline": second.path, "name": metadata.name, "epoch": metadata.epoch}
+    _answer_restored(manifest, target, which, made)
 
 
-def _next_words(manifest: Manifest, path: Path) -> Iterator[str]:
-    """Yield what is to be done next, and what to expect."""
+def _answer_restored(manifest: Manifest, path: Path, which: str, document: dict[str, Any]) -> None:
+    """Say which pipeline goes on from a snapshot, what is to be done next, and what to expect."""
+    document["snapshot"] = manifest.snapshot
+    counts = {"duplicate_count": manifest.duplicate_count, "byte_count": manifest.bytes}
+    output.answer(document | counts)
     names = ", ".join(manifest.dataflow.participants)
-    yield f"next, start its programs with the pipeline {path}; each goes on from there: {names}"
+    output.say(
+        f"epoch {document['epoch']}: pipeline {path}{which}, its "
+        f"{quantities.size(manifest.bytes)} of checkpoints verified",
+        f"next, start its programs with the pipeline {path}; each goes on from there: {names}",
+    )
     if manifest.duplicate_count:
-        yield f"it was taken in mode {manifest.mode}: {doubled(manifest)}"
+        output.say(f"it was taken in mode {manifest.mode}: {twice(manifest)}")
 
 
 @contextlib.contextmanager

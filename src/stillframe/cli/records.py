@@ -1,7 +1,10 @@
 """The commands that check on Spark what processes recorded, and make stores and tables of it:
 ``verify`` of an event log, ``assemble`` and ``compact``."""
 
+import functools
 import math
+from collections import Counter
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +29,6 @@ ASSEMBLED_MAX = 50
 """Rows of the table of assembled snapshots; JSON has all."""
 
 Fields = dict[str, Any]
-
-
-class Found(msgspec.Struct, frozen=True):
-    """The verdict over an event log: ``ok`` if no snapshot is inconsistent, nothing is wrong with
-    the log itself, and every snapshot of the store, if one was given, is whole and in the log to
-    its end; else `verdict` names the first thing that is wrong. `snapshots` has a row for each
-    (``log_verification.verdicts``), and one without a name for the log itself."""
-
-    ok: bool
-    verdict: str
-    snapshots: list[Fields]
 
 
 app = Commands()
@@ -76,9 +68,26 @@ def verify(
         with spark_session.session(where, "verifying") as spark:
             found = _find(spark, log, published, epoch)
     except Damaged as error:
-        found = Found(ok=False, verdict=str(error), snapshots=[])
-    output.answer(found, lambda: _put_verdicts(found.snapshots))
-    conclude(found.ok, found.verdict)
+        found = {"ok": False, "verdict": str(error), "snapshots": []}
+    wrong_first = sorted(found["snapshots"], key=lambda row: row["verdict"] == CONSISTENT)
+    columns: output.Columns[Fields] = {
+        "epoch": lambda row: None if row["epoch"] is None else str(row["epoch"]),
+        "snapshot": lambda row: row["snapshot"] or "(the log)",
+        "verdict": itemgetter("verdict"),
+        "actions inside": itemgetter("event_count"),
+        "in transit": itemgetter("message_count"),
+        "why": why,
+    }
+    _answer_rows(found, columns, wrong_first, texts=3, limit=ROW_COUNT_MAX)
+    conclude(found["ok"], found["verdict"])
+
+
+def _answer_rows(
+    document: Fields, columns: output.Columns[Fields], rows: list[Fields], *, texts: int, limit: int
+) -> None:
+    """Write the answer; for people its rows as a table, if there are any."""
+    put = functools.partial(output.put_table, "", columns, rows, texts=texts, limit=limit)
+    output.answer(document, put if rows else None)
 
 
 def _put_clock(log: Path, event: str, epoch: int | None, where: str) -> None:
@@ -96,8 +105,7 @@ def _put_clock(log: Path, event: str, epoch: int | None, where: str) -> None:
     if output.wants_json():
         output.put_json({"epoch": chosen, "event": event, "clock": clock})
         return
-    rows = ((name, f"{count:,}") for name, count in clock.items())
-    output.put_table("", ("process", "events"), rows)
+    output.put_table("", ("process", "events"), clock.items())
     output.say(f"so many events of each happened before {event} of epoch {chosen}, itself included")
 
 
@@ -113,7 +121,11 @@ def _check(log: Path, epoch: int | None) -> None:
 
 def _find(
     spark: "SparkSession", log: Path, published: Published | None, epoch: int | None
-) -> Found:
+) -> Fields:
+    """Return the verdict over an event log: ``ok`` if no snapshot is inconsistent, nothing is wrong
+    with the log itself, and every snapshot of the store, if one was given, is whole and in the log
+    to its end; else `verdict` names the first thing that is wrong. `snapshots` has a row for each
+    (``log_verification.verdicts``), and one without a name for the log itself."""
     from stillframe.analytics import log_verification, verified_parquet  # noqa: PLC0415 - PySpark is there now
     from stillframe.analytics.audit import invalid_snapshots  # noqa: PLC0415
 
@@ -164,12 +176,12 @@ def _find(
         sentence = f"{_name(wrong[0])}: {why(wrong[0])}{_places(pieces, wrong[0])}"
         more = len(wrong) - 1
         sentence += f" ({more} more of {len(rows)} verdicts are like it)" if more else ""
-        return Found(ok=False, verdict="; ".join((*lacks, sentence)), snapshots=rows)
+        return {"ok": False, "verdict": "; ".join((*lacks, sentence)), "snapshots": rows}
     incomplete = sum(row["verdict"] != CONSISTENT for row in snapshots)
     sentence = f"{quantities.count(len(snapshots) - incomplete, 'snapshot')} consistent"
     if incomplete:
         sentence += f", {incomplete} not taken to the end"
-    return Found(ok=True, verdict="; ".join((sentence, *lacks)), snapshots=rows)
+    return {"ok": True, "verdict": "; ".join((sentence, *lacks)), "snapshots": rows}
 
 
 def _blame(rows: list[Fields], epoch: int | None, snapshot: str, reason: str) -> None:
@@ -240,20 +252,6 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
     return f" ({'; '.join(events)})" if events else ""
 
 
-def _put_verdicts(rows: list[Fields]) -> None:
-    wrong_first = sorted(rows, key=lambda row: row["verdict"] == CONSISTENT)
-    columns: output.Columns[Fields] = {
-        "epoch": lambda row: None if row["epoch"] is None else str(row["epoch"]),
-        "snapshot": lambda row: row["snapshot"] or "(the log)",
-        "verdict": lambda row: row["verdict"],
-        "actions inside": lambda row: row["event_count"],
-        "in transit": lambda row: row["message_count"],
-        "why": why,
-    }
-    if wrong_first:
-        output.put_records(columns, wrong_first, texts=3, limit=ROW_COUNT_MAX)
-
-
 @app.add(
     "Examples: stillframe spark compact money --out money.tables --keep 1000; stillframe spark "
     "compact money --out audited --of P1-17"
@@ -302,9 +300,9 @@ def compact(
         for files in [catalog.files(name)]
     ]
     columns: output.Columns[Fields] = {
-        "table": lambda row: row["table"],
-        "rows": lambda row: row["row_count"],
-        "files": lambda row: row["file_count"],
+        "table": itemgetter("table"),
+        "rows": itemgetter("row_count"),
+        "files": itemgetter("file_count"),
         "size": lambda row: quantities.size(row["bytes"]),
     }
     output.answer(
@@ -315,7 +313,7 @@ def compact(
             "snapshot_count": len(catalog.snapshots),
             "tables": rows,
         },
-        lambda: output.put_records(columns, rows),
+        lambda: output.put_table("", columns, rows),
     )
     output.say(
         f"{quantities.count(len(done.added), 'snapshot')} added, {len(done.removed):,} removed: "
@@ -357,34 +355,23 @@ def assemble(
 
         found = work(spark, directory, out, timeout_s=timeout_s, epoch=epoch)
         rows = spark_session.rows_of(found)
-    output.answer({"store": out, "snapshots": rows}, lambda: _put_assembled(rows))
-    _say_assembled(rows, out)
-    if any(row["verdict"] == INCONSISTENT for row in rows):
-        end_with_no()
-
-
-def _put_assembled(rows: list[Fields]) -> None:
-    ordered = sorted(rows, key=lambda row: row["verdict"] == CONSISTENT)
+    wrong_first = sorted(rows, key=lambda row: row["verdict"] == CONSISTENT)
     columns: output.Columns[Fields] = {
-        "snapshot": lambda row: row["snapshot"],
+        "snapshot": itemgetter("snapshot"),
         "epoch": lambda row: str(row["epoch"]),
-        "verdict": lambda row: row["verdict"],
-        "why": lambda row: row["why"],
-        "fragments": lambda row: row["fragment_count"],
+        "verdict": itemgetter("verdict"),
+        "why": itemgetter("why"),
+        "fragments": itemgetter("fragment_count"),
         "late": lambda row: ", ".join(row["late"]),
     }
-    if ordered:
-        output.put_records(columns, ordered, texts=4, limit=ASSEMBLED_MAX)
-
-
-def _say_assembled(rows: list[Fields], out: Path) -> None:
-    counts = {
-        verdict: sum(row["verdict"] == verdict for row in rows)
-        for verdict in dict.fromkeys((CONSISTENT, *(row["verdict"] for row in rows)))
-    }
-    sentence = f"{quantities.count(counts.pop(CONSISTENT), 'snapshot')} added to {out}"
+    document: Fields = {"store": out, "snapshots": rows}
+    _answer_rows(document, columns, wrong_first, texts=4, limit=ASSEMBLED_MAX)
+    counts = Counter(row["verdict"] for row in rows)
+    sentence = f"{quantities.count(counts.pop(CONSISTENT, 0), 'snapshot')} added to {out}"
     for verdict, count in sorted(counts.items()):
         sentence += f"; {count:,} {verdict}"
     if late := sum(bool(row["late"]) for row in rows):
         sentence += f"; {late:,} with fragments that came late"
     output.say(sentence)
+    if INCONSISTENT in counts:
+        end_with_no()

@@ -2,6 +2,7 @@
 ``join`` and ``certificates``."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -26,7 +27,7 @@ from stillframe.cli.options import (
     StorePath,
     TraceOptions,
 )
-from stillframe.cli.snapshots import not_stable_sentence
+from stillframe.cli.snapshots import ask, not_stable_sentence
 from stillframe.cli.supervision import (
     NOT_NEEDED,
     EventPrinter,
@@ -48,13 +49,13 @@ from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
 from stillframe.runtime.run_file import describe_owner, find_stale
-from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
 from stillframe.runtime.supervisor.recovery import needs_agreement
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
 from stillframe.store.store import Store
-from stillframe.topology import Description, Topology
+from stillframe.topology import Topology
 
 _STDOUT, _STDERR = 1, 2
 DAYS_MAX = 3650
@@ -83,7 +84,7 @@ def run(
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, pipeline=pipeline)
     add_cwd_to_path()
     topology = _load_topology(reference)
-    _check_initiators(config, topology.description)
+    config.check_initiators(topology.description)
     if until is not None:
         check_predicate_name(until)
     _refuse_used(store)
@@ -91,7 +92,7 @@ def run(
         Store.create(store, description=topology.description, reference=reference)
     ) as made:
         condition = None if until is None else StopCondition(until, store, topology)
-        _supervise(reference, made, None, config, condition)
+        _supervise(reference, made, config, condition)
 
 
 @app.add("Example: stillframe restore money P1-17")
@@ -140,7 +141,7 @@ def restore(
     if migrate:
         _restore_stopped(path, requested, config)
         return
-    _check_initiators(config, store.description)
+    config.check_initiators(store.description)
     try:
         _restore_live(path, requested)
     except Unavailable:
@@ -158,7 +159,7 @@ def resume(
 ) -> None:
     """Bring a system back: processes that go on without their supervisor are taken over as they
     are; if one is missing, or none runs, all go on from the last snapshot, or start afresh."""
-    config = SystemConfig.of(snapshots, traces, placement, keep_count=keep)
+    config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, takes_over=True)
     add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
         left = find_stale(path)
@@ -168,7 +169,7 @@ def resume(
                 f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
                 f"restore {path} --pipeline {left.pipeline}'"
             )
-        _supervise(_reference_of(store), store, None, config, None, takes_over=True)
+        _supervise(_reference_of(store), store, config)
 
 
 def _no_snapshot_yet(path: Path) -> UsageError:
@@ -179,7 +180,7 @@ def _no_snapshot_yet(path: Path) -> UsageError:
 
 def _restore_live(path: Path, requested: SnapshotId | None) -> None:
     began = time.monotonic()
-    done = uvloop.run(send_command(path, RestoreSnapshot(requested), notice=output.say))
+    done = ask(path, RestoreSnapshot(requested))
     seconds = time.monotonic() - began
     for damage in readable_history(path)[1]:
         output.say(f"warning: {damage}; {NOT_NEEDED}")
@@ -194,7 +195,8 @@ def _restore_live(path: Path, requested: SnapshotId | None) -> None:
 def _restore_stopped(path: Path, requested: SnapshotId | None, config: SystemConfig) -> None:
     add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
-        _supervise(_reference_of(store), store, requested, config, None)
+        config = msgspec.structs.replace(config, restore=requested)
+        _supervise(_reference_of(store), store, config)
 
 
 def _open_writer(path: Path) -> Store:
@@ -207,21 +209,14 @@ def _open_writer(path: Path) -> Store:
 
 
 def _supervise(
-    reference: str,
-    store: Store,
-    requested: SnapshotId | None,
-    config: SystemConfig,
-    condition: StopCondition | None,
-    *,
-    takes_over: bool = False,
+    reference: str, store: Store, config: SystemConfig, condition: StopCondition | None = None
 ) -> None:
     # Import it before the event loop runs, which takes no signal meanwhile.
     topology = _load_topology(reference)
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = topology.description if config.may_migrate else store.description
-    _check_initiators(config, description)
+    config.check_initiators(description)
     processes = description.processes
-    initiators = config.initiators or (next(iter(processes)),)
     if config.keep_count is not None:
         if config.pipeline is not None:
             raise UsageError(
@@ -238,9 +233,8 @@ def _supervise(
             if condition is not None:
                 condition.on_event(event)
 
-        config = msgspec.structs.replace(
-            config, restore=requested, takes_over=takes_over, initiators=initiators
-        )
+        initiators = config.initiators or (next(iter(processes)),)
+        config = msgspec.structs.replace(config, initiators=initiators)
         system = Supervisor(reference, store, config, emit=emit)
         has_kept_all = uvloop.run(keep_running(system, config, printer, condition))
     if (error := store.maintenance_error) is not None:
@@ -317,11 +311,6 @@ def _say_what_was_seen(condition: StopCondition) -> None:
     end_with_no(f"{condition.name} did not hold in {shown.snapshot}: {shown.verdict.sentence}")
 
 
-def _check_initiators(config: SystemConfig, description: Description) -> None:
-    for initiator in config.initiators:
-        description.check_process(initiator)
-
-
 def _refuse_used(path: Path) -> None:
     try:
         is_used = bool(Store.open(path).entries())
@@ -361,30 +350,29 @@ def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
     add_cwd_to_path()
     topology = load_topology(_reference_of(store))
     migration = migrate_snapshot(store.load(entry.id), store.description_of(entry.id), topology)
+    changes, losses = migration.changes, migration.losses
     is_agreed = not needs_agreement(store, entry.id, topology)
     state = migration.snapshot.state
-    if output.wants_json():
-        output.put_json(
-            {
-                "snapshot": entry.id,
-                "process_count": len(state.processes),
-                "channel_count": len(state.channels),
-                "message_count": state.message_count,
-                "needs_migrate": not is_agreed,
-                "is_lossy": bool(migration.losses),
-                "changes": migration.changes,
-            }
-        )
-    elif migration.changes:
-        rows = [(c.subject, c.sentence, "lost" if c.is_loss else "") for c in migration.changes]
-        output.put_table("changes of code", ["what", "change", "recorded values"], rows, texts=3)
-    lost = quantities.count(len(migration.losses), "change")
+    document = {
+        "snapshot": entry.id,
+        "process_count": len(state.processes),
+        "channel_count": len(state.channels),
+        "message_count": state.message_count,
+        "needs_migrate": not is_agreed,
+        "is_lossy": bool(losses),
+        "changes": changes,
+    }
+    rows = [(one.subject, one.sentence, "lost" if one.is_loss else "") for one in changes]
+    columns = ("what", "change", "recorded values")
+    put = functools.partial(output.put_table, "changes of code", columns, rows, texts=3)
+    output.answer(document, put if changes else None)
+    lost = quantities.count(len(losses), "change")
     output.say(
         f"a restore would go on from snapshot {entry.id}: "
         f"{quantities.count(len(state.processes), 'process')}, "
         f"{quantities.count(state.message_count, 'message')} in channels"
         + ("" if is_agreed else ", with --migrate, since the code is not what the store is of")
-        + (f"; recorded values would be LOST by {lost}" if migration.losses else "")
+        + (f"; recorded values would be LOST by {lost}" if losses else "")
         + "; nothing was changed"
     )
 

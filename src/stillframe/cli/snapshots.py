@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import sys
 from collections.abc import AsyncIterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -19,10 +20,9 @@ from rich.live import Live
 from rich.table import Table
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_no, flag, option
 from stillframe.cli.options import CLASSES, INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
 from stillframe.detect.predicate import (
-    Evaluate,
     Evaluation,
     if_present,
     not_stable,
@@ -43,8 +43,10 @@ from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import UnderWay
 from stillframe.runtime.supervisor.admin_socket import (
     CreateSavepoint,
+    Done,
     DropSnapshot,
     GetPendingSnapshots,
+    Request,
     TriggerSnapshot,
     send_command,
 )
@@ -63,10 +65,9 @@ BOOKS_COLUMNS = ("channel", "sent", "received", "in channel")
 BOOKS_COUNTS = ("sent_count", "received_count", "message_count")
 AGAIN_S = 0.5
 """So long after one answer the system is asked again, in seconds."""
-LIVE_COLUMNS = ("snapshot", "under way for", "time left", "missing", "held up by")
 
 LIST_COLUMNS: output.Columns[Entry] = {
-    "snapshot": lambda entry: str(entry.id),
+    "snapshot": attrgetter("id"),
     "published": lambda entry: quantities.moment(entry.published_at),
     "epoch": lambda entry: str(entry.epoch),
     "restore point": lambda entry: "yes" if entry.is_restore_point else "no",
@@ -98,26 +99,23 @@ def list_snapshots(path: StorePath) -> None:
     except (Damaged, UsageError):
         if not damages:
             raise
-    if output.wants_json():
-        output.put_json(
-            {
-                "store": store.path,
-                "epoch": store.epoch,
-                "current": current and current.id,
-                "snapshots": entries,
-                "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
-            }
-        )
-    elif entries or damages:
-        _put_list(entries, current)
-    else:
-        output.say(f"the store {store.path} holds no snapshot yet")
+    document = {
+        "store": store.path,
+        "epoch": store.epoch,
+        "current": current and current.id,
+        "snapshots": entries,
+        "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
+    }
+    output.answer(document, lambda: _put_list(store, entries, current, has_none=not damages))
     if damages:
         end_with_no(*map(str, damages.values()))
 
 
-def _put_list(entries: list[Entry], current: Entry | None) -> None:
-    output.put_records(LIST_COLUMNS, entries, texts=2)
+def _put_list(store: Store, entries: list[Entry], current: Entry | None, *, has_none: bool) -> None:
+    if has_none and not entries:
+        output.say(f"the store {store.path} holds no snapshot yet")
+        return
+    output.put_table("", LIST_COLUMNS, entries, texts=2)
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "to none: name one" if current is None else f"to {current.id}"
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back {point}")
@@ -141,7 +139,11 @@ def show(
     store = Store.open(path)
     if name is None:
         with contextlib.suppress(KeyboardInterrupt):
-            uvloop.run(_put_once(path) if output.wants_json() else _follow(path))
+            if output.wants_json():
+                done = ask(path, GetPendingSnapshots())
+                output.put_json({"epoch": done.epoch, "under_way": done.under_way})
+            else:
+                uvloop.run(_follow(path))
         return
     snapshot = store.load(store.find(name))
     description = store.description_of(snapshot.id)
@@ -198,32 +200,30 @@ def _first_messages(state: ChannelState, description: Description) -> list[Decod
 
 
 def _put_channels(snapshot: Snapshot, description: Description) -> None:
+    def messages(state: ChannelState) -> str:
+        first = _first_messages(state, description)
+        shown = [
+            f"{message.number}: {message.kind}("
+            + ", ".join(f"{name}={output.cell(value)}" for name, value in message.fields.items())
+            + ")"
+            for message in first
+        ]
+        left_out = state.message_count - len(first)
+        return ", ".join(shown) + (f" and {left_out:,} more" if left_out else "")
+
     columns: output.Columns[ChannelState] = {
-        "channel": lambda state: str(state.channel),
-        "first messages": lambda state: _messages_cell(state, description),
-        "sent": lambda state: state.sent_count,
-        "received": lambda state: state.received_count,
-        "in channel": lambda state: state.message_count,
+        "channel": attrgetter("channel"),
+        "first messages": messages,
+        "sent": attrgetter("sent_count"),
+        "received": attrgetter("received_count"),
+        "in channel": attrgetter("message_count"),
     }
-    title = "channels, counts in messages"
-    output.put_records(columns, snapshot.state.channels, title=title, texts=2)
+    output.put_table("channels, counts in messages", columns, snapshot.state.channels, texts=2)
     output.say(
         f"{quantities.count(snapshot.state.message_count, 'message')} caught in channels; at most "
         f"{MESSAGE_COUNT_MAX} of each channel are shown, and {output.VALUE_LENGTH_MAX} characters "
         "of each value (--json has the values whole, messages.parquet has every message)"
     )
-
-
-def _messages_cell(state: ChannelState, description: Description) -> str:
-    first = _first_messages(state, description)
-    shown = [
-        f"{message.number}: {message.kind}("
-        + ", ".join(f"{name}={output.cell(value)}" for name, value in message.fields.items())
-        + ")"
-        for message in first
-    ]
-    left_out = state.message_count - len(first)
-    return ", ".join(shown) + (f" and {left_out:,} more" if left_out else "")
 
 
 def books_document(state: GlobalState) -> list[dict[str, Any]]:
@@ -237,8 +237,8 @@ def books_document(state: GlobalState) -> list[dict[str, Any]]:
 def put_books(state: GlobalState) -> None:
     """Write the books as a table, with their sum."""
     books = books_document(state)
-    rows = [(str(one["channel"]), *(f"{one[name]:,}" for name in BOOKS_COUNTS)) for one in books]
-    rows.append(("all", *(f"{sum(one[name] for one in books):,}" for name in BOOKS_COUNTS)))
+    sums = (sum(one[name] for one in books) for name in BOOKS_COUNTS)
+    rows = [*(tuple(one.values()) for one in books), ("all", *sums)]
     output.put_table("books, in messages", BOOKS_COLUMNS, rows)
 
 
@@ -288,9 +288,9 @@ def sentence(what: HistoryEvent) -> str:
 Shown = tuple[UnderWay, ...]
 
 
-async def _put_once(path: Path) -> None:
-    done = await send_command(path, GetPendingSnapshots(), notice=output.say)
-    output.put_json({"epoch": done.epoch, "under_way": done.under_way})
+def ask(path: Path, command: Request) -> Done:
+    """Have the system that runs on the store at `path` carry out a command."""
+    return uvloop.run(send_command(path, command, notice=output.say))
 
 
 async def _follow(path: Path) -> None:
@@ -331,47 +331,43 @@ def _outcome(path: Path, snapshot: SnapshotId) -> str:
 
 def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> None:
     """Write a line for each snapshot of which something other than the time has changed."""
-    for under_way in shown:
+    for one in shown:
         # As of the same moment for all polls, so that the words change with the causes alone.
-        words = "; ".join((*under_way.missing, *under_way.sentences(0.0)))
-        if announced.get(under_way.snapshot) != words:
-            announced[under_way.snapshot] = words
-            output.put_lines([_live_line(under_way, now)])
+        words = "; ".join((*one.missing, *one.sentences(0.0)))
+        if announced.get(one.snapshot) != words:
+            announced[one.snapshot] = words
+            missing = f"{_age(one, now)}; missing: {', '.join(one.missing)}"
+            line = f"snapshot {one.snapshot}: under way for {missing}"
+            output.put_lines(["; ".join((line, *one.sentences(now)))])
 
 
-def _live_line(under_way: UnderWay, now: float) -> str:
-    missing = ", ".join(under_way.missing)
-    age = quantities.duration(max(0.0, now - under_way.initiated_at))
-    head = f"snapshot {under_way.snapshot}: under way for {age}; missing: {missing}"
-    return "; ".join((head, *under_way.sentences(now)))
+def _age(under_way: UnderWay, now: float) -> str:
+    return quantities.duration(max(0.0, now - under_way.initiated_at))
 
 
 def _live_table(shown: Shown, now: float) -> Table:
-    rows = (
-        (
-            str(under_way.snapshot),
-            quantities.duration(max(0.0, now - under_way.initiated_at)),
-            quantities.duration(max(0.0, under_way.deadline - now)),
-            ", ".join(under_way.missing),
-            "\n".join(under_way.sentences(now)),
-        )
-        for under_way in shown
-    )
-    return output.table("", LIVE_COLUMNS, rows, texts=len(LIVE_COLUMNS))
+    columns: output.Columns[UnderWay] = {
+        "snapshot": attrgetter("snapshot"),
+        "under way for": lambda one: _age(one, now),
+        "time left": lambda one: quantities.duration(max(0.0, one.deadline - now)),
+        "missing": lambda one: ", ".join(one.missing),
+        "held up by": lambda one: "\n".join(one.sentences(now)),
+    }
+    return output.table("", columns, shown, texts=len(columns))
 
 
 @app.add("Example: stillframe snapshot money --initiator P2")
 def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
     """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
     Store.open(path)  # says so if there is none
-    done = uvloop.run(send_command(path, TriggerSnapshot(initiator), notice=output.say))
-    output.answer({"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned})
-    if done.abandoned is not None:
+    done = ask(path, TriggerSnapshot(initiator))
+    document = {"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned}
+    entry = done.entry
+    if entry is None:
+        output.answer(document)
         end_with_no(str(done.abandoned))
-    assert done.entry is not None
-    if not output.wants_json():
-        output.put_lines([str(done.entry.id)])
-    output.say(published(done.entry))
+    output.answer(document, lambda: output.put_lines([str(entry.id)]))
+    output.say(published(entry))
 
 
 @app.add(
@@ -392,7 +388,7 @@ def savepoint(
     store = Store.open(path)
     store.check_savepoint(name)
     if of is None:
-        done = uvloop.run(send_command(path, TriggerSnapshot(initiator), notice=output.say))
+        done = ask(path, TriggerSnapshot(initiator))
         if done.entry is None:
             output.answer({"savepoint": None, "abandoned": done.abandoned})
             end_with_no(str(done.abandoned))
@@ -400,7 +396,7 @@ def savepoint(
     else:
         chosen = store.find(of)
     try:
-        uvloop.run(send_command(path, CreateSavepoint(chosen, name), notice=output.say))
+        ask(path, CreateSavepoint(chosen, name))
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             writer.save(chosen, name)
@@ -415,7 +411,7 @@ def drop(path: StorePath, name: SnapshotName) -> None:
     on is not lost; the newest, and the one that a restore goes back to, stay."""
     chosen = Store.open(path).find(name)
     try:
-        reason = uvloop.run(send_command(path, DropSnapshot(name), notice=output.say)).detail
+        reason = ask(path, DropSnapshot(name)).detail
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             reason = writer.drop(name)
@@ -454,21 +450,18 @@ def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
         store = Store.open(path)
         if name is None:
             _verify_all(store)
-        else:
-            _verify_one(store, store.find(name))
+            return
+        snapshot = store.find(name)
+        store.verify(snapshot)
+        state = store.load(snapshot).state
+        document = {"is_consistent": True, "snapshot": snapshot, "channels": books_document(state)}
+        output.answer(document, lambda: put_books(state))
+        size = quantities.size(store.entry(snapshot).bytes)
+        output.say(f"yes: snapshot {snapshot} is consistent, and its {size} are what was written")
     except (Damaged, NotConsistent) as error:
         kind = type(error).__name__
         output.answer({"is_consistent": False, "error": kind, "detail": str(error)})
         end_with_no(str(error))
-
-
-def _verify_one(store: Store, snapshot: SnapshotId) -> None:
-    store.verify(snapshot)
-    state = store.load(snapshot).state
-    document = {"is_consistent": True, "snapshot": snapshot, "channels": books_document(state)}
-    output.answer(document, lambda: put_books(state))
-    size = quantities.size(store.entry(snapshot).bytes)
-    output.say(f"yes: snapshot {snapshot} is consistent, and its {size} are what was written")
 
 
 def _verify_all(store: Store) -> None:
@@ -507,40 +500,60 @@ def detect(
     """Say whether a stable predicate holds in the newest snapshot of a store, since which, and what
     was found; exit 1 if it does not, or is not stable."""
     store = Store.open(path)
-    entries = _present(store)
+    # What says something of now: the snapshots of the present epoch, or the one it began from.
+    entries = [entry for entry in store.entries() if entry.epoch == store.epoch]
+    if not entries and store.restored_from is not None:
+        entries = [store.entry(store.restored_from)]
+    if not entries:
+        raise UsageError(f"the store {store.path} holds no snapshot yet: take one")
 
     def load() -> Topology:
         return topology_of_store(store, reference, store.description_of(entries[0].id).hash)[1]
 
-    evaluations = _evaluate_all(resolve_predicate(name, store, load), entries)
+    evaluate = resolve_predicate(name, store, load)
+    tracked = output.tracked(entries, "looking at snapshots", len(entries))
+    seen = (if_present(entry, evaluate) for entry in tracked)
+    evaluations = [evaluation for evaluation in seen if evaluation is not None]
+    if not evaluations:
+        raise UsageError("every snapshot was dropped while it was looked at: ask again")
     held = [seen for seen in evaluations if seen.verdict.holds]
     broken = not_stable(evaluations)
     # One that overlaps with the newest may show what that one does not: both are true of now.
     shown = held[-1] if held else evaluations[-1]
     first = min(held, key=lambda seen: seen.completed_at, default=None)
-    output.answer(
-        {
-            "predicate": name,
-            "holds": bool(held) and broken is None,
-            "found": shown.verdict.sentence,
-            "snapshot": shown.snapshot,
-            "first": first and first.snapshot,
-            "snapshot_count": len(evaluations),
-            "not_stable": broken and [seen.snapshot for seen in broken],
-        }
-    )
+    document, sentence = said_of_now(name, shown, first, broken, len(evaluations))
+    output.answer(document)
+    conclude(document["holds"], sentence)
+
+
+def said_of_now(
+    name: str,
+    shown: Evaluation | None,
+    since: Evaluation | None,
+    broken: tuple[Evaluation, Evaluation] | None,
+    snapshot_count: int,
+) -> tuple[dict[str, Any], str]:
+    """Return what the evaluations of a predicate in the present epoch say of now, as JSON and as a
+    sentence after yes or no: one to be shown, the first that held, and two that do not agree."""
+    document = {
+        "predicate": name,
+        "holds": since is not None and broken is None,
+        "found": shown and shown.verdict.sentence,
+        "snapshot": shown and shown.snapshot,
+        "first": since and since.snapshot,
+        "snapshot_count": snapshot_count,
+        "not_stable": broken and [seen.snapshot for seen in broken],
+    }
     if broken is not None:
-        end_with_no(not_stable_sentence(name, *broken))
-    if first is None:
-        end_with_no(f"{name} does not hold in {shown.snapshot}: {shown.verdict.sentence}")
-    output.say(holds_sentence(name, shown, first, len(evaluations)))
-
-
-def holds_sentence(name: str, shown: Evaluation, first: Evaluation, snapshot_count: int) -> str:
-    """Say that a predicate holds, since when, and what was found."""
-    return (
-        f"yes: {name} holds in {shown.snapshot}, and has since {first.snapshot}, of "
-        f"{quantities.count(snapshot_count, 'snapshot')}: {shown.verdict.sentence}"
+        return document, not_stable_sentence(name, *broken)
+    if shown is None:
+        return document, f"no snapshot of the present epoch could be asked of {name}"
+    if since is None:
+        return document, f"{name} does not hold in {shown.snapshot}: {shown.verdict.sentence}"
+    count = quantities.count(snapshot_count, "snapshot")
+    return document, (
+        f"{name} holds in {shown.snapshot}, and has since {since.snapshot}, of {count}: "
+        f"{shown.verdict.sentence}"
     )
 
 
@@ -551,28 +564,6 @@ def not_stable_sentence(name: str, held: Evaluation, lost: Evaluation) -> str:
         f"{lost.snapshot}, which was initiated when that one was complete, so nothing can be said "
         f"of now; in {lost.snapshot}: {lost.verdict.sentence}"
     )
-
-
-def _present(store: Store) -> list[Entry]:
-    """Return the snapshots that say something of now: those of the present epoch, or else the one
-    from which it began."""
-    present = [entry for entry in store.entries() if entry.epoch == store.epoch]
-    if not present and store.restored_from is not None:
-        present = [store.entry(store.restored_from)]
-    if not present:
-        raise UsageError(f"the store {store.path} holds no snapshot yet: take one")
-    return present
-
-
-def _evaluate_all(evaluate: Evaluate, entries: list[Entry]) -> list[Evaluation]:
-    seen = [
-        if_present(entry, evaluate)
-        for entry in output.tracked(entries, "looking at snapshots", len(entries))
-    ]
-    evaluations = [evaluation for evaluation in seen if evaluation is not None]
-    if not evaluations:
-        raise UsageError("every snapshot was dropped while it was looked at: ask again")
-    return evaluations
 
 
 @app.add("Example: stillframe diff money P1-16 P1-17")

@@ -4,7 +4,6 @@ events."""
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import signal
 import threading
 import time
@@ -37,7 +36,7 @@ from stillframe.runtime.supervisor.epoch import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
-from stillframe.topology import Topology
+from stillframe.topology import Description, Topology
 
 WRITE_S = 5.0
 """How long writing the last snapshot may take, in seconds, after all processes recorded it."""
@@ -203,6 +202,11 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
     for_s: float | None = None
     keep_count: int | None = None
 
+    def check_initiators(self, description: Description) -> None:
+        """Raise a UsageError if there is an initiator that `description` does not have."""
+        for initiator in self.initiators:
+            description.check_process(initiator)
+
     @classmethod
     def of(
         cls,
@@ -214,6 +218,11 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
         """Return what the options say; `others` are fields as they are."""
         parse = quantities.parse_duration
         for_ = snapshots.for_
+        address = ANY_PORT
+        if placement.listen is not None:
+            address = Address.parse(placement.listen, port=COORDINATOR_PORT)
+        certificates = None if placement.tls is None else str(placement.tls.absolute())
+        require_tls_off_loopback(address, certificates)
         return cls(
             every_s=quantities.parse_interval("--every", snapshots.every),
             timeout_s=parse("--timeout", snapshots.timeout),
@@ -225,7 +234,7 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
             policy=snapshots.if_incomplete,
             tolerated_count=snapshots.tolerate,
             outputs=output_dirs(traces),
-            placement=_placement_of(placement),
+            placement=Placement(address, certificates, tuple(placement.elsewhere or ())),
             **others,
         )
 
@@ -236,15 +245,6 @@ def output_dirs(options: TraceOptions) -> OutputDirs:
         log=None if options.log is None else str(options.log.absolute()),
         fragments=None if options.fragments is None else str(options.fragments.absolute()),
     )
-
-
-def _placement_of(options: PlacementOptions) -> Placement:
-    address = ANY_PORT
-    if options.listen is not None:
-        address = Address.parse(options.listen, port=COORDINATOR_PORT)
-    certificates = None if options.tls is None else str(options.tls.absolute())
-    require_tls_off_loopback(address, certificates)
-    return Placement(address, certificates, tuple(options.elsewhere or ()))
 
 
 class StopSignals:
@@ -283,7 +283,7 @@ class StopCondition:
         self.evaluations: list[Evaluation] = []
         self._path = path
         self._topology = topology
-        self._evaluate: Evaluate | None = None
+        self._resolved: Evaluate | None = None
         self._epoch = 0
         self._published: asyncio.Queue[Entry] = asyncio.Queue()
         self._evaluating = threading.Lock()
@@ -299,22 +299,20 @@ class StopCondition:
     async def wait_until_held(self) -> Evaluation:
         """Return the first evaluation in which the predicate holds."""
         while True:
-            entry = await self._published.get()
-            done = self._start(functools.partial(self._evaluate_at, entry))
-            seen = await asyncio.wrap_future(done)
+            seen = await asyncio.wrap_future(self._start(await self._published.get()))
             if seen is not None and seen.verdict.holds and seen.epoch == self._epoch:
                 return seen
 
     def evaluate_last(self) -> bool:
         """Evaluate the last snapshot when the system has stopped; return whether that, and what was
         evaluated before, was done within ``LAST_EVALUATION_S``."""
-        done = self._start(self._evaluate_newest)
+        done = self._start(None)
         concurrent.futures.wait([done], LAST_EVALUATION_S)
         if done.done():
             done.result()
         return done.done()
 
-    def _start(self, evaluate: Callable[[], Evaluation | None]) -> Evaluated:
+    def _start(self, entry: Entry | None) -> Evaluated:
         """Evaluate in a thread that no end of the program waits for, after those before."""
         done: Evaluated = concurrent.futures.Future()
         done.set_running_or_notify_cancel()  # from now on nobody can cancel it
@@ -322,7 +320,7 @@ class StopCondition:
         def go() -> None:
             try:
                 with self._evaluating:
-                    seen = evaluate()
+                    seen = self._evaluate(entry)
             except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
                 done.set_exception(error)
             else:
@@ -331,19 +329,17 @@ class StopCondition:
         threading.Thread(target=go, name="predicate", daemon=True).start()
         return done
 
-    def _evaluate_newest(self) -> Evaluation | None:
-        entries = Store.open(self._path).entries()
-        if not entries or any(seen.snapshot == entries[-1].id for seen in self.evaluations):
-            return None
-        return self._evaluate_at(entries[-1])
-
-    def _evaluate_at(self, entry: Entry) -> Evaluation | None:
-        """Ask of a snapshot; None if it was dropped while one before was asked of."""
-        if self._evaluate is None:
-            self._evaluate = resolve_predicate(
-                self.name, Store.open(self._path), lambda: self._topology
-            )
-        seen = if_present(entry, self._evaluate)
+    def _evaluate(self, entry: Entry | None) -> Evaluation | None:
+        """Ask of a snapshot, by default the newest; None if that was done, there is none, or it was
+        dropped while one before was asked of."""
+        if entry is None:
+            entry = next(reversed(Store.open(self._path).entries()), None)
+            if entry is None or any(seen.snapshot == entry.id for seen in self.evaluations):
+                return None
+        self._resolved = self._resolved or resolve_predicate(
+            self.name, Store.open(self._path), lambda: self._topology
+        )
+        seen = if_present(entry, self._resolved)
         if seen is not None:
             self.evaluations.append(seen)
         return seen

@@ -180,7 +180,7 @@ def _put_executions(rows: list[dict[str, Any]]) -> None:
             "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
         ),
     }
-    output.put_records(columns, rows)
+    output.put_table("", columns, rows)
 
 
 def _say_executions(
