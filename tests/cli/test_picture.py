@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stillframe import tracefile
-from stillframe.cli.execution import read_script, script_path
+from stillframe.cli.sim import read_script, script_path
 from stillframe.diagram import layout
 from stillframe.trace import Event, Trace
 from tests.cli.conftest import Call

@@ -223,8 +223,6 @@ def diff(
 def _find_difference(
     spark: "SparkSession", published: Published, before: str, after: str
 ) -> Fields:
-    """Return what Spark finds (``store_diff.Difference``) as rows; `key_counts` has one for each
-    process and keyed field."""
     from stillframe.analytics import verified_parquet  # noqa: PLC0415 - they need PySpark
     from stillframe.analytics.store_diff import difference  # noqa: PLC0415
 
@@ -373,7 +371,6 @@ def _say_of_epochs(found: "Summary") -> None:
 
 
 def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:
-    """Name the snapshots that could not be asked, by reason."""
     reasons: dict[str, list[Unevaluable]] = {}
     for each in unasked:
         reasons.setdefault(each.failure, []).append(each)

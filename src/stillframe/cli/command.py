@@ -16,6 +16,7 @@ import functools
 import importlib
 import inspect
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -161,6 +162,17 @@ def end_with_no(*sentences: str) -> NoReturn:
     """Say why the answer is no, if that was not said yet, and end the command with 1."""
     output.say(*(f"no: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
+
+
+@contextlib.contextmanager
+def signals(handler: Callable[..., object], *numbers: signal.Signals) -> Iterator[None]:
+    """Let `handler` take signals while the body runs."""
+    before = [(number, signal.signal(number, handler)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in before:
+            signal.signal(number, old)
 
 
 @contextlib.contextmanager

@@ -4,14 +4,13 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, end_with_no, option
+from stillframe.cli.command import Commands, end_with_no, option, signals
 from stillframe.cli.options import FOR, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
 from stillframe.cli.spark_session import with_zone
@@ -30,7 +29,6 @@ they noted twice a second."""
 _EACH = "250 milliseconds"
 _POLL_S = 1
 app = Commands()
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Fields = dict[str, Any]
 
 
@@ -96,10 +94,11 @@ def follow(
     check_is_store(path)
     if log is not None:
         list_segments(log)
-    with _stopping() as stop:
+    stop = Stop()
+    with signals(stop.ask, signal.SIGINT, signal.SIGTERM):
         with output.words().status("starting Spark"):
             spark = spark_session(master=where)
-        stop.listen()  # a session that starts takes Ctrl-C for itself
+        signal.signal(signal.SIGINT, stop.ask)  # a session that starts takes Ctrl-C for itself
         if stop.is_asked:
             return
         from stillframe.analytics import log_verification, verdict_stream, verified_parquet  # noqa: PLC0415
@@ -128,23 +127,9 @@ class Stop:
     def __init__(self) -> None:
         self.is_asked = False
 
-    def listen(self) -> None:
-        """Take the signals from now on."""
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: setattr(self, "is_asked", True))
-
-
-@contextmanager
-def _stopping() -> Iterator[Stop]:
-    """Let Ctrl-C and SIGTERM end the body when it looks for them."""
-    before = [signal.getsignal(number) for number in _SIGNALS]
-    stop = Stop()
-    stop.listen()
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(_SIGNALS, before, strict=True):
-            signal.signal(number, handler)
+    def ask(self, *_: object) -> None:
+        """Take a signal."""
+        self.is_asked = True
 
 
 def _wait(
@@ -205,7 +190,6 @@ def _sentence(row: Fields) -> str:
 
 
 def _conclude(counts: Counter[str], damage_count: int) -> None:
-    """Say how many snapshots got which verdict, and how many lines of the history are damaged."""
     found = [f"{count:,} {verdict}" for verdict, count in sorted(counts.items())]
     total = quantities.count(counts.total(), "snapshot")
     is_wrong = INCONSISTENT in counts or damage_count > 0

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, end_with_no, flag, option, signals
 from stillframe.cli.options import Timeout, keep_option
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
@@ -117,7 +117,6 @@ def savepoint(
 
 
 def _take_once(pipeline: Pipeline, taking: Taking) -> None:
-    """Take a snapshot; end with 1 if it is abandoned."""
     is_published, _ = _take(pipeline, taking)
     if not is_published:
         end_with_no()
@@ -173,14 +172,9 @@ def _take(pipeline: Pipeline, taking: Taking) -> tuple[bool, bool]:
     return True, is_ended
 
 
-@contextlib.contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
+def _ended_like_ctrl_c() -> contextlib.AbstractContextManager[None]:
     """Let SIGTERM end the body as Ctrl-C does: what is under way must not hold queries up after."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return signals(signal.default_int_handler, signal.SIGTERM)
 
 
 def published(manifest: Manifest) -> str:
@@ -241,7 +235,6 @@ def progress(
 
 
 def _watch(pipeline: Pipeline, first: Progress) -> None:
-    """Follow the snapshot that is being taken until it is over; end with 1 if it was abandoned."""
     now: Progress | None = first
     with moving() as draw:
         while True:
@@ -264,10 +257,8 @@ def _watch(pipeline: Pipeline, first: Progress) -> None:
 
 @contextlib.contextmanager
 def moving() -> Iterator[Callable[[Progress], None]]:
-    """Give what draws progress on a terminal, line over line, and wipes it away at the end.
-
-    Where words do not go to a terminal it draws nothing.
-    """
+    """Give what draws progress on a terminal, line over line, and wipes it away at the end; where
+    words do not go to a terminal it draws nothing."""
     console = output.words()
     if not console.is_terminal:
         yield lambda progress: None
@@ -415,10 +406,7 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
-    """Return what a snapshot is to the present course of the pipeline; nothing if it is of another.
-
-    These are the ones among which ``Pipeline.latest`` chooses.
-    """
+    # What is marked is what ``Pipeline.latest`` chooses among.
     if manifest.snapshot == metadata.restored_from:
         return "began here"
     return "present" if manifest.epoch == metadata.epoch else ""

@@ -91,7 +91,6 @@ def _answer_rows(
 
 
 def _put_clock(log: Path, event: str, epoch: int | None, where: str) -> None:
-    """Write the vector clock of an event: how many events of each process happened before it."""
     process, sharp, index = event.rpartition("#")
     if not sharp or not index.isascii() or not index.isdigit():
         raise UsageError(f"{event!r} names no event: they look like P1#17")
@@ -236,7 +235,6 @@ def _sentence(found: Fields) -> str:
 
 
 def _places(pieces: "DataFrame", row: Fields) -> str:
-    """Say in which events the first message was sent and accepted that is wrong."""
     from stillframe.analytics.log_events import Message, locate  # noqa: PLC0415 - needs PySpark
 
     first = next((fault for fault in row["faults"] if fault["target"] and fault["first"]), None)

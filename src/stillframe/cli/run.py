@@ -281,7 +281,6 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
 
 
 def _say_what_was_seen(condition: StopCondition) -> None:
-    """Say whether the predicate held; end with 1 if it did not."""
     is_known = condition.evaluate_last()
     present = [
         seen for seen in condition.evaluations if seen.epoch == condition.evaluations[-1].epoch

@@ -3,6 +3,8 @@
 ``sim`` runs seeds, one seed step by step, or a script; ``explore`` visits every interleaving.
 """
 
+import difflib
+import importlib.resources
 import re
 import sys
 from collections.abc import Callable
@@ -15,15 +17,18 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_no, flag, option
-from stillframe.cli.execution import Extras, play_script, script_path, serve
+from stillframe.cli.trace import put_proof
+from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
-from stillframe.model import ProcessId, SnapshotId
+from stillframe.model import ProcessId, Snapshot, SnapshotId
+from stillframe.protocol.equivalent import Equivalent, equivalent, prove
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
-from stillframe.sim import choices
+from stillframe.sim import choices, scenario
 from stillframe.sim import explore as exploration
 from stillframe.sim.campaign import (
     COVERAGE,
@@ -57,6 +62,11 @@ SOMETIMES = {
 }
 
 
+RUN_SUFFIX = ".run"
+INCLUDED = Path(str(importlib.resources.files("stillframe.sim") / "runs"))
+"""Where the scripts are that come with stillframe."""
+
+
 class Rules(StrEnum):
     """Which recording rules are followed."""
 
@@ -67,6 +77,15 @@ class Rules(StrEnum):
 def recorder_of(rules: Rules) -> Callable[..., Recorder | LaiYangRecorder]:
     """Return what follows `rules` for one process."""
     return LaiYangRecorder if rules is Rules.LAI_YANG else Recorder
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """What one run writes besides its steps: the file `trace`, which must not be one of the
+    `inputs`, and the proof of the snapshot `prove`."""
+
+    trace: Path | None = None
+    prove: str | None = None
+    inputs: tuple[Path, ...] = ()
 
 
 app = Commands()
@@ -180,14 +199,24 @@ def parse_seeds(text: str) -> range:
 
 
 def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extras) -> None:
-    """Run one seed, or with its system the schedule in a file, and show every step."""
+    lines: list[str] = []
+    narrator: Narrator | None = None
+
+    def record(world: World, step: Any) -> None:
+        nonlocal narrator
+        narrator = narrator or Narrator(world)
+        news = narrator.news()
+        lines.append(str(step))
+        lines.extend(f"{EVENT_INDENT}{line}" for line in news)
+
     with redirect_stdout(sys.stderr):  # what handlers print is no data
         config = subject.config()
         if schedule is None:
             run = run_seed(seed, config)
         else:
             run = replay(seed, config, parse_schedule(schedule.read_text(encoding="utf-8")))
-        lines = _narrate(run, config) if extras.prove is None else []
+        if extras.prove is None:  # do the run again, and say what happens with each choice
+            replay(run.seed, config, run.schedule, after_each=record)
     if extras.prove is None:
         document = _run_document(run) | {"happened": lines}
         output.answer(document, lambda: output.put_lines(lines))
@@ -235,7 +264,7 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
 
 def _put_tally(subject: Subject, tally: Tally) -> None:
     unseen = [name for name in COVERAGE if name not in tally.seen]
-    rows = [(name, f"{tally.seen.get(name, 0):,}") for name in COVERAGE]
+    rows = [(name, tally.seen.get(name, 0)) for name in COVERAGE]
     output.answer(
         {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen},
         lambda: output.put_table("", ("seen", "in runs"), rows),
@@ -254,22 +283,6 @@ def _put_tally(subject: Subject, tally: Tally) -> None:
         f"yes: {seeds}, {tally.choice_count:,} choices, "
         f"{quantities.count(tally.snapshot_count, 'snapshot')}: every promise was kept"
     )
-
-
-def _narrate(run: Run, config: RunConfig) -> list[str]:
-    """Do the run again, and record what happens with each choice."""
-    lines: list[str] = []
-    narrator: Narrator | None = None
-
-    def record(world: World, step: Any) -> None:
-        nonlocal narrator
-        narrator = narrator or Narrator(world)
-        news = narrator.news()
-        lines.append(str(step))
-        lines.extend(f"{EVENT_INDENT}{line}" for line in news)
-
-    replay(run.seed, config, run.schedule, after_each=record)
-    return lines
 
 
 def _run_document(run: Run) -> dict[str, Any]:
@@ -329,7 +342,19 @@ def explore(
             history_count_max=most,
             progress=lambda count: update(description=f"visiting histories: {count:,}"),
         )
-    output.answer(_explored_document(found), lambda: _put_explored(found))
+    document: dict[str, Any] = {
+        "is_kept": not found.broken,
+        "state_count": found.state_count,
+        "history_count": found.history_count,
+        "finished_count": found.end_count,
+        "run_count": found.run_count,
+    }
+    for key, properties in (("broken", found.broken), ("seen", found.seen)):
+        document[key] = {
+            name: {"what": what, "run": [str(choice) for choice in run]}
+            for name, (what, run) in properties.items()
+        }
+    output.answer(document, lambda: _put_explored(found))
     if found.broken:
         end_with_no()
 
@@ -355,22 +380,6 @@ def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ..
     return acts
 
 
-def _explored_document(found: exploration.Explored) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "is_kept": not found.broken,
-        "state_count": found.state_count,
-        "history_count": found.history_count,
-        "finished_count": found.end_count,
-        "run_count": found.run_count,
-    }
-    for key, properties in (("broken", found.broken), ("seen", found.seen)):
-        document[key] = {
-            name: {"what": what, "run": [str(choice) for choice in run]}
-            for name, (what, run) in properties.items()
-        }
-    return document
-
-
 def _put_explored(found: exploration.Explored) -> None:
     counts = (
         ("global states", found.state_count),
@@ -378,7 +387,7 @@ def _put_explored(found: exploration.Explored) -> None:
         ("finished histories", found.end_count),
         ("runs", found.run_count),
     )
-    output.put_table("", ("every interleaving", "count"), [(n, f"{c:,}") for n, c in counts])
+    output.put_table("", ("every interleaving", "count"), counts)
     for name in ALWAYS:
         output.say(f"{'no' if name in found.broken else 'yes'}: {name}")
         if name in found.broken:
@@ -387,3 +396,109 @@ def _put_explored(found: exploration.Explored) -> None:
             output.say(f"  {what}", "  the shortest run to it:", *steps)
     for name in SOMETIMES:
         output.say(f"{'seen' if name in found.seen else 'never seen'}: {name}")
+
+
+def serve(world: World, extras: Extras) -> None:
+    """Write the trace of `world`, and prove a snapshot of it, if that is wanted; end with 1 if it
+    is not what it should be."""
+    if extras.trace is not None:
+        path = extras.trace
+        tracefile.write(path, world.epoch.trace(world.description), inputs=extras.inputs)
+        which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
+        output.say(f"{which}is in {path}: stillframe view {path}")
+    if extras.prove is not None:
+        _put_proof(world, extras.prove)
+
+
+def _put_proof(world: World, name: str) -> None:
+    snapshot = SnapshotId.parse(name)
+    known = {name: epoch for epoch in world.epochs for name in epoch.initiated}
+    if snapshot not in known:
+        names = ", ".join(map(str, known)) or "none"
+        raise UsageError(f"there is no snapshot {snapshot} in this run; there are {names}")
+    epoch = known[snapshot]
+    trace = epoch.trace(world.description)
+    outcome = epoch.outcomes.get(snapshot)
+
+    def check() -> Equivalent:
+        if not isinstance(outcome, Snapshot):
+            return equivalent(trace, trace.cut_of(snapshot))
+        start = epoch.start.state if epoch.start is not None else None
+        return prove(trace, outcome, world.topology, start, contents=epoch.contents)
+
+    put_proof(trace, snapshot, check, has_state=isinstance(outcome, Snapshot))
+
+
+def script_path(name: str) -> Path | None:
+    """Return the ``.run`` file that `name` means: a file, or one that comes with stillframe; None
+    if it means a topology."""
+    if name.endswith(RUN_SUFFIX):
+        path = Path(name)
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{name} is no regular file: a script is a text that ends in .run")
+        if path.exists() or "/" in name:
+            return path
+    included = INCLUDED
+    path = included / (name if name.endswith(RUN_SUFFIX) else name + RUN_SUFFIX)
+    if path.exists() and "/" not in name:
+        return path
+    if name.endswith(RUN_SUFFIX) or ":" not in name:
+        raise UsageError(
+            f"there is no script {name}: give a .run file, MODULE:TOPOLOGY, or one of those that "
+            f"come with stillframe: {', '.join(included_names())}"
+        )
+    return None
+
+
+def included_names() -> list[str]:
+    """Return the names of the scripts that come with stillframe."""
+    return sorted(found.stem for found in INCLUDED.glob(f"*{RUN_SUFFIX}"))
+
+
+def is_included(path: Path) -> bool:
+    """Return whether `path` is a script that comes with stillframe."""
+    return path.is_relative_to(INCLUDED)
+
+
+def play_script(path: Path, extras: Extras, *, rewrite: bool) -> None:
+    """Play the script at `path`; end with 1 if something else happens than the file says."""
+    if rewrite and is_included(path):
+        raise UsageError(f"{path.name} comes with stillframe: copy it to rewrite it")
+    text = read_script(path)
+    played = play(path, text)
+    if rewrite:
+        write_atomically(path, [played.text().encode()])
+    happened = played.text().splitlines()
+    if extras.prove is None:
+        blocks = [
+            {"commands": block.commands, "happened": lines}
+            for block, lines in zip(played.blocks, played.happened, strict=True)
+        ]
+        output.answer(
+            {"blocks": blocks, "is_as_written": not played.differing},
+            lambda: output.put_lines(happened),
+        )
+    serve(played.world, extras)
+    if played.differing and not rewrite:
+        names = ("as written", "as it happened")
+        output.say(*difflib.unified_diff(text.splitlines(), happened, *names, n=2, lineterm=""))
+        end_with_no(f"something else happened than {path} says; if it is right: --rewrite")
+
+
+def play(path: Path, text: str) -> scenario.Played:
+    """Play `text`, which is that of the script at `path`; an error names file and line."""
+    try:
+        return scenario.play_text(text)
+    except UsageError as error:
+        raise UsageError(f"{path.name}, {error}") from error
+
+
+def read_script(path: Path) -> str:
+    """Return the text of a script; of one that is too long as much as it takes to find out."""
+    with path.open(encoding="utf-8") as file:
+        try:
+            return file.read(scenario.FILE_CHARACTER_MAX + 1)
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{path} is no .run file: it is not text in UTF-8 ({error})"
+            ) from error

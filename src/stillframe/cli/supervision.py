@@ -397,7 +397,6 @@ async def keep_running(
 async def _meanwhile(
     works: Sequence[Coroutine[Any, Any, Any]],
 ) -> AsyncIterator[list[asyncio.Future[Any]]]:
-    """Do `works` while the body runs, and give their futures."""
     futures = [asyncio.ensure_future(work) for work in works]
     try:
         yield [*futures]
@@ -436,7 +435,6 @@ async def _take_last(
 
 
 def _loss(system: Supervisor, config: SystemConfig) -> str:
-    """Say what a system that has no last snapshot loses."""
     if config.pipeline is not None:
         return f"what was done since the newest snapshot of {config.pipeline} is lost"
     try:

@@ -1,10 +1,12 @@
-"""The commands about executions of other systems: ``import`` and ``cuts``."""
+"""The commands about executions of other systems, ``import`` and ``cuts``; and the proof of a
+snapshot, which is the equivalent computation of EWD 864a, step by step."""
 
 import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from rich.progress import BarColumn, TimeRemainingColumn
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_no, option
-from stillframe.cli.execution import put_order
 from stillframe.cuts import (
     CutView,
     Predicate,
@@ -31,6 +32,8 @@ from stillframe.importer.jsonlines import JsonPaths, read_json_lines
 from stillframe.importer.names import show_host
 from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
 from stillframe.imports import add_cwd_to_path, load_function
+from stillframe.model import SnapshotId
+from stillframe.protocol.equivalent import Equivalent, equivalent, interchanges
 from stillframe.trace import Cut, Position, Trace
 
 _COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
@@ -42,6 +45,16 @@ COUNTED_MAX = 100_000_000
 SEARCHED_MAX = 2_000_000
 """A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
 _PROGRESS_STEP = 1000
+INTERCHANGES_SHOWN_MAX = 200
+EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
+    "EXECUTION": lambda row: f"{row['number']} {row['label']}".rstrip(),
+    "PROCESSES": itemgetter("process_count"),
+    "EVENTS": itemgetter("event_count"),
+    "MESSAGES": itemgetter("message_count"),
+    "IN TRANSIT AT THE END": lambda row: (
+        "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
+    ),
+}
 
 app = Commands()
 
@@ -128,7 +141,7 @@ def import_(
     ignored_count = imported.ignored_line_count
     output.answer(
         {"is_consistent": True, "executions": rows, "ignored_line_count": ignored_count},
-        lambda: _put_executions(rows),
+        lambda: output.put_table("", EXECUTION_COLUMNS, rows),
     )
     _say_executions(chosen, imported, files)
 
@@ -168,19 +181,6 @@ def _execution_row(number: int, execution: Execution, file: Path | None) -> dict
         "hosts": execution.hosts,
         "file": file,
     }
-
-
-def _put_executions(rows: list[dict[str, Any]]) -> None:
-    columns: output.Columns[dict[str, Any]] = {
-        "EXECUTION": lambda row: f"{row['number']} {row['label']}".rstrip(),
-        "PROCESSES": itemgetter("process_count"),
-        "EVENTS": itemgetter("event_count"),
-        "MESSAGES": itemgetter("message_count"),
-        "IN TRANSIT AT THE END": lambda row: (
-            "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
-        ),
-    }
-    output.put_table("", columns, rows)
 
 
 def _say_executions(
@@ -262,10 +262,9 @@ def _count_cuts(trace: Trace) -> None:
     }
     shown = f"{cut_count:,}" if is_exact else f"more than {COUNTED_MAX:,}"
     columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
-    rows = [(*(f"{count:,}" for count in counts.values()), shown)]
     output.answer(
         counts | {"consistent_cut_count": cut_count if is_exact else None},
-        lambda: output.put_table("", columns, rows, texts=0),
+        lambda: output.put_table("", columns, [(*counts.values(), shown)], texts=0),
     )
 
 
@@ -355,11 +354,76 @@ def _cut_document(trace: Trace, cut: Cut) -> dict[str, object]:
 
 
 def _put_cut(trace: Trace, cut: Cut) -> None:
-    rows = [
-        (process, f"{count:,}", f"{most:,}")
-        for process, count, most in zip(trace.processes, cut, trace.end, strict=True)
-    ]
+    rows = zip(trace.processes, cut, trace.end, strict=True)
     output.put_table("", ("PROCESS", "EVENTS BEFORE THE CUT", "OF"), rows)
     for channel, messages in trace.in_transit(cut).items():
         if messages:
             output.say(f"in transit on {channel}: {quantities.count(len(messages), 'message')}")
+
+
+def put_order(trace: Trace, name: str) -> None:
+    """Put the white events of a trace before the red ones; there are no processes to ask. End with
+    1 if the cut is not consistent."""
+    snapshot = SnapshotId.parse(name)
+    if snapshot not in trace.snapshots:
+        names = ", ".join(map(str, trace.snapshots)) or "none"
+        raise UsageError(f"the trace has no snapshot {snapshot}; it has {names}")
+    cut = trace.cut_of(snapshot)
+    put_proof(trace, snapshot, lambda: equivalent(trace, cut), has_state=False)
+
+
+def put_proof(
+    trace: Trace, snapshot: SnapshotId, check: Callable[[], Equivalent], *, has_state: bool
+) -> None:
+    """Show the equivalent computation that `check` finds, with real processes if it `has_state`;
+    end with 1 if there is none."""
+    cut = trace.cut_of(snapshot)
+    try:
+        found = check()
+    except NotConsistent as error:
+        output.answer({"is_consistent": False, "snapshot": snapshot, "detail": str(error)})
+        end_with_no(f"snapshot {snapshot}: {error}")
+    output.answer(
+        lambda: {
+            "is_consistent": True,
+            "snapshot": snapshot,
+            "inversion_count": found.inversion_count,
+            "interchange_count": found.interchange_count,
+            "white": [str(position) for position in found.white],
+            "red": [str(position) for position in found.red],
+        },
+        lambda: output.put_lines(_steps(trace, cut, found)),
+    )
+    count = quantities.count(found.interchange_count, "interchange")
+    white = f"all {len(found.white)} white events precede"
+    if len(found.white) == 1:
+        white = "the 1 white event precedes"
+    red = "the 1 red one" if len(found.red) == 1 else f"all {len(found.red)} red ones"
+    replayed = (
+        "; the real processes, replayed in that order, are in the recorded state in between, and "
+        "end as they did"
+    )
+    output.say(
+        f"yes: snapshot {snapshot}: after {count} of neighbours {white} {red}"
+        f"{replayed if has_state else ''}"
+    )
+
+
+def _steps(trace: Trace, cut: Cut, found: Equivalent) -> Iterator[str]:
+    def named(position: Position) -> str:
+        return f"{position} {trace.event(position).label}".rstrip()
+
+    def coloured(position: Position) -> str:
+        is_white = position.index <= cut[trace.index_of[position.process]]
+        return f"  {'white' if is_white else 'red  '}  {named(position)}"
+
+    yield "as it happened:"
+    yield from (coloured(position) for position, _ in trace.positions())
+    inversions = quantities.count(found.inversion_count, "inversion")
+    yield f"{inversions} (a red event before a white one)"
+    for step in islice(interchanges(trace, cut), INTERCHANGES_SHOWN_MAX):
+        yield f"  {named(step.white)} goes before {named(step.red)}: {step.inversion_count} left"
+    if found.interchange_count > INTERCHANGES_SHOWN_MAX:
+        yield f"  and {found.interchange_count - INTERCHANGES_SHOWN_MAX:,} more"
+    yield "as it could have happened:"
+    yield from map(coloured, found.positions)

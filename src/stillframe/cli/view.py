@@ -9,7 +9,8 @@ import msgspec
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument
-from stillframe.cli.execution import (
+from stillframe.cli.options import ViewOptions
+from stillframe.cli.sim import (
     RUN_SUFFIX,
     included_names,
     is_included,
@@ -17,7 +18,6 @@ from stillframe.cli.execution import (
     read_script,
     script_path,
 )
-from stillframe.cli.options import ViewOptions
 from stillframe.cli.trace import parse_cut
 from stillframe.diagram import layout, svg, window
 from stillframe.diagram.shapes import Diagram, Sample
@@ -109,7 +109,6 @@ def view(
 
 
 def _write_page(found: Execution, options: ViewOptions) -> None:
-    """Write a page that goes through the execution step by step."""
     assert options.out is not None
     snapshot, cuts = _chosen(found, options)
     with output.words().status("drawing every step"):
@@ -131,7 +130,6 @@ def _write_page(found: Execution, options: ViewOptions) -> None:
 
 
 def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
-    """Draw one picture, or a sequence of them."""
     trace, draw = found.trace, DRAWN[suffix]
     snapshot, cuts = _chosen(found, options)
     whole = layout.lay_out(trace, snapshot=snapshot, cuts=cuts, first=options.first)
@@ -167,7 +165,6 @@ def _chosen(found: Execution, options: ViewOptions) -> tuple[SnapshotId | None, 
 
 
 def _say_left_out(found: Execution, options: ViewOptions, left_out: str, shown: int) -> None:
-    """Say what is not among the `shown` steps, and how to see the rest."""
     if left_out:
         going_on = options.first + shown
         hint = f": --first {going_on} goes on" if going_on <= len(found.trace.steps) else ""

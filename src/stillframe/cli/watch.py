@@ -93,7 +93,6 @@ def watch(
 def _target(
     path: Path, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
 ) -> Iterator[Target]:
-    """Yield what the page shows: a pipeline or a system, by what is in the directory."""
     if (path / PIPELINE_FILE).exists() and not (path / STORE_HEAD).exists():
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
@@ -112,7 +111,6 @@ def _target(
 
 @contextlib.contextmanager
 def _trace_builder(store: Store, otlp: str | None) -> Iterator["TraceBuilder | None"]:
-    """Yield what makes traces, and sends them to an endpoint; None if there is none."""
     if otlp is None:
         yield None
         return
