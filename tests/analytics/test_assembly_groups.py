@@ -268,8 +268,8 @@ def test_of_a_number_that_two_epochs_gave_the_later_one_counts(tmp_path: Path) -
     for epoch in (1, 2):
         write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(1, epoch=epoch)])
     write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(2)])
-    outcomes = drop_duplicates([(g, classify(g, timeout_s=9.0)) for g in group_fragments(tmp_path)])
-    found = {(group.epoch, group.snapshot.number): verdict for group, verdict in outcomes}
+    outcomes = drop_duplicates([classify(g, timeout_s=9.0) for g in group_fragments(tmp_path)])
+    found = {(one.group.epoch, one.group.snapshot.number): one for one in outcomes}
     assert {key: one.verdict for key, one in found.items()} == {
         (1, 1): INCOMPLETE,
         (1, 2): CONSISTENT,

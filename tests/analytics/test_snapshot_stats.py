@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe import spark as stillframe_spark
 from stillframe.analytics import snapshot_stats, verified_parquet
@@ -110,7 +111,7 @@ def test_channels_are_followed_over_time(spark: SparkSession, store: Path) -> No
         for row in busy
     ] == [("P1-1", 5, None, None), ("P1-2", 5, 1, 1), ("P1-3", 0, 2, 7)]
     files = [str(store / "snapshots" / f"P1-{number}" / "channels.parquet") for number in (1, 2, 3)]
-    plain = spark.read.schema(CHANNELS_SCHEMA).parquet(*files)
+    plain = spark.read.schema(from_arrow_schema(CHANNELS_SCHEMA)).parquet(*files)
     same = snapshot_stats.channel_history(plain, snapshots)
     assert sorted(same.collect()) == sorted(found.collect())
     first, *rest = snapshot_stats.channel_spread(found).collect()

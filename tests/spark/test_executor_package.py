@@ -48,7 +48,8 @@ def test_sessions_that_share_executors_send_it_once() -> None:
     "module",
     [
         *("analytics.log_checks", "analytics.log_events"),
-        *("analytics.predicate_eval", "analytics.verdict_stream", "analytics.verified_parquet"),
+        *("analytics.fragment_merge", "analytics.predicate_eval"),
+        *("analytics.verdict_stream", "analytics.verified_parquet"),
         *("analytics.wait_for_graphs", "spark.session"),
         *("spark.slices", "spark.source"),
     ],

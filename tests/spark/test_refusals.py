@@ -304,7 +304,7 @@ def test_times_of_an_older_version_are_read_as_they_were(
     expected = [
         datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC) for text in TIMES
     ]
-    batches = record_batches([(str(path), checksum)], schema.serialize().to_pybytes())
+    batches = record_batches([(str(path), checksum)], schema)
     for table in (read_records(path, schema, checksum), pa.Table.from_batches(list(batches))):
         assert table["at"].to_pylist() == expected
         assert table["many"].to_pylist() == [[at] for at in expected]

@@ -11,7 +11,6 @@ from stillframe.pipeline.log import write_records
 from stillframe.spark.slices import record_batches
 
 SCHEMA = pa.schema([("n", pa.int64())])
-MESSAGE = SCHEMA.serialize().to_pybytes()
 
 
 def test_a_changed_file_gives_no_record(tmp_path: Path) -> None:
@@ -21,9 +20,9 @@ def test_a_changed_file_gives_no_record(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.parquet"
         write_records(path, pa.table({"n": [number]}, schema=SCHEMA))
         places.append((str(path), checksum_of(path)))
-    assert [b["n"].to_pylist() for b in record_batches(places, MESSAGE)] == [[0], [1]]
+    assert [b["n"].to_pylist() for b in record_batches(places, SCHEMA)] == [[0], [1]]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    batches = record_batches(places, MESSAGE)
+    batches = record_batches(places, SCHEMA)
     assert next(batches)["n"].to_pylist() == [0]
     with pytest.raises(Damaged, match=r"1\.parquet was changed since it was written"):
         next(batches)

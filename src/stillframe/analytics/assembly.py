@@ -5,20 +5,19 @@ fragments are complete go into a store that can be read, verified and restored l
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import fragment_merge, verified_parquet
-from stillframe.analytics.fragment_merge import MERGE_SCHEMA, MERGED, merge_files
+from stillframe.analytics.fragment_merge import FragmentFiles, Merged, merge_files
 from stillframe.analytics.manifests import (
     Group,
     Published,
@@ -31,7 +30,6 @@ from stillframe.channel_accounting import imbalance
 from stillframe.durable_files import partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import GlobalState, ProcessId, Reason, SnapshotId
-from stillframe.spark.session import add_package
 from stillframe.store.fragments import FragmentPlace
 from stillframe.store.history import (
     History,
@@ -84,13 +82,15 @@ ASSEMBLED_SCHEMA = pa.schema(
 )
 
 
-class GroupVerdict(msgspec.Struct, frozen=True):
-    """Whether fragments are a snapshot: `verdict` is CONSISTENT, INCOMPLETE or INCONSISTENT.
+class Outcome(msgspec.Struct, frozen=True):
+    """Whether a group of fragments is a snapshot: `verdict` is CONSISTENT, INCOMPLETE or
+    INCONSISTENT.
 
     `missing` are the processes whose fragments are absent or damaged, `late` those whose fragments
     were complete after the deadline; `why` explains the verdict to people.
     """
 
+    group: Group
     verdict: str
     missing: tuple[ProcessId, ...]
     late: tuple[ProcessId, ...]
@@ -101,12 +101,9 @@ class GroupVerdict(msgspec.Struct, frozen=True):
         """Whether they are a snapshot."""
         return self.verdict == CONSISTENT
 
-    def refused(self, why: str) -> "GroupVerdict":
-        """Return the verdict on one that a store cannot take, whatever its fragments are."""
+    def refused(self, why: str) -> "Outcome":
+        """Return that a store cannot take them, whatever they are."""
         return msgspec.structs.replace(self, verdict=INCOMPLETE, why=why)
-
-
-Outcomes = list[tuple[Group, GroupVerdict]]
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,8 +135,7 @@ def _exclusive_writer(
                 )
             runs = dict(mark.runs)
             for group in good:
-                run = next(one.run for one in group.fragments.values())
-                runs.setdefault(group.epoch, run)
+                runs.setdefault(group.epoch, str(group.run))
             epoch = max(mark.epoch, *(group.epoch for group in groups if group.fragments))
             # First of all: without it a crash would leave a store of another kind.
             replace_durably(out / ASSEMBLED, seal(_Mark(epoch=epoch, runs=runs)))
@@ -213,14 +209,6 @@ def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
         replace_durably(out / HEAD, seal(head))
 
 
-class _MergedFiles(msgspec.Struct):
-    """The files of a snapshot that tasks wrote; or whose fragment is damaged, and why."""
-
-    records: dict[str, FileRecord] = {}
-    process: str = ""
-    why: str = ""
-
-
 def assemble(
     spark: SparkSession,
     directory: Path,
@@ -258,16 +246,15 @@ def assemble(
             "them; give a directory of its own"
         )
     groups = group_fragments(directory, epoch=epoch)
-    outcomes = drop_duplicates([(group, classify(group, timeout_s=timeout_s)) for group in groups])
-    good = [group for group, verdict in outcomes if verdict.is_consistent]
+    outcomes = drop_duplicates([classify(group, timeout_s=timeout_s) for group in groups])
+    good = [one.group for one in outcomes if one.is_consistent]
     if good:
         with _exclusive_writer(out, groups, good) as (published, runs):
             there = published.manifests
             points = [g for g in good if g.snapshot in there and there[g.snapshot].is_restore_point]
-            outcomes = _new(outcomes, published, runs)
             outcomes = [
                 outcome
-                for block in _blocks(outcomes)
+                for block in _blocks(_new(outcomes, published, runs))
                 for outcome in _add(spark, directory, out, block, points)
             ]
     return spark.createDataFrame(_table(outcomes))
@@ -283,41 +270,41 @@ def is_after(group: Group, earlier: Group) -> bool:
     )
 
 
-def classify(group: Group, *, timeout_s: float) -> GroupVerdict:
-    """Return the verdict on a group; a fragment is late that was complete `timeout_s` after the
-    first process recorded its state."""
+def classify(group: Group, *, timeout_s: float) -> Outcome:
+    """Return whether a group is a snapshot; a fragment is late that was complete `timeout_s` after
+    the first process recorded its state."""
     if group.topology is None:
         why = "; ".join(group.damages.values())
-        return GroupVerdict(INCOMPLETE, tuple(sorted(group.damages)), (), why)
+        return Outcome(group, INCOMPLETE, tuple(sorted(group.damages)), (), why)
     description = group.topology.description
     missing = tuple(p for p in sorted(description.processes) if p not in group.fragments)
     deadline = (group.recorded_at or 0.0) + timeout_s
     late = tuple(sorted(p for p, one in group.fragments.items() if one.completed_at > deadline))
     if contradiction := next(_contradictions(group, description), None):
-        return GroupVerdict(INCONSISTENT, missing, late, contradiction)
-    if missing:
-        lost = [p for p in missing if p not in group.damages]
-        why = "; ".join(
-            ([f"there is no fragment of {', '.join(lost)}"] if lost else [])
-            + [group.damages[p] for p in missing if p in group.damages]
-        )
-        return GroupVerdict(INCOMPLETE, missing, late, why)
-    return GroupVerdict(CONSISTENT, (), late, "")
+        return Outcome(group, INCONSISTENT, missing, late, contradiction)
+    lost = [p for p in missing if p not in group.damages]
+    why = "; ".join(
+        ([f"there is no fragment of {', '.join(lost)}"] if lost else [])
+        + [group.damages[p] for p in missing if p in group.damages]
+    )
+    return Outcome(group, INCOMPLETE if missing else CONSISTENT, missing, late, why)
 
 
-def drop_duplicates(outcomes: Outcomes) -> Outcomes:
+def drop_duplicates(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Leave of consistent snapshots with one number only that of the newest epoch consistent: in a
     store numbers are unique."""
-    newest = {group.snapshot.number: group.epoch for group, one in outcomes if one.is_consistent}
-    found: Outcomes = []
-    for group, verdict in outcomes:
-        epoch = newest.get(group.snapshot.number, group.epoch)
-        if verdict.is_consistent and group.epoch != epoch:
-            verdict = verdict.refused(  # noqa: PLW2901 - the same group, with a worse verdict
+    newest = {o.group.snapshot.number: o.group.epoch for o in outcomes if o.is_consistent}
+    found = []
+    for outcome in outcomes:
+        epoch = newest.get(outcome.group.snapshot.number)
+        if outcome.is_consistent and outcome.group.epoch != epoch:
+            why = (
                 f"epoch {epoch} gave the same number again: assemble this one with --epoch "
-                f"{group.epoch}, into a directory of its own"
+                f"{outcome.group.epoch}, into a directory of its own"
             )
-        found.append((group, verdict))
+            found.append(outcome.refused(why))
+        else:
+            found.append(outcome)
     return found
 
 
@@ -340,37 +327,35 @@ def _contradictions(group: Group, description: Description) -> Iterator[str]:
             yield why
 
 
-def _new(outcomes: Outcomes, published: Published, runs: Mapping[int, str]) -> Outcomes:
-    """Return those that the store lacks; what contradicts its content is incomplete."""
+def _new(
+    outcomes: Sequence[Outcome], published: Published, runs: Mapping[int, str]
+) -> Iterator[Outcome]:
+    """Yield those that the store lacks; what contradicts its content is incomplete."""
     by_number = {manifest.sequence: manifest for manifest in published.manifests.values()}
-    found: Outcomes = []
-    for group, verdict in outcomes:
+    for outcome in outcomes:
+        group = outcome.group
         there = by_number.get(group.snapshot.number)
-        run = next((one.run for one in group.fragments.values()), None)
-        if verdict.is_consistent and runs[group.epoch] != run:
-            why = (
+        if outcome.is_consistent and runs[group.epoch] != group.run:
+            yield outcome.refused(
                 f"{published.path} holds snapshots of another run of epoch {group.epoch}, in which "
                 "the system began anew: give another directory"
             )
-            found.append((group, verdict.refused(why)))
         elif there is None:
-            found.append((group, verdict))
+            yield outcome
         elif (there.epoch, there.snapshot) != (group.epoch, group.snapshot):
-            why = (
+            yield outcome.refused(
                 f"{published.path} holds {there.snapshot} of epoch {there.epoch}, which has the "
                 "same number: assemble the two epochs with --epoch, into directories of their own"
             )
-            found.append((group, verdict.refused(why)))
-    return found
 
 
-def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
+def _blocks(outcomes: Iterable[Outcome]) -> Iterator[list[Outcome]]:
     """Yield some at a time, so that the counts of their channels take bounded memory."""
-    block: Outcomes = []
+    block: list[Outcome] = []
     channel_count = 0
-    for group, verdict in outcomes:
-        block.append((group, verdict))
-        channel_count += sum(len(one.received) for one in group.fragments.values())
+    for outcome in outcomes:
+        block.append(outcome)
+        channel_count += sum(len(one.received) for one in outcome.group.fragments.values())
         if channel_count >= BLOCK_CHANNEL_COUNT:
             yield block
             block, channel_count = [], 0
@@ -379,30 +364,25 @@ def _blocks(outcomes: Outcomes) -> Iterator[Outcomes]:
 
 
 def _add(
-    spark: SparkSession, directory: Path, out: Path, outcomes: Outcomes, points: list[Group]
-) -> Outcomes:
-    wanted = [group for group, verdict in outcomes if verdict.is_consistent]
-    merged_files = _merge(spark, directory, out, wanted) if wanted else {}
-    for snapshot, of_one in merged_files.items():
-        if of_one.why:
-            shutil.rmtree(partial_path(out / SNAPSHOTS / str(snapshot)), ignore_errors=True)
-    outcomes = [_with_damage(*outcome, merged_files) for outcome in outcomes]
-    _publish(out, outcomes, merged_files, points)
+    spark: SparkSession, directory: Path, out: Path, outcomes: list[Outcome], points: list[Group]
+) -> list[Outcome]:
+    """Write and publish a block of snapshots; new restore points join `points`."""
+    wanted = [outcome.group for outcome in outcomes if outcome.is_consistent]
+    merged = _merge(spark, directory, out, wanted)
+    for place, outcome in enumerate(outcomes):
+        group = outcome.group
+        damaged = next((file for file in merged.get(group.snapshot, ()) if file.why), None)
+        if outcome.is_consistent and damaged is not None:
+            shutil.rmtree(partial_path(out / SNAPSHOTS / str(group.snapshot)), ignore_errors=True)
+            group = msgspec.structs.replace(
+                group,
+                chains={p: chain for p, chain in group.chains.items() if p != damaged.process},
+                damages={damaged.process: damaged.why},
+            )
+            missing = (damaged.process,)
+            outcomes[place] = Outcome(group, INCOMPLETE, missing, outcome.late, damaged.why)
+    _publish(out, outcomes, merged, points)
     return outcomes
-
-
-def _with_damage(
-    group: Group, verdict: GroupVerdict, merged_files: Mapping[SnapshotId, _MergedFiles]
-) -> tuple[Group, GroupVerdict]:
-    of_one = merged_files.get(group.snapshot)
-    if not verdict.is_consistent or of_one is None or not of_one.why:
-        return group, verdict
-    group = msgspec.structs.replace(
-        group,
-        chains={p: chain for p, chain in group.chains.items() if p != of_one.process},
-        damages={of_one.process: of_one.why},
-    )
-    return group, GroupVerdict(INCOMPLETE, (of_one.process,), verdict.late, of_one.why)
 
 
 def _is_point(group: Group, points: Sequence[Group]) -> bool:
@@ -418,106 +398,85 @@ def _is_point(group: Group, points: Sequence[Group]) -> bool:
 
 def _merge(
     spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
-) -> dict[SnapshotId, _MergedFiles]:
+) -> dict[SnapshotId, list[Merged]]:
     """Write the files of snapshots under temporary names. Paths are absolute, because tasks run
     where the session was started."""
-    add_package(spark)
-    rows: list[dict[str, object]] = []
-    sizes: list[int] = []
+    items: list[tuple[str, str, str, list[FragmentFiles]]] = []
+    schemas: dict[str, dict[str, pa.Schema]] = {}
     for group in groups:
         partial = partial_path(out / SNAPSHOTS / str(group.snapshot))
         with explain_io_errors(partial, "written"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-        columns = _columns(group)
-        for name in file_names(group.described.description, is_full=True):
-            stem = name.partition(".")[0]
-            fragments, size = _fragments_of(directory, group, stem)
-            rows.append(
-                {
-                    "snapshot": str(group.snapshot),
-                    "path": str(partial.absolute() / name),
-                    "what": stem if stem in fragment_merge.PLAIN else fragment_merge.KEYED,
-                    "columns": columns[name],
-                    "fragments": fragments,
-                }
-            )
-            sizes.append(size)
-    task_count, tasks = verified_parquet.spread_tasks(spark, sizes)
-    table = pa.Table.from_pylist(
-        [row | {"task": task} for row, task in zip(rows, tasks, strict=True)], schema=MERGE_SCHEMA
-    )
-    with verified_parquet.spark_errors(directory):
-        spread = spark.createDataFrame(table).repartitionById(task_count, F.col("task"))
-        found = spread.mapInArrow(merge_files, from_arrow_schema(MERGED)).collect()
-    merged_files = {group.snapshot: _MergedFiles({}) for group in groups}
-    for row in found:
-        of_one = merged_files[SnapshotId.parse(row["snapshot"])]
-        if row["why"] is None:
-            of_one.records[row["name"]] = FileRecord(row["name"], row["byte_count"], row["hash"])
-        elif not of_one.why:
-            of_one.process, of_one.why = row["process"], row["why"]
-    return merged_files
+        topology = group.topology_hash
+        if topology not in schemas:
+            schemas[topology] = _schemas(group)
+        for name in schemas[topology]:
+            path, files = str(partial.absolute() / name), _files_of(directory, group, name)
+            items.append((str(group.snapshot), path, topology, files))
+    sizes = [sum(link[1] for one in files for link in one["links"]) for *_, files in items]
+    merge = functools.partial(merge_files, schemas=schemas)
+    merged: dict[SnapshotId, list[Merged]] = {group.snapshot: [] for group in groups}
+    for answer in verified_parquet.run(spark, directory, items, sizes, merge):
+        file = Merged(*answer)
+        merged[SnapshotId.parse(file.snapshot)].append(file)
+    return merged
 
 
-def _columns(group: Group) -> dict[str, bytes]:
+def _schemas(group: Group) -> dict[str, pa.Schema]:
+    """Return the columns of each file of a snapshot."""
     tables = Tables(group.described.description)
-    made = tables.of(group.snapshot, GlobalState((), ()))
-    read = {name: read_parquet(tables.to_parquet(name, table)) for name, table in made.items()}
-    return {name: table.schema.serialize().to_pybytes() for name, table in read.items()}
+    empty = tables.of(group.snapshot, GlobalState((), ()))
+    return {
+        name: read_parquet(tables.to_parquet(name, table)).schema for name, table in empty.items()
+    }
 
 
-def _fragments_of(directory: Path, group: Group, stem: str) -> tuple[list[dict[str, object]], int]:
-    """Return the fragments of a file as `MERGE_SCHEMA` has them, and how many bytes they have."""
-    fragments: list[dict[str, object]] = []
-    size = 0
+def _files_of(directory: Path, group: Group, name: str) -> list[FragmentFiles]:
+    """Return what each process gives to the file `name` of a snapshot."""
+    stem = name.partition(".")[0]
+    found: list[FragmentFiles] = []
     by_process = group.fragments
     for process, chain in group.chains.items():
         links = []
         for fragment in chain[-1:] if stem in fragment_merge.PLAIN else chain:
             path = FragmentPlace(group.epoch, fragment.snapshot, process).path(directory).absolute()
-            for record in fragment.files:
-                # Those of keyed fields have other names if they are full.
-                if record.name.partition(".")[0] == stem:
-                    file = {"path": str(path / record.name), "hash": record.hash}
-                    links.append(file | {"byte_count": record.bytes})
-                    size += record.bytes
+            # Files of keyed fields have other names if they are full.
+            links += [
+                (str(path / record.name), record.bytes, record.hash)
+                for record in fragment.files
+                if record.name.partition(".")[0] == stem
+            ]
         books = [
-            {
-                "source": source,
-                "sent_count": by_process[source].sent[process],
-                "received_count": received.count,
-                "message_count": received.recorded_count,
-            }
+            (source, by_process[source].sent[process], received.count, received.recorded_count)
             for source, received in by_process[process].received.items()
             if stem in (fragment_merge.CHANNELS, fragment_merge.MESSAGES)
         ]
         if links:  # else it has no such field
             kind = group.described.description.processes[process]
-            fragments.append({"process": process, "kind": kind, "links": links, "books": books})
-    return fragments, size
+            found.append(FragmentFiles(process=process, kind=kind, links=links, books=books))
+    return found
 
 
 def _publish(
     out: Path,
-    outcomes: Outcomes,
-    merged_files: Mapping[SnapshotId, _MergedFiles],
+    outcomes: Sequence[Outcome],
+    merged: Mapping[SnapshotId, Sequence[Merged]],
     points: list[Group],
 ) -> None:
-    """Publish snapshots in order, and record each outcome; new restore points join `points`."""
-    history = History(out)
-    try:
-        for group, verdict in outcomes:
-            snapshot = group.snapshot
+    """Publish snapshots in order, and record each outcome."""
+    with contextlib.closing(History(out)) as history:
+        for outcome in outcomes:
+            group, snapshot = outcome.group, outcome.group.snapshot
             directory = out / SNAPSHOTS / str(snapshot)
             partial = partial_path(directory)
-            if not verdict.is_consistent:
+            if not outcome.is_consistent:
                 if group.fragments and snapshot.number > history.last_number:
                     history.append(SnapshotBegan(snapshot))
-                    history.append(_abandoned(snapshot, verdict))
+                    history.append(_abandoned(outcome))
                 continue
             is_point = _is_point(group, points)
-            manifest = _manifest(group, merged_files[snapshot].records, is_point=is_point)
+            manifest = _manifest(group, merged[snapshot], is_point=is_point)
             # No system that starts from here gives its number again.
             history.append(SnapshotBegan(snapshot))
             with explain_io_errors(directory, "written"):
@@ -529,21 +488,20 @@ def _publish(
             if is_point:
                 points.append(group)
                 points.sort(key=lambda point: point.snapshot.number)
-    finally:
-        history.close()
 
 
-def _abandoned(snapshot: SnapshotId, verdict: GroupVerdict) -> SnapshotAbandoned:
-    is_wrong = verdict.verdict == INCONSISTENT
+def _abandoned(outcome: Outcome) -> SnapshotAbandoned:
+    is_wrong = outcome.verdict == INCONSISTENT
     reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
-    missing = verdict.missing[:_NAMED_MAX]
-    return SnapshotAbandoned(snapshot, reason.name, missing, shortened(verdict.why))
+    missing, why = outcome.missing[:_NAMED_MAX], shortened(outcome.why)
+    return SnapshotAbandoned(outcome.group.snapshot, reason.name, missing, why)
 
 
-def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool) -> Manifest:
+def _manifest(group: Group, merged: Iterable[Merged], *, is_point: bool) -> Manifest:
     description = group.described.description
     parts = group.fragments.values()
     received = [of_one for part in parts for of_one in part.received.values()]
+    records = {file.name: FileRecord(file.name, file.bytes, file.hash) for file in merged}
     return Manifest(
         snapshot=group.snapshot,
         # Others may come later that are earlier.
@@ -563,19 +521,16 @@ def _manifest(group: Group, records: Mapping[str, FileRecord], *, is_point: bool
     )
 
 
-def _table(outcomes: Outcomes) -> pa.Table:
+def _table(outcomes: Iterable[Outcome]) -> pa.Table:
     rows = [
         {
-            "snapshot": str(group.snapshot),
-            "epoch": group.epoch,
-            "verdict": verdict.verdict,
-            "why": verdict.why,
-            "fragment_count": len(group.fragments),
-            "missing": verdict.missing,
-            "late": verdict.late,
-            "recorded_at": moment(group.recorded_at),
-            "completed_at": moment(group.completed_at),
+            **msgspec.structs.asdict(outcome),
+            "snapshot": str(outcome.group.snapshot),
+            "epoch": outcome.group.epoch,
+            "fragment_count": len(outcome.group.fragments),
+            "recorded_at": moment(outcome.group.recorded_at),
+            "completed_at": moment(outcome.group.completed_at),
         }
-        for group, verdict in outcomes
+        for outcome in outcomes
     ]
     return pa.Table.from_pylist(rows, schema=ASSEMBLED_SCHEMA)

@@ -12,37 +12,31 @@
 
 import decimal
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import verified_parquet
-from stillframe.analytics.full_snapshots import messages_schema, processes_schema
+from stillframe.analytics.full_snapshots import rows_of
 from stillframe.analytics.manifests import Published, expected_of, read_published
-from stillframe.analytics.snapshot_verdicts import CONSISTENT, VERDICTS, verdicts_of
-from stillframe.analytics.verified_parquet import first_line, spread_tasks
+from stillframe.analytics.snapshot_verdicts import checked
+from stillframe.analytics.verified_parquet import first_line
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
-from stillframe.spark.session import add_package
 from stillframe.store.history import explain_loss, lost_snapshots
-from stillframe.store.manifest import MESSAGES, PROCESSES
-from stillframe.topology import Description
 
 _FLOAT_TOLERANCE = 1e-9
 
 Amount = int | float | decimal.Decimal
-_TASKS = pa.schema([("directory", pa.string()), ("task", pa.int32())])
-_Damages = dict[str, str]
-_Books = dict[str, tuple[int, str | None]]
-_Amounts = dict[str, Amount]
+_Books = tuple[int, str | None]
+"""Of a snapshot: how many messages are in transit, and what contradiction there is."""
+_Amounts = dict[SnapshotId, Amount]
 
 
 class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,56 +83,53 @@ def audit(
     lost, history_damage = _losses(store_path)
     if published.is_empty and not lost:
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
-    damages = {str(snapshot): why for snapshot, why in published.damages.items()}
     changed, books = _verify_snapshots(spark, published)
-    damages |= changed | lost
+    damages = {**published.damages, **changed, **lost}
+    by_topology = published.by_topology(books).values()
     amounts = [
         None
         if sql is None or not books
-        else _amounts(_tables(spark, published, books, file, schema), sql, over)
-        for file, schema, sql, over in (
-            (PROCESSES, processes_schema, states_sql, "the states"),
-            (MESSAGES, messages_schema, messages_sql, "the messages"),
+        else _amounts([rows_of(spark, published, some, table) for some in by_topology], sql, over)
+        for table, sql, over in (
+            ("processes", states_sql, "the states"),
+            ("messages", messages_sql, "the messages"),
         )
     ]
     rows = _rows(published, damages, books, amounts)
     rows += [
-        SnapshotAudit(id=SnapshotId.parse(name), sequence=0, damage=damages[name])
-        for name in sorted(damages.keys() - set(map(str, published.manifests)))
+        SnapshotAudit(id=snapshot, sequence=0, damage=damages[snapshot])
+        for snapshot in sorted(damages.keys() - published.manifests.keys(), key=str)
     ]
     return _verdict(rows, history_damage)
 
 
-def _losses(store_path: Path) -> tuple[_Damages, str | None]:
+def _losses(store_path: Path) -> tuple[dict[SnapshotId, str], str | None]:
     """Return the lost snapshots and what to do; or what is wrong with the history, which would
     tell."""
     try:
         lost = lost_snapshots(store_path)
     except Damaged as error:
         return {}, str(error)
-    return {str(snapshot): explain_loss(store_path, snapshot) for snapshot in lost}, None
+    return {snapshot: explain_loss(store_path, snapshot) for snapshot in lost}, None
 
 
-def _verify_snapshots(spark: SparkSession, published: Published) -> tuple[_Damages, _Books]:
-    """Return why snapshots are damaged; and of the others the message count and a contradiction."""
+def _verify_snapshots(
+    spark: SparkSession, published: Published
+) -> tuple[dict[SnapshotId, str], dict[SnapshotId, _Books]]:
+    """Return why snapshots are damaged, and the books of the others."""
     sizes = [sum(file.bytes for file in found.files) for found in published.manifests.values()]
-    task_count, tasks = spread_tasks(spark, sizes)
-    paths = [str(published.directory(snapshot)) for snapshot in published.manifests]
-    add_package(spark)
-    directories = spark.createDataFrame(pa.table([paths, tasks], schema=_TASKS))
-    verdicts = directories.repartitionById(task_count, F.col("task")).mapInArrow(
-        partial(verdicts_of, expected=expected_of(published.head)), from_arrow_schema(VERDICTS)
-    )
-    damages: _Damages = {}
-    books: _Books = {}
-    with verified_parquet.spark_errors(published.path):
-        found = verdicts.select("snapshot", "verdict", "why", "message_count").collect()
-    for name, verdict, why, message_count in found:
+    directories = [(str(published.directory(snapshot)),) for snapshot in published.manifests]
+    check = partial(checked, expected=expected_of(published.head))
+    damages: dict[SnapshotId, str] = {}
+    books: dict[SnapshotId, _Books] = {}
+    for name, is_consistent, why, message_count in verified_parquet.run(
+        spark, published.path, directories, sizes, check
+    ):
+        snapshot = SnapshotId.parse(name)
         if message_count is None:
-            directory = published.directory(SnapshotId.parse(name))
-            damages[name] = why.removeprefix(f"{directory}/")
+            damages[snapshot] = why.removeprefix(f"{published.directory(snapshot)}/")
         else:
-            books[name] = message_count, None if verdict == CONSISTENT else why
+            books[snapshot] = message_count, None if is_consistent else why
     return damages, books
 
 
@@ -149,31 +140,11 @@ def invalid_snapshots(
     damages, books = _verify_snapshots(spark, published)
     found: dict[SnapshotId, Damaged | NotConsistent] = {}
     for snapshot in published.manifests:
-        name = str(snapshot)
-        if name in damages:
-            found[snapshot] = Damaged(damages[name])
-        elif (why := books[name][1]) is not None:
+        if snapshot in damages:
+            found[snapshot] = Damaged(damages[snapshot])
+        elif (why := books[snapshot][1]) is not None:
             found[snapshot] = NotConsistent(why)
     return found
-
-
-def _tables(
-    spark: SparkSession,
-    published: Published,
-    names: Collection[str],
-    file: str,
-    schema: Callable[[Description], str],
-) -> list[DataFrame]:
-    by_topology: dict[str, list[verified_parquet.File]] = {}
-    for snapshot, manifest in published.manifests.items():
-        if str(snapshot) in names:
-            files = by_topology.setdefault(manifest.topology, [])
-            files.append(published.file(snapshot, file))
-    described = published.topologies.described
-    return [
-        verified_parquet.rows(spark, files, schema(described[topology]))
-        for topology, files in by_topology.items()
-    ]
 
 
 def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
@@ -196,31 +167,34 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
                 f"the SQL over {over} gives {amount!r}, which is no number: {sql!r}. Use an "
                 "aggregate such as 'sum(balance)'"
             )
-        amounts[row["snapshot"]] = amount
+        amounts[SnapshotId.parse(row["snapshot"])] = amount
     return amounts
 
 
 def _rows(
-    published: Published, damages: _Damages, books: _Books, amounts: Sequence[_Amounts | None]
+    published: Published,
+    damages: Mapping[SnapshotId, str],
+    books: Mapping[SnapshotId, _Books],
+    amounts: Sequence[_Amounts | None],
 ) -> list[SnapshotAudit]:
     """Return the results for the snapshots with a manifest; every total is compared with the
     first."""
     rows: list[SnapshotAudit] = []
     first: Amount | None = None
     for snapshot, manifest in published.manifests.items():
-        row = SnapshotAudit(id=snapshot, sequence=manifest.sequence)
-        name = str(snapshot)
-        if name in damages:
-            rows.append(msgspec.structs.replace(row, damage=damages[name]))
+        if snapshot in damages:
+            damage, sequence = damages[snapshot], manifest.sequence
+            rows.append(SnapshotAudit(id=snapshot, sequence=sequence, damage=damage))
             continue
-        message_count, contradiction = books[name]
-        states, messages = (None if found is None else found.get(name, 0) for found in amounts)
+        message_count, contradiction = books[snapshot]
+        states, messages = (None if of is None else of.get(snapshot, 0) for of in amounts)
         given = [amount for amount in (states, messages) if amount is not None]
         total = _plus(given) if given else None
         first = total if first is None else first
         rows.append(
-            msgspec.structs.replace(
-                row,
+            SnapshotAudit(
+                id=snapshot,
+                sequence=manifest.sequence,
                 message_count=message_count,
                 contradiction=contradiction,
                 states_amount=states,

@@ -24,20 +24,10 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
 
 from stillframe import topology as fields
 from stillframe.analytics import verified_parquet
-from stillframe.analytics.full_snapshots import (
-    CHANNELS_SCHEMA,
-    MESSAGES_SCHEMA,
-    PROCESSES_SCHEMA,
-    TABLES,
-    FullSnapshots,
-    align_schema,
-    field_schema,
-)
+from stillframe.analytics.full_snapshots import TABLES, FullSnapshots, align_schema, table_schema
 from stillframe.analytics.manifests import Published, is_apart, while_published
 from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
 from stillframe.analytics.verified_parquet import write, write_here
@@ -60,19 +50,12 @@ CATALOG = "tables.json"
 INDEX = "snapshots"
 _LOCK = "lock"
 _VERSION = re.compile(r"\.?v\d{6}(\.partial)?")
-_OWN_SCHEMAS = {
-    "processes": PROCESSES_SCHEMA,
-    "channels": CHANNELS_SCHEMA,
-    "messages": MESSAGES_SCHEMA,
-}
-_KEYED_SCHEMA = "snapshot STRING, process STRING"
 ADVICE = "put the file back from a copy, or compact into a new directory"
 _ORDER = {
     "processes": ("snapshot", "process"),
     "channels": ("snapshot", "source", "target"),
     "messages": ("snapshot", "source", "target", "number"),
 }
-_NAME = re.compile(r"\d{6}-\d{3,}\.parquet")
 PART_COUNT_MAX = 16
 """How many times files are added before all become one part again."""
 
@@ -118,9 +101,9 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             return [] if self.index is None else [self.index]
         return _files_of(self.parts, table)
 
-    def schema(self, table: str) -> str:
-        """Return the columns of a table, in Spark's words."""
-        return _OWN_SCHEMAS.get(table, _KEYED_SCHEMA) + field_schema(self.columns[table])
+    def schema(self, table: str) -> pa.Schema:
+        """Return the columns of a table."""
+        return SNAPSHOTS_SCHEMA if table == INDEX else table_schema(table, self.columns[table])
 
 
 def version_path(out: Path, version: int) -> Path:
@@ -168,8 +151,7 @@ def _rows(
         (None, str(directory.absolute() / file.name), file.bytes, file.hash, file.row_count)
         for file in files
     ]
-    schema = from_arrow_schema(SNAPSHOTS_SCHEMA) if table == INDEX else catalog.schema(table)
-    return verified_parquet.rows(spark, listed, schema)
+    return verified_parquet.rows(spark, listed, catalog.schema(table))
 
 
 def _files_of(parts: Iterable[TablePart], table: str) -> list[CatalogFile]:
@@ -302,21 +284,21 @@ def _compact(
             full = FullSnapshots(spark, published, added)
             columns = _columns(catalog, full)
             kept, rewritten = _split(catalog, columns, staying)
-            before = version_path(out, catalog.version)
-            for part in kept:
-                for table, files in part.files.items():
-                    _link(before / table, partial / table, files)
+            old = version_path(out, catalog.version)
+            update = _Update(spark, old, partial, catalog, kept, rewritten, full, staying)
             again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
             number = 1 + max((part.number for part in catalog.parts), default=0)
-            new = TablePart(number, (*again, *added), {})
-            sources = _Sources(spark, before, catalog, rewritten, full if added else None, staying)
-            parts = [*kept, _write_part(new, sources, columns, partial)] if new.snapshots else kept
+            files = {name: update.write_table(name, own, number) for name, own in columns.items()}
+            new = TablePart(
+                number, (*again, *added), {n: some for n, some in files.items() if some}
+            )
+            (partial / INDEX).mkdir()
             now = Compacted(
                 version=catalog.version + 1,
                 snapshots={name: one for name, one in members.items() if name in staying},
                 columns=columns,
-                parts=tuple(_with_empty(parts, columns, partial)),
-                index=_write_index(partial, index),
+                parts=(*kept, new) if new.snapshots or new.files else tuple(kept),
+                index=CatalogFile(*write_here(index, partial / INDEX / f"{INDEX}.parquet")),
             )
             _publish(out, partial, now)
         except BaseException:
@@ -372,86 +354,63 @@ def _split(
     return kept, [part for part in catalog.parts if part not in kept]
 
 
-class _Sources(msgspec.Struct, frozen=True):
-    """Where the rows of a new part come from: parts that are there, and snapshots of the store."""
+class _Update(msgspec.Struct, frozen=True):
+    """What becomes of the tables of `catalog` in the directory `old`: the parts `kept`, and one
+    with the rows that stay of those `rewritten`, and with those of the snapshots in `full`."""
 
     spark: SparkSession
-    directory: Path
+    old: Path
+    partial: Path
     catalog: Compacted
+    kept: list[TablePart]
     rewritten: list[TablePart]
-    full: FullSnapshots | None
+    full: FullSnapshots
     staying: AbstractSet[str]
 
-    def rows(self, table: str, columns: tuple[fields.Column, ...]) -> DataFrame | None:
-        """Return the rows of a table, sorted within each file; None if there can be none."""
+    def write_table(
+        self, table: str, columns: tuple[fields.Column, ...], number: int
+    ) -> tuple[CatalogFile, ...]:
+        """Write a table below `partial`, and return its files in the new part. If it has no rows,
+        a file without any is one of them: any reader finds its columns."""
+        directory = self.partial / table
+        directory.mkdir()
+        kept = _files_of(self.kept, table)
+        for file in kept:
+            link_or_copy(self.old / table / file.name, directory / file.name)
+        rows = self._rows(table, columns)
+        written = [] if rows is None else write(rows, directory)
+        if not written and not kept:
+            empty = table_schema(table, columns).empty_table()
+            written = [write_here(empty, directory / "empty.parquet")]
+        files = []
+        for place, found in enumerate(written):
+            files.append(CatalogFile(f"{number:06}-{place:03}.parquet", *found[1:]))
+            (directory / found.name).rename(directory / files[-1].name)
+        listed = {file.name for file in (*kept, *files)}
+        for path in directory.iterdir():
+            if path.name not in listed:
+                path.unlink()  # of a task that failed, and was done again
+        return tuple(files)
+
+    def _rows(self, table: str, columns: tuple[fields.Column, ...]) -> DataFrame | None:
+        """Return the new rows of a table, sorted within each file; None if there can be none."""
         found = []
         if self.rewritten and table in self.catalog.columns:
-            rows = _rows(
-                self.spark, self.directory / table, self.catalog, table, parts=self.rewritten
-            )
+            rows = _rows(self.spark, self.old / table, self.catalog, table, parts=self.rewritten)
             rows = rows.where(F.col("snapshot").isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
-        is_sorted = False
-        if self.full is not None and table in (*TABLES, *self.full.keyed_names):
-            rows = self.full.table(table)
-            found.append(align_schema(rows, table, self.full.columns(table), columns))
-            is_sorted = not self.rewritten and self.full.is_chained
+        if self.full.has(table):
+            own = self.full.columns(table)
+            found.append(align_schema(self.full.table(table), table, own, columns))
         if not found:
             return None
         rows = functools.reduce(DataFrame.unionByName, found)
         order = _ORDER.get(table, ("snapshot", "process", "key"))
         if table in TABLES:
             rows = rows.repartition("snapshot")
-        elif not is_sorted:
+        elif self.rewritten or not self.full.is_chained:  # else merging has sorted them so
             rows = rows.repartition(*order)
         return rows.sortWithinPartitions(*order)
-
-
-def _write_part(
-    new: TablePart, sources: _Sources, columns: dict[str, tuple[fields.Column, ...]], partial: Path
-) -> TablePart:
-    files: dict[str, tuple[CatalogFile, ...]] = {}
-    for table, of_table in columns.items():
-        directory = partial / table
-        directory.mkdir(exist_ok=True)
-        rows = sources.rows(table, of_table)
-        if rows is None:
-            continue
-        made = [
-            (found, CatalogFile(f"{new.number:06}-{number:03}.parquet", *found[1:]))
-            for number, found in enumerate(write(rows, directory))
-        ]
-        for found, file in made:
-            (directory / found[0]).rename(directory / file.name)
-        files[table] = tuple(file for _, file in made)
-        linked = {path for path in directory.iterdir() if _NAME.fullmatch(path.name)}
-        for path in set(directory.iterdir()) - linked:
-            path.unlink()  # of a task that failed, and was done again
-    return TablePart(new.number, new.snapshots, files)
-
-
-def _with_empty(
-    parts: list[TablePart], columns: dict[str, tuple[fields.Column, ...]], partial: Path
-) -> list[TablePart]:
-    """Write a file without rows for each table that has none: any reader finds its columns."""
-    *others, last = parts
-    files = dict(last.files)
-    for table in columns:
-        if any(part.files.get(table) for part in parts):
-            continue
-        (partial / table).mkdir(exist_ok=True)
-        schema = StructType.fromDDL(Compacted(columns=columns).schema(table))
-        assert isinstance(schema, StructType)
-        empty = to_arrow_schema(schema, timezone="UTC").empty_table()
-        path = partial / table / f"{last.number:06}-000.parquet"
-        files[table] = (CatalogFile(*write_here(empty, path)),)
-    return [*others, TablePart(last.number, last.snapshots, files)]
-
-
-def _link(before: Path, now: Path, files: Iterable[CatalogFile]) -> None:
-    now.mkdir(exist_ok=True)
-    for file in files:
-        link_or_copy(before / file.name, now / file.name)
 
 
 def _read_index(out: Path, catalog: Compacted) -> pa.Table:
@@ -471,11 +430,6 @@ def _index(published: Published, known: pa.Table, staying: AbstractSet[str]) -> 
         (row for name, row in rows.items() if name in staying), key=lambda row: row["sequence"]
     )
     return pa.Table.from_pylist(chosen, schema=SNAPSHOTS_SCHEMA)
-
-
-def _write_index(partial: Path, index: pa.Table) -> CatalogFile:
-    (partial / INDEX).mkdir()
-    return CatalogFile(*write_here(index, partial / INDEX / f"{INDEX}.parquet"))
 
 
 def _publish(out: Path, partial: Path, now: Compacted) -> None:

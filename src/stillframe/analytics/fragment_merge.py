@@ -4,10 +4,10 @@ Executors of a cluster run it: it needs no more than Arrow.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -24,159 +24,131 @@ from stillframe.store.parquet import (
     to_parquet,
 )
 
-PROCESSES, CHANNELS, MESSAGES, KEYED = "processes", "channels", "messages", "keyed"
+PROCESSES, CHANNELS, MESSAGES = "processes", "channels", "messages"
 PLAIN = (PROCESSES, CHANNELS, MESSAGES)
+"""The files of every snapshot; all others are of keyed fields."""
 _CHANNEL = ("source", "target")
 _COUNTS = ("sent_count", "received_count", "message_count")
-_FILE = pa.struct([("path", pa.string()), ("byte_count", pa.int64()), ("hash", pa.string())])
-_BOOKS = pa.struct([("source", pa.string()), *((name, pa.int64()) for name in _COUNTS)])
-_FRAGMENT = pa.struct(
-    [
-        pa.field("process", pa.string()),
-        pa.field("kind", pa.string()),  # its class
-        pa.field("links", pa.list_(_FILE)),  # of a keyed field all that it takes, the oldest first
-        pa.field("books", pa.list_(_BOOKS)),  # of its incoming channels, as both ends say
-    ]
-)
-MERGE_SCHEMA = pa.schema(
-    [
-        pa.field("snapshot", pa.string()),
-        pa.field("path", pa.string()),  # of the file to write
-        pa.field("what", pa.string()),  # PROCESSES, CHANNELS, MESSAGES or KEYED
-        pa.field("columns", pa.binary()),  # an Arrow schema: what every fragment must have
-        pa.field("fragments", pa.list_(_FRAGMENT)),  # in the order of the processes
-        pa.field("task", pa.int32()),
-    ]
-)
-MERGED = pa.schema(
-    [
-        pa.field("snapshot", pa.string()),
-        pa.field("name", pa.string()),
-        pa.field("byte_count", pa.int64()),
-        pa.field("hash", pa.string()),
-        pa.field("process", pa.string()),  # whose fragment is damaged; null: none
-        pa.field("why", pa.string()),  # and how
-    ]
-)
 _ORDER = {CHANNELS: _CHANNEL, MESSAGES: (*_CHANNEL, "number")}
-FragmentFiles = Mapping[str, Any]
 
 
-def merge_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write each file of `batches` (`MERGE_SCHEMA`), and yield what it is (`MERGED`). Every byte of
-    its fragments is verified and compared with their manifests."""
-    for batch in batches:
-        for row in batch.to_pylist():
-            path, content = Path(row["path"]), b""
-            process = why = None
-            tables: list[pa.Table] = []
-            for fragment in row["fragments"]:
-                try:
-                    tables.append(_table(fragment, row))
-                except (Damaged, StoreError) as error:
-                    process, why = fragment["process"], str(error)
-                    break
-            else:
-                content = _concatenated(tables, _ORDER.get(row["what"], ()))
-                # A name of its own: the same task may be run twice, at the same time.
-                partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-                replace_by(partial, path, content)
-            digest = sha256(content).hexdigest()
-            values = row["snapshot"], path.name, len(content), digest, process, why
-            yield pa.RecordBatch.from_pylist([dict(zip(MERGED.names, values, strict=True))], MERGED)
+class FragmentFiles(TypedDict):
+    """What a process gives to a file of a snapshot: path, bytes and SHA-256 of its own files, of a
+    keyed field all that it takes, the oldest first; and of its incoming channels the source, and
+    how many messages were sent, received and in transit, as both ends say."""
+
+    process: str
+    kind: str
+    links: Sequence[tuple[str, int, str]]
+    books: Sequence[tuple[str, int, int, int]]
 
 
-def _concatenated(tables: Sequence[pa.Table], order: Sequence[str]) -> bytes:
+class Merged(NamedTuple):
+    """A file that was written; or the process whose fragment is damaged, and how."""
+
+    snapshot: str
+    name: str
+    bytes: int = 0
+    hash: str = ""
+    process: str = ""
+    why: str = ""
+
+
+def merge_files(
+    snapshot: str,
+    path: str,
+    topology: str,
+    fragments: Sequence[FragmentFiles],
+    schemas: Mapping[str, Mapping[str, pa.Schema]],
+) -> Merged:
+    """Write the file `path` of a snapshot from its fragments, in the order of the processes; each
+    must have the columns that `schemas` has for a file of that name in that topology. Every byte is
+    verified and compared with the manifests."""
+    target = Path(path)
+    what, schema = target.name.partition(".")[0], schemas[topology][target.name]
+    tables: list[pa.Table] = []
+    for fragment in fragments:
+        try:
+            tables.append(_table(fragment, snapshot, what, schema))
+        except (Damaged, StoreError) as error:
+            return Merged(snapshot, target.name, process=fragment["process"], why=str(error))
     table = pa.concat_tables(tables)
-    if order:
+    if order := _ORDER.get(what):
         table = table.sort_by([(name, "ascending") for name in order])
-    return to_parquet(table)
+    content = to_parquet(table)
+    # A name of its own: the same task may be run twice, at the same time.
+    replace_by(target.with_name(f".{target.name}.{secrets.token_hex(8)}"), target, content)
+    return Merged(snapshot, target.name, len(content), sha256(content).hexdigest())
 
 
-def _table(fragment: FragmentFiles, row: Mapping[str, Any]) -> pa.Table:
+def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema) -> pa.Table:
     """Return the rows of one process, if its files are what was written and fit its manifest."""
-    what, snapshot = row["what"], row["snapshot"]
-    columns = pa.ipc.read_schema(pa.py_buffer(row["columns"]))
     links: list[pa.Table] = []
-    for file in fragment["links"]:
-        path = Path(file["path"])
-        content = read_hashed(path, file["byte_count"], file["hash"], advice=FRAGMENT_ADVICE)
+    for name, byte_count, digest in fragment["links"]:
+        path = Path(name)
+        content = read_hashed(path, byte_count, digest, advice=FRAGMENT_ADVICE)
         with as_written(path):
             row_count = pq.read_metadata(pa.BufferReader(content)).num_rows
-            if what != KEYED and row_count != _row_count(fragment, what):
+            if what in PLAIN and row_count != _row_count(fragment, what):
                 raise ValueError(f"it has {row_count} rows, and its manifest says otherwise")
             table = read_parquet(content)
-            if table.schema != columns:
+            if table.schema != schema:
                 raise ValueError("it has other columns than such a file")
-            if not _CHECKS[what](table, fragment):
+            if not _CHECKS.get(what, _is_of_process)(table, fragment):
                 raise ValueError("it does not say what the manifest beside it does")
-            if what != KEYED and not _is_all(table, "snapshot", snapshot):
+            if what in PLAIN and not _is_all(table, "snapshot", snapshot):
                 raise ValueError(f"it is not of snapshot {snapshot}")
             links.append(table)
+    if what in PLAIN:
+        return links[0]
     with as_written(path):
-        if what != KEYED:
-            return links[0]
         table = apply_changes(links)
         identity = table.column(identity_of(table.column_names))
         if pc.count_distinct(identity).as_py() != table.num_rows:
             raise ValueError("it has a key twice")
-        return _of_snapshot(table, snapshot)
+        # They are rows of this snapshot, whichever recorded them.
+        name = pa.repeat(pa.scalar(snapshot), table.num_rows)
+        return table.set_column(0, "snapshot", name)
 
 
 def _row_count(fragment: FragmentFiles, what: str) -> int:
     if what == PROCESSES:
         return 1
     books = fragment["books"]
-    return len(books) if what == CHANNELS else sum(of_one["message_count"] for of_one in books)
-
-
-def _of_snapshot(table: pa.Table, snapshot: str) -> pa.Table:
-    """Return rows of a keyed field as rows of this snapshot, whichever recorded them."""
-    index = table.column_names.index("snapshot")
-    name = pa.repeat(pa.scalar(snapshot), table.num_rows)
-    return table.set_column(index, table.schema.field(index), name)
-
-
-def _is_state(table: pa.Table, fragment: FragmentFiles) -> bool:
-    named = [table.column(name).to_pylist() for name in ("process", "kind")]
-    return bool(named == [[fragment["process"]], [fragment["kind"]]])
-
-
-def _is_of_process(table: pa.Table, fragment: FragmentFiles) -> bool:
-    return _is_all(table, "process", fragment["process"])
+    return len(books) if what == CHANNELS else sum(count for *_, count in books)
 
 
 def _is_all(table: pa.Table, column: str, value: str) -> bool:
     return pc.unique(table.column(column)).to_pylist() in ([], [value])
 
 
+def _is_of_process(table: pa.Table, fragment: FragmentFiles) -> bool:
+    return _is_all(table, "process", fragment["process"])
+
+
+def _is_state(table: pa.Table, fragment: FragmentFiles) -> bool:
+    return _is_of_process(table, fragment) and _is_all(table, "kind", fragment["kind"])
+
+
 def _are_channels(table: pa.Table, fragment: FragmentFiles) -> bool:
     """Return whether these are the process's incoming channels, with the counts of both ends."""
-    named = (*_CHANNEL, *_COUNTS)
+    named = ("source", *_COUNTS)
     found = sorted(zip(*(table.column(name).to_pylist() for name in named), strict=True))
-    known = [
-        (books["source"], fragment["process"], *(books[name] for name in _COUNTS))
-        for books in fragment["books"]
-    ]
-    return bool(found == sorted(known))
+    known = sorted(map(tuple, fragment["books"]))
+    return found == known and _is_all(table, "target", fragment["process"])
 
 
 def _are_messages(table: pa.Table, fragment: FragmentFiles) -> bool:
     rest = table.num_rows
-    for books in fragment["books"]:
-        of_one = table.filter(pc.equal(table.column("source"), books["source"]))
-        if of_one.num_rows != books["message_count"]:
+    for source, _, received_count, message_count in fragment["books"]:
+        of_one = table.filter(pc.equal(table.column("source"), source))
+        if of_one.num_rows != message_count:
             return False
-        wanted = np.arange(of_one.num_rows) + (books["received_count"] + 1)
+        wanted = np.arange(of_one.num_rows) + (received_count + 1)
         if not np.array_equal(of_one.column("number").to_numpy(), wanted):
             return False
         rest -= of_one.num_rows
     return rest == 0 and _is_all(table, "target", fragment["process"])
 
 
-_CHECKS = {
-    PROCESSES: _is_state,
-    CHANNELS: _are_channels,
-    MESSAGES: _are_messages,
-    KEYED: _is_of_process,
-}
+_CHECKS = {PROCESSES: _is_state, CHANNELS: _are_channels, MESSAGES: _are_messages}

@@ -12,61 +12,64 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type
 
 from stillframe import topology as fields
 from stillframe.analytics import verified_parquet
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
+from stillframe.store.manifest import (
+    CHANNELS,
+    MESSAGES,
+    PROCESSES,
+    keyed_file,
+    links_of,
+    table_name,
+)
 from stillframe.store.tables import ARROW_TYPES, KeyedTable, merged_columns
 from stillframe.topology import Description
 
-PROCESSES_SCHEMA = (
-    "snapshot STRING, "  # P1-17
-    "process STRING, "  # which process
-    "kind STRING, "  # its class
-    "encoded BINARY"  # its state as a MessagePack map; the fields follow as columns
+TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
+"""Name of a table -> the file with its rows; those of keyed fields are called after them."""
+_BATCH = pa.struct([("first", pa.int64()), ("count", pa.int64()), ("encoded", pa.binary())])
+CHANNELS_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot", pa.string()),
+        pa.field("source", pa.string()),  # the process that sends
+        pa.field("target", pa.string()),  # the process that receives
+        pa.field("sent_count", pa.int64()),  # at the cut of the source
+        pa.field("received_count", pa.int64()),  # at the cut of the target
+        pa.field("message_count", pa.int64()),  # how many were on the channel
+        pa.field("encoded", pa.list_(_BATCH)),  # as they travelled
+    ]
 )
-CHANNELS_SCHEMA = (
-    "snapshot STRING, "
-    "source STRING, "  # the process that sends
-    "target STRING, "  # the process that receives
-    "sent_count BIGINT, "  # at the cut of the source
-    "received_count BIGINT, "  # at the cut of the target
-    "message_count BIGINT, "  # how many were on the channel
-    "encoded ARRAY<STRUCT<first: BIGINT, count: BIGINT, encoded: BINARY>>"  # as they travelled
-)
-MESSAGES_SCHEMA = (
-    "snapshot STRING, "
-    "source STRING, "
-    "target STRING, "
-    "number BIGINT, "  # of the message on its channel, from 1
-    "kind STRING"  # its class; the fields follow as columns
-)
-SQL_TYPES = {
-    "bool": "BOOLEAN",
-    "int": "BIGINT",
-    "float": "DOUBLE",
-    "text": "STRING",
-    "bytes": "BINARY",
-    "time": "TIMESTAMP",
-    "json": "STRING",
+_OWN_SCHEMAS = {
+    "processes": pa.schema(
+        [
+            pa.field("snapshot", pa.string()),  # P1-17
+            pa.field("process", pa.string()),  # which process
+            pa.field("kind", pa.string()),  # its class
+            pa.field("encoded", pa.binary()),  # its state as a MessagePack map
+        ]
+    ),
+    "channels": CHANNELS_SCHEMA,
+    "messages": pa.schema(
+        [
+            pa.field("snapshot", pa.string()),
+            pa.field("source", pa.string()),
+            pa.field("target", pa.string()),
+            pa.field("number", pa.int64()),  # of the message on its channel, from 1
+            pa.field("kind", pa.string()),  # its class
+        ]
+    ),
 }
-"""Kind of column (``Column.kind``) -> its type in Spark."""
+_KEYED_SCHEMA = pa.schema([("snapshot", pa.string()), ("process", pa.string())])
 _JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
     "timeZone": "UTC",
     "ignoreNullFields": "false",
 }
-TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
-"""Name of a table -> the file with its rows; those of keyed fields are called after them."""
-_OWN_COLUMNS = {
-    "processes": ("snapshot", "process", "kind", "encoded"),
-    "messages": ("snapshot", "source", "target", "number", "kind"),
-}
-_KEYED_COLUMNS = ("snapshot", "process")
 _LINKS = pa.schema(
     [
         pa.field("wanted", pa.string()),  # the snapshot that is read
@@ -78,19 +81,36 @@ _LINKS = pa.schema(
 Chains = Mapping[tuple[SnapshotId, ProcessId], Sequence[SnapshotId]]
 
 
-def processes_schema(description: Description) -> str:
-    """Return the columns of the states of a system."""
-    return PROCESSES_SCHEMA + field_schema(merged_columns(description.states))
+def table_schema(table: str, columns: Iterable[fields.Column]) -> pa.Schema:
+    """Return the columns of a table, those of fields at the end."""
+    own = _OWN_SCHEMAS.get(table, _KEYED_SCHEMA)
+    return pa.schema([*own, *((column.name, ARROW_TYPES[column.kind]) for column in columns)])
 
 
-def messages_schema(description: Description) -> str:
-    """Return the columns of the messages of a system that a snapshot caught on channels."""
-    return MESSAGES_SCHEMA + field_schema(merged_columns(description.messages))
+def field_columns(description: Description, table: str) -> tuple[fields.Column, ...]:
+    """Return the columns of a table that hold fields; those of a keyed field begin with `key`."""
+    match table:
+        case "processes":
+            return merged_columns(description.states)
+        case "channels":
+            return ()
+        case "messages":
+            return merged_columns(description.messages)
+    for kind, keyed in description.keyed.items():
+        for field, columns in keyed.items():
+            if table_name(kind, field) == table:
+                return (fields.Column("key", columns.key), *columns.values)
+    return ()
 
 
-def field_schema(columns: Iterable[fields.Column]) -> str:
-    """Return the columns of fields, to append to a schema."""
-    return "".join(f", `{column.name}` {SQL_TYPES[column.kind]}" for column in columns)
+def rows_of(
+    spark: SparkSession, published: Published, snapshots: Iterable[SnapshotId], table: str
+) -> DataFrame:
+    """Return the rows of processes, channels or messages in snapshots of one topology."""
+    snapshots = list(snapshots)
+    files = [published.file(snapshot, TABLES[table]) for snapshot in snapshots]
+    columns = field_columns(published.description(snapshots[0]), table)
+    return verified_parquet.rows(spark, files, table_schema(table, columns))
 
 
 def as_json(value: Column, kind: str) -> Column:
@@ -124,7 +144,8 @@ def converted(value: Column, kind: str, wanted: str) -> Column:
 
 
 class FullSnapshots:
-    """Some snapshots of a store, each with its full state; all that they are based on exists."""
+    """Some snapshots of a store, each with its full state; all that they are based on exists.
+    `is_chained`: any is incremental."""
 
     def __init__(
         self, spark: SparkSession, published: Published, snapshots: Collection[SnapshotId]
@@ -132,28 +153,21 @@ class FullSnapshots:
         published.check_chains(snapshots)
         self._spark = spark
         self._published = published
-        self._by_topology: dict[str, list[SnapshotId]] = {}
-        for snapshot in snapshots:
-            topology = published.manifests[snapshot].topology
-            self._by_topology.setdefault(topology, []).append(snapshot)
+        self._by_topology = published.by_topology(snapshots)
+        self.is_chained = any(published.manifests[snapshot].bases for snapshot in snapshots)
 
     @property
     def keyed_names(self) -> tuple[str, ...]:
         """The names of the tables of keyed fields, such as ``Account_owners``."""
-        tables = (
-            self._published.topologies.tables(topology).keyed for topology in self._by_topology
-        )
-        return tuple(dict.fromkeys(table.name for some in tables for table in some))
+        topologies = map(self._published.topologies.tables, self._by_topology)
+        return tuple(dict.fromkeys(table.name for one in topologies for table in one.keyed))
 
-    @property
-    def is_chained(self) -> bool:
-        """Whether any of the snapshots is incremental."""
-        manifests = self._published.manifests
-        return any(manifests[s].bases for some in self._by_topology.values() for s in some)
+    def has(self, name: str) -> bool:
+        """Whether there is a table of that name."""
+        return bool(self._by_topology) and name in (*TABLES, *self.keyed_names)
 
     def columns(self, name: str) -> tuple[fields.Column, ...]:
-        """Return the columns of a table that hold fields; those of a keyed field begin with
-        `key`."""
+        """Return the columns of a table that hold fields, in all topologies."""
         return merged_columns(
             {topology: self._columns_of(topology, name) for topology in self._by_topology}
         )
@@ -161,21 +175,20 @@ class FullSnapshots:
     def table(self, name: str) -> DataFrame:
         """Return a row for each process, channel, message or key of each snapshot, as
         ``Store.tables``."""
-        if name == "channels":
-            every = [snapshot for some in self._by_topology.values() for snapshot in some]
-            return self._rows(CHANNELS, every, CHANNELS_SCHEMA)
         if name not in (*TABLES, *self.keyed_names):
             raise UsageError(
                 f"there is no table {name!r}; there are {', '.join((*TABLES, *self.keyed_names))}"
             )
         wanted = self.columns(name)
-        parts = [
-            align_schema(
-                self._of_topology(name, topology), name, self._columns_of(topology, name), wanted
-            )
-            for topology in self._by_topology
-            if name in TABLES or self.keyed(topology, name) is not None
-        ]
+        parts = []
+        for topology, snapshots in self._by_topology.items():
+            if name in TABLES:
+                rows = rows_of(self._spark, self._published, snapshots, name)
+            elif (table := self.keyed(topology, name)) is not None:
+                rows = self.keyed_rows(topology, table)
+            else:
+                continue
+            parts.append(align_schema(rows, name, self._columns_of(topology, name), wanted))
         return functools.reduce(DataFrame.unionByName, parts)
 
     def keyed(self, topology: str, name: str) -> KeyedTable | None:
@@ -215,39 +228,15 @@ class FullSnapshots:
     def _keyed_files(self, table: KeyedTable, links: Collection[SnapshotId]) -> DataFrame:
         stored = table.no_rows().schema
         plain = [field for field in stored if field.name != "process"]
-        schema = pa.schema([(name, pa.string()) for name in _KEYED_COLUMNS] + plain)
         files = [
             self._published.file(link, keyed_file(table.name, is_full=is_whole))
             for link in links
             for is_whole in [self._published.manifests[link].bases is None]
         ]
-        return verified_parquet.rows(self._spark, files, from_arrow_schema(schema))
-
-    def _rows(self, file: str, snapshots: Collection[SnapshotId], schema: str) -> DataFrame:
-        files = [self._published.file(snapshot, file) for snapshot in snapshots]
-        return verified_parquet.rows(self._spark, files, schema)
-
-    def _of_topology(self, name: str, topology: str) -> DataFrame:
-        described, snapshots = self._described(topology), self._by_topology[topology]
-        if name == "processes":
-            return self._rows(PROCESSES, snapshots, processes_schema(described))
-        if name == "messages":
-            return self._rows(MESSAGES, snapshots, messages_schema(described))
-        table = self.keyed(topology, name)
-        assert table is not None
-        return self.keyed_rows(topology, table)
+        return verified_parquet.rows(self._spark, files, pa.schema([*_KEYED_SCHEMA, *plain]))
 
     def _columns_of(self, topology: str, name: str) -> tuple[fields.Column, ...]:
-        described = self._described(topology)
-        if name == "channels":
-            return ()
-        if name in TABLES:
-            return merged_columns(described.states if name == "processes" else described.messages)
-        table = self.keyed(topology, name)
-        if table is None:
-            return ()
-        keyed = described.keyed[table.kind][table.field]
-        return (fields.Column("key", keyed.key), *keyed.values)
+        return field_columns(self._described(topology), name)
 
     def _described(self, topology: str) -> Description:
         return self._published.topologies.described[topology]
@@ -278,10 +267,8 @@ def align_schema(
 ) -> DataFrame:
     """Return the rows of a table, whose fields are in the columns `own`, with those `wanted`."""
     kinds = {column.name: column.kind for column in own}
-    if table == "channels":
-        return rows
     return rows.select(
-        *_OWN_COLUMNS.get(table, _KEYED_COLUMNS),
+        *_OWN_SCHEMAS.get(table, _KEYED_SCHEMA).names,
         *(_column(rows, kinds.get(column.name), column).alias(column.name) for column in wanted),
     )
 
@@ -303,8 +290,8 @@ def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str)
     columns = [list(column) for column in zip(*_links(chains), strict=True)]
     links = spark.createDataFrame(pa.table(columns, schema=_LINKS))
     # Fields can have any name: in one column they clash with none here.
-    rest = [name for name in rows.columns if name not in (*_KEYED_COLUMNS, identity)]
-    packed = rows.select(*_KEYED_COLUMNS, identity, F.struct(*rest).alias("rest"))
+    rest = [name for name in rows.columns if name not in (*_KEYED_SCHEMA.names, identity)]
+    packed = rows.select(*_KEYED_SCHEMA.names, identity, F.struct(*rest).alias("rest"))
     of_chain = packed.join(
         F.broadcast(links),
         (F.col("snapshot") == F.col("link"))
@@ -331,6 +318,5 @@ def _links(chains: Chains) -> Iterator[tuple[str, str | None, str, int]]:
 
 def _column(rows: DataFrame, kind: str | None, wanted: fields.Column) -> Column:
     if kind is None:
-        sql_type = from_arrow_schema(pa.schema([("value", ARROW_TYPES[wanted.kind])]))[0].dataType
-        return F.lit(None).cast(sql_type)
+        return F.lit(None).cast(from_arrow_type(ARROW_TYPES[wanted.kind]))
     return converted(rows[f"`{wanted.name}`"], kind, wanted.kind)

@@ -82,6 +82,13 @@ class Published(msgspec.Struct, frozen=True):
         """Return the topology that a snapshot was taken of."""
         return self.topologies.described[self.manifests[snapshot].topology]
 
+    def by_topology(self, snapshots: Iterable[SnapshotId]) -> dict[str, list[SnapshotId]]:
+        """Return the snapshots that were taken of each topology."""
+        found: dict[str, list[SnapshotId]] = {}
+        for snapshot in snapshots:
+            found.setdefault(self.manifests[snapshot].topology, []).append(snapshot)
+        return found
+
     def file(self, snapshot: SnapshotId, name: str) -> tuple[str | None, str, int, str, int | None]:
         """Return snapshot, path, bytes, hash and rows of a file, for ``verified_parquet.rows``."""
         manifest = self.manifests[snapshot]
@@ -214,6 +221,11 @@ class Group(msgspec.Struct, frozen=True):
     def topology_hash(self) -> str:
         """The hash of that."""
         return self.described.description.hash
+
+    @property
+    def run(self) -> str | None:
+        """The run of the system that it is of, if a fragment can be read."""
+        return next((one.run for one in self.fragments.values()), None)
 
     @property
     def recorded_at(self) -> float | None:

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe.analytics import verified_parquet
+from stillframe.analytics.full_snapshots import CHANNELS_SCHEMA
 from stillframe.analytics.log_events import event_rows
 from stillframe.analytics.log_verification import log_pieces
 from stillframe.analytics.manifests import Published, read_published
@@ -59,10 +60,7 @@ FIGURES = (
     "chain_length",
 )
 """The columns of ``snapshots`` that ``spread`` summarizes."""
-_CHANNEL_COUNTS_SCHEMA = (
-    "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
-    "message_count BIGINT"
-)
+_COUNTS = ("snapshot", "source", "target", "sent_count", "received_count", "message_count")
 
 
 def snapshot_history(spark: SparkSession, store_path: Path) -> DataFrame:
@@ -133,7 +131,8 @@ def channel_counts(
     verified."""
     chosen = published.manifests if snapshots is None else dict.fromkeys(snapshots)
     files = [published.file(snapshot, CHANNELS) for snapshot in chosen]
-    return verified_parquet.rows(spark, files, _CHANNEL_COUNTS_SCHEMA)
+    schema = pa.schema([CHANNELS_SCHEMA.field(name) for name in _COUNTS])
+    return verified_parquet.rows(spark, files, schema)
 
 
 def channel_spread(channel_history: DataFrame) -> DataFrame:

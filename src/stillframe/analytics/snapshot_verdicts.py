@@ -10,7 +10,7 @@ mistakes in it. It reads the tables as they were written, down to the number of 
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,11 +94,11 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
             before = content
 
 
-def verdicts_of(batches: Iterable[pa.RecordBatch], expected: Expected) -> Iterator[pa.RecordBatch]:
-    """Yield the verdicts on published snapshots, whose directories come as `directory`."""
-    for batch in batches:
-        for directory in batch.column("directory").to_pylist():
-            yield to_batch([verdict_for(Path(directory), expected)])
+def checked(directory: str, expected: Expected) -> tuple[str, bool, str, int | None]:
+    """Return of the snapshot in `directory` its name, whether it is consistent, why not, and how
+    many messages are in transit; None if it is damaged."""
+    row = verdict_for(Path(directory), expected)
+    return row["snapshot"], row["verdict"] == CONSISTENT, row["why"], row.get("message_count")
 
 
 def to_batch(rows: list[Row]) -> pa.RecordBatch:

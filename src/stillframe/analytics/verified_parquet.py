@@ -5,14 +5,16 @@ same bytes. Executors of a cluster run it: it needs no more than Arrow.
 """
 
 import hashlib
+import json
 import math
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,16 +34,8 @@ File = tuple[str | None, str, int, str, int | None]
 several, the rows if their number is unknown."""
 
 SNAPSHOT = "snapshot"
-_FILES_SCHEMA = pa.schema(
-    [
-        pa.field("snapshot", pa.string()),
-        pa.field("path", pa.string()),
-        pa.field("byte_count", pa.int64()),
-        pa.field("hash", pa.string()),
-        pa.field("row_count", pa.int64()),
-        pa.field("task", pa.int32()),
-    ]
-)
+_ITEMS = pa.schema([("item", pa.string()), ("task", pa.int32())])
+_ANSWER = "answer STRING"
 _TASK_BYTES = 32 * 2**20
 _TASK_FILE_COUNT = 256
 """How much, and how many files, one task reads: starting it costs more than reading a small
@@ -52,36 +46,88 @@ _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULT
 FILE_ROW_COUNT = 2**23
 GROUP_ROW_COUNT = 2**20
 GROUP_BYTES = 2**26
-_WRITTEN = pa.schema(
-    [("name", pa.string()), ("row_count", pa.int64()), ("bytes", pa.int64()), ("hash", pa.string())]
-)
-Written = tuple[str, int, int, str]
-"""Name, rows, bytes and SHA-256 of a file."""
 
 
-def rows(spark: SparkSession, files: Sequence[File], schema: str | StructType) -> DataFrame:
+class Written(NamedTuple):
+    """A file that was written: its name, rows, bytes and SHA-256."""
+
+    name: str
+    row_count: int
+    bytes: int
+    hash: str
+
+
+def rows(spark: SparkSession, files: Sequence[File], schema: str | pa.Schema) -> DataFrame:
     """Return the rows of files with the columns of `schema`, of which `snapshot` is the first and
     has the snapshot given with a file. Nothing is read before an action, inside
     ``spark_errors``."""
-    struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    struct = StructType.fromDDL(schema) if isinstance(schema, str) else from_arrow_schema(schema)
     assert isinstance(struct, StructType)
-    message = to_arrow_schema(struct, timezone="UTC").serialize().to_pybytes()
-    return _spread(spark, files).mapInArrow(partial(_read, schema_message=message), struct)
+    read = partial(_read, schema=to_arrow_schema(struct, timezone="UTC"))
+    return _in_tasks(spark, files, [file[2] for file in files], read, struct)
 
 
 def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
     """Return the paths of files that are not what was written, and why; runs a job."""
-    with spark_errors(Path(files[0][1]).parent.parent if files else Path()):
-        found = _spread(spark, files).mapInArrow(_check, "path STRING, damage STRING").collect()
-    return {row["path"]: row["damage"] for row in found}
+    place = Path(files[0][1]).parent.parent if files else Path()
+    found = run(spark, place, files, [file[2] for file in files], _damage)
+    return {path: damage for path, damage in found if damage is not None}
 
 
-def _spread(spark: SparkSession, files: Sequence[File]) -> DataFrame:
+def run(
+    spark: SparkSession,
+    place: Path,
+    items: Sequence[tuple[Any, ...]],
+    sizes: Sequence[int],
+    work: Callable[..., Any],
+) -> list[Any]:
+    """Call `work`, which reads below `place`, with each item as its arguments, in tasks, and return
+    the answers in any order. Items and answers can be JSON; `sizes` are the bytes that it reads."""
+    if not items:
+        return []
+    with spark_errors(place):
+        return _collect(_in_tasks(spark, items, sizes, partial(_answers, work=work), _ANSWER))
+
+
+def _in_tasks(
+    spark: SparkSession,
+    items: Sequence[tuple[Any, ...]],
+    sizes: Sequence[int],
+    work: Callable[..., Iterator[pa.RecordBatch]],
+    schema: StructType | str,
+) -> DataFrame:
+    """Return the rows that tasks make of items; large ones are spread."""
     add_package(spark)
-    task_count, tasks = spread_tasks(spark, [file[2] for file in files])
-    columns = [list(column) for column in zip(*files, strict=True)] or [[]] * 5
-    listed = spark.createDataFrame(pa.table([*columns, tasks], schema=_FILES_SCHEMA))
-    return listed.repartitionById(task_count, F.col("task"))
+    by_size = math.ceil(sum(sizes) / _TASK_BYTES)
+    by_number = math.ceil(len(items) / _TASK_FILE_COUNT)
+    cores = spark.sparkContext.defaultParallelism
+    count = max(1, min(len(items), max(by_size, by_number, cores)))
+    largest_first = sorted(range(len(items)), key=lambda index: -sizes[index])
+    encoded = [json.dumps(items[index]) for index in largest_first]
+    tasks = [place % count for place in range(len(items))]
+    listed = spark.createDataFrame(pa.table([encoded, tasks], schema=_ITEMS))
+    spread = listed.repartitionById(count, F.col("task"))
+    return spread.mapInArrow(partial(_each, work=work), schema)
+
+
+def _each(
+    batches: Iterable[pa.RecordBatch], work: Callable[..., Iterator[pa.RecordBatch]]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for item in batch.column("item").to_pylist():
+            yield from work(*json.loads(item))
+
+
+def _answers(*item: object, work: Callable[..., object]) -> Iterator[pa.RecordBatch]:
+    yield _to_batch(work(*item))
+
+
+def _to_batch(answer: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"answer": [json.dumps(answer)]})
+
+
+def _collect(answers: DataFrame) -> list[Any]:
+    return [json.loads(row["answer"]) for row in answers.collect()]
 
 
 @contextmanager
@@ -111,31 +157,12 @@ def first_line(error: PySparkException) -> str:
     return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
 
 
-def spread_tasks(spark: SparkSession, sizes: Sequence[int]) -> tuple[int, list[int]]:
-    """Return how many tasks there are, and which reads each file of so many bytes; large ones
-    spread."""
-    by_size = math.ceil(sum(sizes) / _TASK_BYTES)
-    by_number = math.ceil(len(sizes) / _TASK_FILE_COUNT)
-    cores = spark.sparkContext.defaultParallelism
-    count = max(1, min(len(sizes), max(by_size, by_number, cores)))
-    tasks = [0] * len(sizes)
-    ordered = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    for place, index in enumerate(ordered):
-        tasks[index] = place % count
-    return count, tasks
-
-
-def _check(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for _, path, byte_count, digest, row_count in _files(batch):
-            try:
-                _content(Path(path), byte_count, digest, row_count)
-            except (Damaged, NotConsistent) as error:
-                yield pa.RecordBatch.from_pydict({"path": [path], "damage": [str(error)]})
-
-
-def _files(batch: pa.RecordBatch) -> Iterator[File]:
-    yield from zip(*(column.to_pylist() for column in batch.columns[:-1]), strict=True)
+def _damage(_: str | None, path: str, *promised: Any) -> tuple[str, str | None]:
+    try:
+        _content(Path(path), *promised)
+    except (Damaged, NotConsistent) as error:
+        return path, str(error)
+    return path, None
 
 
 def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:
@@ -147,19 +174,12 @@ def _content(path: Path, byte_count: int, digest: str, row_count: int | None) ->
     return content
 
 
-def _read(batches: Iterable[pa.RecordBatch], schema_message: bytes) -> Iterator[pa.RecordBatch]:
-    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
-    for batch in batches:
-        for snapshot, path, byte_count, digest, row_count in _files(batch):
-            content = _content(Path(path), byte_count, digest, row_count)
-            yield from _batches(snapshot, Path(path), content, schema)
-
-
-def _batches(
-    snapshot: str | None, path: Path, content: bytes, schema: pa.Schema
+def _read(
+    snapshot: str | None, path: str, *promised: Any, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     names = [name for name in schema.names if name != SNAPSHOT or snapshot is None]
-    with as_written(path):
+    content = _content(Path(path), *promised)
+    with as_written(Path(path)):
         for group in row_groups(content, names):
             columns = dict(zip(names, group.columns, strict=True))
             if snapshot is not None:
@@ -173,10 +193,9 @@ def write(rows: DataFrame, directory: Path) -> list[Written]:
     then; their names in the directory are not, and those of failed tasks are not returned. Run it
     inside ``spark_errors``."""
     add_package(rows.sparkSession)
-    schema = to_arrow_schema(rows.schema, timezone="UTC").serialize().to_pybytes()
-    task = partial(_write, directory=str(directory.absolute()), schema_message=schema)
-    written = rows.mapInArrow(task, from_arrow_schema(_WRITTEN)).collect()
-    return [(row["name"], row["row_count"], row["bytes"], row["hash"]) for row in written]
+    schema = to_arrow_schema(rows.schema, timezone="UTC")
+    task = partial(_write, directory=directory.absolute(), schema=schema)
+    return [Written(*answer) for answer in _collect(rows.mapInArrow(task, _ANSWER))]
 
 
 def write_here(table: pa.Table, path: Path) -> Written:
@@ -185,15 +204,12 @@ def write_here(table: pa.Table, path: Path) -> Written:
 
 
 def _write(
-    batches: Iterable[pa.RecordBatch], directory: str, schema_message: bytes
+    batches: Iterable[pa.RecordBatch], directory: Path, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
     groups = _groups(batches, schema)
     for first in groups:
-        path = Path(directory) / f"{secrets.token_hex(16)}.parquet"
-        written = _write_file(_limited(first, groups), path, schema)
-        columns = [pa.array([value]) for value in written]
-        yield pa.RecordBatch.from_arrays(columns, schema=_WRITTEN)
+        path = directory / f"{secrets.token_hex(16)}.parquet"
+        yield _to_batch(_write_file(_limited(first, groups), path, schema))
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -235,4 +251,4 @@ def _write_file(tables: Iterable[pa.Table], path: Path, schema: pa.Schema) -> Wr
             f"{path} could not be written: {why}: make room on that disk, or "
             "give another directory; what was published there before is as it was"
         ) from error
-    return path.name, row_count, path.stat().st_size, digest
+    return Written(path.name, row_count, path.stat().st_size, digest)

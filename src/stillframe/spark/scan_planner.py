@@ -22,8 +22,18 @@ from stillframe.spark.slices import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, T
 from stillframe.store.tables import to_array
 from stillframe.topology import Column
 
-TABLES = ("services", "queries", "channels")
-_POSITIONS = pa.map_(pa.string(), pa.int64())
+_SERVICES_SCHEMA = pa.schema(
+    [
+        ("participant", pa.string()),
+        ("kind", pa.string()),
+        ("positions", pa.map_(pa.string(), pa.int64())),
+        ("state", pa.string()),
+    ]
+)
+_COUNTS = ("position", "barrier", "sent_count", "received_count", "record_count", "duplicate_count")
+_CHANNELS_SCHEMA = pa.schema(
+    [("log", pa.string()), ("target", pa.string()), *((name, pa.int64()) for name in _COUNTS)]
+)
 _INT64 = range(-(2**63), 2**63)
 _KINDS: tuple[tuple[type, str], ...] = (
     (bool, "bool"),
@@ -110,19 +120,14 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
         return _plan_channel(root, manifest, channel, options.get("target"))
     if service is not None and table in (None, "services"):
         return _plan_table(service_fields(manifest, service))
-    match table:
-        case "services" if service is None:
-            return _plan_table(_services(manifest))
-        case "queries" if service is None:
-            return _plan_table(_queries(manifest))
-        case "channels" if service is None:
-            return _plan_table(_channels(manifest))
+    if service is None and table in _TABLES:
+        return _plan_table(_TABLES[table](manifest))
     asked = "nothing to read is named" if table is None else f"there is no table {table!r}"
-    if table in TABLES:
+    if table in _TABLES:
         asked = f"the option service does not go with table={table!r}"
     names = ", ".join(log.name for log in manifest.dataflow.logs) or "none"
     raise UsageError(
-        f"{asked}: give table, one of {', '.join(TABLES)}; or service, one of "
+        f"{asked}: give table, one of {', '.join(_TABLES)}; or service, one of "
         f"{', '.join(manifest.dataflow.services) or 'none'}; or channel, one of {names}"
     )
 
@@ -175,42 +180,40 @@ def as_json(values: list[Any]) -> pa.Array:
 def _services(manifest: Manifest) -> pa.Table:
     parts = [(part, part.service) for part in manifest.fragments if part.service is not None]
     return pa.table(
-        {
-            "participant": pa.array([part.participant for part, _ in parts], pa.string()),
-            "kind": pa.array([state.kind for _, state in parts], pa.string()),
-            "positions": pa.array([list(part.positions.items()) for part, _ in parts], _POSITIONS),
-            "state": as_json([decoded_fields(state) for _, state in parts]),
-        }
+        [
+            [part.participant for part, _ in parts],
+            [state.kind for _, state in parts],
+            [list(part.positions.items()) for part, _ in parts],
+            as_json([decoded_fields(state) for _, state in parts]),
+        ],
+        schema=_SERVICES_SCHEMA,
     )
 
 
 def _queries(manifest: Manifest) -> pa.Table:
     parts = [(part, part.query) for part in manifest.fragments if part.query is not None]
-    return pa.table(
-        {
-            "query": pa.array([part.participant for part, _ in parts], pa.string()),
-            "batch": pa.array([state.batch for _, state in parts], pa.int64()),
-        }
-    )
+    columns = [part.participant for part, _ in parts], [state.batch for _, state in parts]
+    return pa.table([*columns], schema=pa.schema([("query", pa.string()), ("batch", pa.int64())]))
 
 
 def _channels(manifest: Manifest) -> pa.Table:
-    cuts = manifest.channels
-    counts = {
-        "position": [cut.position for cut in cuts],
-        "barrier": [cut.barrier for cut in cuts],
-        "sent_count": [sum(cut.sent_counts) for cut in cuts],
-        "received_count": [sum(cut.received_counts) for cut in cuts],
-        "record_count": [cut.record_count for cut in cuts],
-        "duplicate_count": [cut.duplicate_count for cut in cuts],
-    }
-    return pa.table(
+    rows = [
         {
-            "log": pa.array([cut.log for cut in cuts], pa.string()),
-            "target": pa.array([cut.target for cut in cuts], pa.string()),
-            **{name: pa.array(values, pa.int64()) for name, values in counts.items()},
+            "log": cut.log,
+            "target": cut.target,
+            "position": cut.position,
+            "barrier": cut.barrier,
+            "sent_count": sum(cut.sent_counts),
+            "received_count": sum(cut.received_counts),
+            "record_count": cut.record_count,
+            "duplicate_count": cut.duplicate_count,
         }
-    )
+        for cut in manifest.channels
+    ]
+    return pa.Table.from_pylist(rows, schema=_CHANNELS_SCHEMA)
+
+
+_TABLES = {"services": _services, "queries": _queries, "channels": _channels}
 
 
 def _plan_channel(root: Path, manifest: Manifest, channel: str, target: str | None) -> ScanPlan:
@@ -240,35 +243,33 @@ def _the_cut(manifest: Manifest, channel: str, target: str | None) -> ChannelCut
 
 def _plan_table(table: pa.Table) -> ScanPlan:
     schema = from_arrow_schema(table.schema)
-    expected = _arrow_schema_of(schema)
-    buffer = pa.BufferOutputStream()
-    with pa.ipc.new_stream(buffer, expected) as stream:
-        stream.write_table(table.cast(expected))
-    return ScanPlan(schema, [TableSlice(buffer.getvalue().to_pybytes())])
+    return ScanPlan(schema, [TableSlice(table.cast(to_arrow_schema(schema, timezone="UTC")))])
 
 
 def _plan_records(reader: LogReader, first: int, end: int) -> ScanPlan:
-    """Return a task for each partition that has records among the items ``first .. end - 1``."""
     schema = from_arrow_schema(reader.log.arrow_schema)
     schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
+    return ScanPlan(schema, record_slices(reader, first, end, schema, is_placed=True))
+
+
+def record_slices(
+    reader: LogReader, first: int, end: int, schema: StructType, *, is_placed: bool
+) -> list[InputPartition]:
+    """Return a task for each partition that has records among the items ``first .. end - 1``; with
+    `is_placed` the last two columns are partition and offset."""
     files: dict[int, list[tuple[str, int, int]]] = {}
     for item in reader.entries(first, end):
         offsets = list(item.offsets)
         for file in item.files:
-            path = str(reader.data_path(item, file))
-            files.setdefault(file.partition, []).append(
-                (path, file.checksum, offsets[file.partition])
-            )
-            offsets[file.partition] += file.record_count
-    message = _arrow_schema_of(schema).serialize().to_pybytes()
-    return ScanPlan(
-        schema, [RecordsSlice(number, files[number], message) for number in sorted(files)]
-    )
-
-
-def _arrow_schema_of(schema: StructType) -> pa.Schema:
-    """Return the Arrow types in which Spark takes these columns; it takes no others."""
-    return to_arrow_schema(schema, timezone="UTC")
+            path, number = str(reader.data_path(item, file)), file.partition
+            files.setdefault(number, []).append((path, file.checksum, offsets[number]))
+            offsets[number] += file.record_count
+    # Spark takes each of its types as one Arrow type alone, times in microseconds say.
+    taken = to_arrow_schema(schema, timezone="UTC")
+    return [
+        RecordsSlice(number if is_placed else None, files[number], taken)
+        for number in sorted(files)
+    ]
 
 
 def _kind_of(value: Any) -> str:
@@ -288,3 +289,6 @@ def _needed(options: Mapping[str, str], name: str, source: str) -> str:
     if not value:
         raise UsageError(f"format({source!r}) needs the option {name!r}")
     return value
+
+
+PLANS = {SNAPSHOT_FORMAT: plan_snapshot_scan, LOG_FORMAT: plan_log_scan}

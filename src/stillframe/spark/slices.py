@@ -18,61 +18,48 @@ LOG_FORMAT = "stillframe.log"
 _BATCH_ROW_COUNT = 1 << 16
 
 
-class ChannelSlice(InputPartition):
-    """Data files of a channel in order, with their checksums, and the schema of their records."""
-
-    def __init__(self, files: list[tuple[str, int]], schema: bytes) -> None:
-        self.files = files
-        self.schema = schema
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records."""
-        yield from record_batches(self.files, self.schema)
-
-
 class TableSlice(InputPartition):
-    """A small table that was made on the driver, as an Arrow stream."""
+    """A small table that was made on the driver."""
 
-    def __init__(self, stream: bytes) -> None:
-        self.stream = stream
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the table."""
-        yield from pa.ipc.open_stream(self.stream)
+        yield from self.table.to_batches()
 
 
 class RecordsSlice(InputPartition):
-    """Data files of one partition of a log, with their checksums and first offsets. `schema` is an
-    Arrow message: the columns of the records, then partition and offset."""
+    """Data files of one partition of a log, with their checksums and first offsets. `schema` has
+    the columns of the records and then, unless `partition` is None, partition and offset."""
 
-    def __init__(self, partition: int, files: list[tuple[str, int, int]], schema: bytes) -> None:
+    def __init__(
+        self, partition: int | None, files: list[tuple[str, int, int]], schema: pa.Schema
+    ) -> None:
         self.partition = partition
         self.files = files
         self.schema = schema
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the records with partition and offset."""
-        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
-        *own, partition_field, offset_field = schema
-        message = pa.schema(own).serialize().to_pybytes()
+        """Yield the records."""
+        if self.partition is None:
+            yield from record_batches([file[:2] for file in self.files], self.schema)
+            return
+        *own, partition_field, offset_field = self.schema
         for path, checksum, first in self.files:
             offset = first
-            for batch in record_batches([(path, checksum)], message):
+            for batch in record_batches([(path, checksum)], pa.schema(own)):
                 count = batch.num_rows
                 where = (
                     pa.repeat(pa.scalar(self.partition, partition_field.type), count),
                     pa.array(range(offset, offset + count), offset_field.type),
                 )
-                yield pa.RecordBatch.from_arrays([*batch.columns, *where], schema=schema)
+                yield pa.RecordBatch.from_arrays([*batch.columns, *where], schema=self.schema)
                 offset += count
 
 
-def record_batches(
-    files: Iterable[tuple[str, int]], schema_message: bytes
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of Parquet files with these checksums, in order; the schema is a
-    message."""
-    schema = pa.ipc.read_schema(pa.py_buffer(schema_message))
+def record_batches(files: Iterable[tuple[str, int]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the records of Parquet files with these checksums, in order."""
     for path, checksum in files:
         check_file(Path(path), checksum)
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:

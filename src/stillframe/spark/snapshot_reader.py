@@ -11,13 +11,6 @@ from stillframe.spark.queries import register
 from stillframe.spark.scan_planner import as_json, decoded_fields
 from stillframe.spark.slices import LOG_FORMAT
 
-FIELD_DIFFERENCES_SCHEMA = (
-    "change STRING, "  # added, removed or changed
-    "key STRING, "  # the name of a field
-    "before STRING, "  # its value as JSON
-    "after STRING"
-)
-
 _KEY_COLUMNS = ("key", "user_map_key")
 _PARTITION = "partition_id"
 _NUMBER = "number"
@@ -132,7 +125,8 @@ def diff(
     """
     manifests = [pipeline.find(first), pipeline.find(second)]
     if participant in manifests[0].dataflow.services:
-        return _field_differences(spark, *(_fields(one, participant) for one in manifests))
+        earlier, later = (_fields(spark, manifest, participant) for manifest in manifests)
+        return differences(earlier, later, ["key"]).orderBy("key")
     found = [
         None
         if _batch(manifest, participant) is None
@@ -184,23 +178,13 @@ def _numbered(rows: DataFrame, keys: list[str], values: list[str], side: str) ->
     )
 
 
-def _fields(manifest: Manifest, service: str) -> dict[str, str | None]:
+def _fields(spark: SparkSession, manifest: Manifest, service: str) -> DataFrame:
+    """Return the fields of a service as rows, with their values as JSON."""
     state = manifest.fragment(service).service
     assert state is not None
     fields = decoded_fields(state)
-    return dict(zip(fields, as_json(list(fields.values())).to_pylist(), strict=True))
-
-
-def _field_differences(
-    spark: SparkSession, before: dict[str, str | None], after: dict[str, str | None]
-) -> DataFrame:
-    rows = []
-    for name in sorted(before.keys() | after.keys()):
-        change = "removed" if name not in after else "added" if name not in before else "changed"
-        values = (before.get(name), after.get(name))
-        if change != "changed" or values[0] != values[1]:
-            rows.append((change, name, *values))
-    return spark.createDataFrame(rows, FIELD_DIFFERENCES_SCHEMA)
+    rows = [*zip(fields, as_json(list(fields.values())).to_pylist(), strict=True)]
+    return spark.createDataFrame(rows, "key STRING, value STRING")
 
 
 def _batch(manifest: Manifest, query: str) -> int | None:

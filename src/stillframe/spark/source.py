@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -49,7 +49,6 @@ from stillframe.spark.slices import (
     CHANNELS_FORMAT,
     LOG_FORMAT,
     SNAPSHOT_FORMAT,
-    ChannelSlice,
     RecordsSlice,
     TableSlice,
 )
@@ -152,24 +151,19 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each partition of each log."""
         from stillframe.pipeline.checkpoint import OFFSET_KEY
+        from stillframe.spark.scan_planner import record_slices
 
         slices: list[InputPartition] = []
         for log in self._logs:
             reader = self._participant.readers[log]
-            files: dict[int, list[tuple[str, int]]] = {}
-            for item in reader.entries(start[OFFSET_KEY][log], end[OFFSET_KEY][log]):
-                for file in item.files:
-                    path = str(reader.data_path(item, file))
-                    files.setdefault(file.partition, []).append((path, file.checksum))
-            # Spark takes each of its types as one Arrow type alone, times in microseconds say.
-            taken = to_arrow_schema(from_arrow_schema(reader.log.arrow_schema), timezone="UTC")
-            schema = taken.serialize().to_pybytes()
-            slices.extend(ChannelSlice(files[partition], schema) for partition in sorted(files))
+            ends = start[OFFSET_KEY][log], end[OFFSET_KEY][log]
+            schema = from_arrow_schema(reader.log.arrow_schema)
+            slices += record_slices(reader, *ends, schema, is_placed=False)
         return slices
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         """Yield the records of one task."""
-        assert isinstance(partition, ChannelSlice)
+        assert isinstance(partition, RecordsSlice)
         return partition.batches()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -240,9 +234,6 @@ def _reach(reader: "LogReader", begin: int, end: int, row_limit: int) -> tuple[i
 class _TableSource(DataSource):
     """A batch source whose columns and slices are planned on the driver."""
 
-    def _plan(self) -> "ScanPlan":
-        raise NotImplementedError
-
     def schema(self) -> StructType:
         """Return the columns of what is to be read."""
         return self._plan().schema
@@ -250,6 +241,11 @@ class _TableSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of what is to be read."""
         return SlicesReader(self._plan().slices)
+
+    def _plan(self) -> "ScanPlan":
+        from stillframe.spark.scan_planner import PLANS
+
+        return PLANS[self.name()](self.options)
 
 
 class SnapshotSource(_TableSource):
@@ -260,11 +256,6 @@ class SnapshotSource(_TableSource):
         """Return what ``format`` takes."""
         return SNAPSHOT_FORMAT
 
-    def _plan(self) -> "ScanPlan":
-        from stillframe.spark.scan_planner import plan_snapshot_scan
-
-        return plan_snapshot_scan(self.options)
-
 
 class RecordsSource(_TableSource):
     """A log as a batch source, as it is when it is planned."""
@@ -273,11 +264,6 @@ class RecordsSource(_TableSource):
     def name(cls) -> str:
         """Return what ``format`` takes."""
         return LOG_FORMAT
-
-    def _plan(self) -> "ScanPlan":
-        from stillframe.spark.scan_planner import plan_log_scan
-
-        return plan_log_scan(self.options)
 
 
 class SlicesReader(DataSourceReader):
