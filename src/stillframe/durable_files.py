@@ -9,6 +9,7 @@ Executors of a cluster import this module: it needs no more than Python.
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -72,6 +73,20 @@ def replace_by(partial: Path, path: Path, content: bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file, which is made if it is not there, until the returned descriptor is closed; None
+    if it is locked already."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor
 
 
 def link_or_copy(source: Path, target: Path) -> None:

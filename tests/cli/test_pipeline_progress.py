@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import stillframe.pipeline.pipeline
+import stillframe.pipeline.progress
 from stillframe.cli import pipeline as commands
 from stillframe.cli.pipeline import LINE_COUNT_MAX, progress_lines
 from stillframe.model import SnapshotId
@@ -166,7 +166,7 @@ def test_a_snapshot_that_ends_while_it_is_read_is_over(
         clear_pending(shop.path)
         return progress_of(*arguments)
 
-    monkeypatch.setattr(stillframe.pipeline.pipeline, "progress_of", read_too_late)
+    monkeypatch.setattr(stillframe.pipeline.progress, "progress_of", read_too_late)
     result = call("spark", "progress", shop.path)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "no snapshot is under way\n"

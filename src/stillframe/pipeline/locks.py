@@ -4,12 +4,12 @@ The file system releases a lock when the program that holds it ends.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from stillframe.durable_files import try_lock
 from stillframe.errors import Unavailable
 from stillframe.store.layout import explain_io_errors
 
@@ -33,16 +33,9 @@ class Lock:
         its file cannot be written."""
         with explain_io_errors(self._path, "opened"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            except OSError:
-                os.close(descriptor)
-                raise
-        self._descriptor = descriptor
+            self._descriptor = try_lock(self._path)
+        if self._descriptor is None:
+            return False
         _held.add(self)
         return True
 

@@ -21,8 +21,7 @@ from stillframe.pipeline.metadata import (
     with_ends,
     write_metadata,
 )
-from stillframe.pipeline.pending_snapshot import under_way
-from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.store.layout import explain_io_errors, first_names
@@ -328,17 +327,7 @@ class Pipeline:
 
     def progress(self) -> Progress | None:
         """Return the progress of the pending snapshot; None if there is none."""
-        while (request := under_way(self.path)) is not None:
-            try:
-                found = progress_of(self.path, read_metadata(self.path), request)
-            except Damaged:
-                if under_way(self.path) == request:
-                    raise
-                continue
-            # If it ended while it was read, removed files looked as if they had never existed.
-            if under_way(self.path) == request:
-                return found
-        return None
+        return ProgressReader(self.path).read(read_metadata(self.path))
 
 
 def sentence_on_damaged(damaged: list[SnapshotId]) -> str:

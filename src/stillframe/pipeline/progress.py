@@ -8,10 +8,16 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.metadata import Metadata, checkpoint_path
-from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, read_fragment
+from stillframe.pipeline.pending_snapshot import (
+    ParticipantFragment,
+    Request,
+    read_fragment,
+    under_way,
+)
 from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
 
@@ -89,18 +95,48 @@ class Progress(msgspec.Struct, frozen=True):
         return "; ".join(awaited.sentence() for awaited in self.stragglers or self.awaiting)
 
 
+class ProgressReader:
+    """Reads the progress of the snapshots of a pipeline; each fragment is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._snapshot: SnapshotId | None = None
+        self._fragments: dict[str, ParticipantFragment] = {}
+
+    def read(self, metadata: Metadata) -> Progress | None:
+        """Return the progress of the pending snapshot; None if there is none in this epoch."""
+        while (request := under_way(self._root)) and request.epoch == metadata.epoch:
+            try:
+                self._read_fragments(metadata, request)
+                found = progress_of(self._root, metadata, request, self._fragments)
+            except Damaged:
+                if under_way(self._root) == request:
+                    raise
+                continue
+            # If it ended while it was read, removed files looked as if they had never existed.
+            if under_way(self._root) == request:
+                return found
+        return None
+
+    def _read_fragments(self, metadata: Metadata, request: Request) -> None:
+        if request.snapshot != self._snapshot:
+            self._snapshot, self._fragments = request.snapshot, {}
+        for name in metadata.dataflow.participants:
+            if name not in self._fragments:
+                fragment = read_fragment(self._root, request.snapshot, name)
+                if fragment is not None:
+                    # The state of a service may be large, and is not needed here.
+                    self._fragments[name] = msgspec.structs.replace(fragment, service=None)
+
+
 def progress_of(
     root: Path,
     metadata: Metadata,
     request: Request,
-    fragments: Mapping[str, ParticipantFragment] | None = None,
+    fragments: Mapping[str, ParticipantFragment],
 ) -> Progress:
-    """Return the progress of the snapshot of `request`. `fragments` are those submitted so far, by
-    participant; None reads them from the disk."""
+    """Return the progress of the snapshot of `request`, given the fragments submitted so far."""
     participants = metadata.dataflow.participants
-    if fragments is None:
-        found = {name: read_fragment(root, request.snapshot, name) for name in participants}
-        fragments = {name: one for name, one in found.items() if one is not None}
     recorded = {name: fragments[name].recorded_at for name in participants if name in fragments}
     barriers = {
         log: (position, recorded_at)

@@ -56,10 +56,15 @@ class ServiceStatus(msgspec.Struct, frozen=True):
     positions: dict[str, int]
     since: float | None
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it lost its state, unless it runs."""
+        return self.has_joined and not self.has_state
+
 
 def service_status(root: Path, metadata: Metadata, name: str) -> ServiceStatus:
-    """Return the status of a service; its state, which may be long, is read once. Raises Damaged or
-    StoreError if the disk does not give it."""
+    """Return the status of a service. It is asked every few milliseconds while a snapshot is
+    pending, so its state, which may be long, is read once."""
     starts, path = metadata.starts[name], _record_path(root, metadata.epoch, name)
     with explain_io_errors(path, "read"):
         try:
@@ -94,11 +99,10 @@ def place_services(root: Path, metadata: Metadata, manifest: Manifest) -> None:
             if records.name != f"epoch-{metadata.epoch - 1}":
                 shutil.rmtree(records)
     for fragment in manifest.fragments:
-        if fragment.service is not None:
+        if (state := fragment.service) is not None:
             name = fragment.participant
-            positions = dict(metadata.starts[name])
             record = ServiceRecord(
-                epoch=metadata.epoch, positions=positions, state=fragment.service
+                epoch=metadata.epoch, positions=metadata.starts[name], state=state
             )
             write_service_record(root, name, record)
 
@@ -143,21 +147,20 @@ def record_stopped(
     if not lock.try_acquire():
         return None
     try:
-        if name not in metadata.dataflow.queries:
-            _record_service(root, metadata, request, name)
-        elif _has_its_turn(root, metadata, request, name):
-            _record_query(root, name)
+        is_query, sources = name in metadata.dataflow.queries, metadata.dataflow.incoming(name)
+        # Before a barrier is on one of its logs it is not worthwhile to search all of them.
+        if name in metadata.dataflow.initiators() or any(
+            has_recorded(root, request.snapshot, log.source) for log in sources
+        ):
+            if is_query:
+                _record_query(root, name)
+            else:
+                _record_service(root, metadata, name)
+        elif not is_query and service_status(root, metadata, name).is_dead:
+            raise _died(name)
         return read_fragment(root, request.snapshot, name)
     finally:
         lock.release()
-
-
-def _has_its_turn(root: Path, metadata: Metadata, request: Request, name: str) -> bool:
-    """Return whether a barrier is on a log that a participant reads, or none need be: only then is
-    it worthwhile to search all of its logs."""
-    return name in metadata.dataflow.initiators() or any(
-        has_recorded(root, request.snapshot, log.source) for log in metadata.dataflow.incoming(name)
-    )
 
 
 def _record_query(root: Path, name: str) -> None:
@@ -168,19 +171,12 @@ def _record_query(root: Path, name: str) -> None:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
 
 
-def _record_service(root: Path, metadata: Metadata, request: Request, name: str) -> None:
-    if not _has_its_turn(root, metadata, request, name):
-        # Asked every few milliseconds until then, so a state, which may be long, is read once.
-        status = service_status(root, metadata, name)
-        if status.has_joined and not status.has_state:
-            raise _died(name)
-        return
-    stopped = stopped_service(root, metadata, name)
-    if stopped is None:
-        return  # a program may be starting it right now
-    positions, state = stopped
-    logs = ServiceLogs(root, name, metadata, positions)
-    logs.at_boundary(lambda request: logs.submit(request, positions, service=state))
+def _record_service(root: Path, metadata: Metadata, name: str) -> None:
+    if (stopped := stopped_service(root, metadata, name)) is not None:
+        positions, state = stopped
+        logs = ServiceLogs(root, name, metadata, positions)
+        logs.at_boundary(lambda request: logs.submit(request, positions, service=state))
+    # Else a program may be starting it right now.
 
 
 @functools.lru_cache(maxsize=1024)

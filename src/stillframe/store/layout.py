@@ -2,8 +2,6 @@
 checked."""
 
 import contextlib
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import local_path, partial_path, replace_durably, sync
+from stillframe.durable_files import (
+    local_path,
+    partial_path,
+    replace_durably,
+    sync,
+    try_lock,
+)
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.manifest import MANIFEST, Head, Manifest
@@ -51,18 +55,12 @@ def explain_io_errors(path: Path, action: str) -> Iterator[None]:
 def take_lock(path: Path) -> int:
     """Become the one writer of the store at `path`, until the returned descriptor is closed;
     Unavailable if there is another writer."""
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
+    lock = try_lock(path / _LOCK)
+    if lock is None:
         raise Unavailable(
             f"the store {path} is in use by another program that writes to it: stop that one, or "
             "give this one another directory"
-        ) from None
-    except OSError:
-        os.close(lock)
-        raise
+        )
     return lock
 
 

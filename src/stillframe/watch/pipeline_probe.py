@@ -5,6 +5,7 @@ many records come before it. What has not changed since the last sample is not r
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +13,12 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import StillframeError
-from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log
 from stillframe.pipeline.locks import POLL_S, is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import PIPELINE_FILE, Metadata, checkpoint_path, read_metadata
-from stillframe.pipeline.pending_snapshot import ParticipantFragment, read_fragment, under_way
-from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.stopped import service_status
 
 RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
@@ -82,10 +81,8 @@ class PipelineProbe:
         self._metadata: Metadata | None = None
         self._began_at = 0.0
         self._logs: dict[str, _LogProbe] = {}
-        self._queries: dict[str, _QueryProbe] = {}
         self._were_running: set[str] = set()
-        self._fragments: dict[str, ParticipantFragment] = {}
-        self._snapshot: SnapshotId | None = None
+        self._progress = ProgressReader(root)
 
     def sample(self) -> PipelineSample:
         """Return how the pipeline is now; raises as ``read_metadata``."""
@@ -101,7 +98,7 @@ class PipelineProbe:
                 )
         progress = None
         with _collecting(errors):
-            progress = self._progress(metadata)
+            progress = self._progress.read(metadata)
         return PipelineSample(
             time.time(), metadata, self._began_at, participants, logs, progress, tuple(errors)
         )
@@ -117,25 +114,18 @@ class PipelineProbe:
             self._logs = {
                 log.name: _LogProbe(self._root, log, metadata) for log in metadata.dataflow.logs
             }
-            self._queries = {
-                query: _QueryProbe(checkpoint_path(self._root, metadata.epoch, query))
-                for query in metadata.dataflow.queries
-            }
         return self._metadata
 
     def _participant(self, metadata: Metadata, name: str, errors: list[str]) -> ParticipantSample:
         runs = self._is_running(name)
         with _collecting(errors):
-            if name in self._queries:
-                return self._queries[name].sample(metadata.starts[name], runs=runs)
-            stopped = service_status(self._root, metadata, name)
-            if runs:
-                status = RUNNING
-            elif stopped.has_joined:
-                status = STOPPED if stopped.has_state else DEAD
-            else:
-                status = ABSENT
-            return ParticipantSample(status, stopped.positions, since=stopped.since)
+            if name in metadata.dataflow.queries:
+                directory = checkpoint_path(self._root, metadata.epoch, name)
+                return _query_sample(directory, metadata.starts[name], runs=runs)
+            found = service_status(self._root, metadata, name)
+            status = DEAD if found.is_dead else STOPPED if found.has_joined else ABSENT
+            status = RUNNING if runs else status
+            return ParticipantSample(status, found.positions, since=found.since)
         return ParticipantSample(RUNNING if runs else STOPPED)
 
     def _is_running(self, name: str) -> bool:
@@ -150,23 +140,6 @@ class PipelineProbe:
                 time.sleep(POLL_S)
         self._were_running.add(name)
         return True
-
-    def _progress(self, metadata: Metadata) -> Progress | None:
-        request = under_way(self._root)
-        if request is None or request.epoch != metadata.epoch:
-            return None
-        if request.snapshot != self._snapshot:
-            self._snapshot, self._fragments = request.snapshot, {}
-        for name in metadata.dataflow.participants:
-            if name not in self._fragments:
-                fragment = read_fragment(self._root, request.snapshot, name)
-                if fragment is not None:
-                    # The state of a service may be large, and is not needed here.
-                    self._fragments[name] = msgspec.structs.replace(fragment, service=None)
-        found = progress_of(self._root, metadata, request, self._fragments)
-        # If the snapshot ended meanwhile, removed files look as if they had never existed.
-        now = under_way(self._root)
-        return found if now is not None and now.snapshot == request.snapshot else None
 
 
 class _LogProbe:
@@ -207,30 +180,25 @@ class _LogProbe:
         return self._reader.entry_path(number).exists()
 
 
-class _QueryProbe:
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._changed: tuple[int, int] | None = None
-        self._committed: checkpoint.Committed | None = None
-        self._planned: int | None = None
-        self._since: float | None = None
+@functools.lru_cache(maxsize=1024)
+def _batches_of(
+    directory: Path,
+    changed: tuple[int, int],  # noqa: ARG001 - identifies what is in it
+) -> tuple[checkpoint.Committed | None, int | None, float | None]:
+    """Return the last micro-batch of a query that was committed, the last one that was planned, and
+    when the first of them was committed."""
+    done = checkpoint.last_committed(directory)
+    since = None if done is None else checkpoint.committed_at(directory, done.batch)
+    return done, checkpoint.planned_batch(directory), since
 
-    def sample(self, start: dict[str, int], *, runs: bool) -> ParticipantSample:
-        """Return how the query is, given its positions at the start of the epoch."""
-        changed = checkpoint.changed_at(self._directory)
-        if changed != self._changed:
-            self._committed = checkpoint.last_committed(self._directory)
-            self._planned = checkpoint.planned_batch(self._directory)
-            self._since = None
-            if self._committed is not None:
-                self._since = checkpoint.committed_at(self._directory, self._committed.batch)
-            self._changed = changed
-        done = self._committed
-        batch = None if done is None else done.batch
-        is_busy = self._planned is not None and (batch is None or self._planned > batch)
-        status = (BUSY if is_busy else RUNNING) if runs else STOPPED
-        positions = start if done is None else done.positions
-        return ParticipantSample(status, positions, batch, self._since)
+
+def _query_sample(directory: Path, start: dict[str, int], *, runs: bool) -> ParticipantSample:
+    """Return how a query is, given its positions at the start of the epoch."""
+    done, planned, since = _batches_of(directory, checkpoint.changed_at(directory))
+    batch = None if done is None else done.batch
+    is_busy = planned is not None and (batch is None or planned > batch)
+    status = (BUSY if is_busy else RUNNING) if runs else STOPPED
+    return ParticipantSample(status, start if done is None else done.positions, batch, since)
 
 
 @contextlib.contextmanager

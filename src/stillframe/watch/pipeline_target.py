@@ -45,10 +45,6 @@ PUBLISH_S = 1.0
 PIPELINE = "pipeline"
 
 
-class _ServerClosed(Exception):
-    """The server is stopped, and abandons the snapshot that it takes."""
-
-
 class PipelineTarget(Target):
     """The pipeline in a directory; `sample` is that of the last successful poll. Raises as
     ``Pipeline``."""
@@ -97,10 +93,6 @@ class PipelineTarget(Target):
         try:
             async with exclusive:
                 result = await asyncio.to_thread(self._perform, action)
-        except _ServerClosed:
-            raise Unavailable(
-                "'stillframe watch' was stopped, and the snapshot was abandoned"
-            ) from None
         finally:
             self.wake()
         if isinstance(result, Abandoned):
@@ -128,7 +120,7 @@ class PipelineTarget(Target):
     def _take_snapshot(self, name: str | None) -> dict[str, Any] | Abandoned:
         def check_open(_: Progress) -> None:
             if self._is_closed.is_set():
-                raise _ServerClosed
+                raise Unavailable("'stillframe watch' was stopped, and the snapshot was abandoned")
 
         mode = document.snapshot_mode(self.pipeline.dataflow)
         if name is None:
