@@ -18,7 +18,6 @@ from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
 from stillframe.runtime.process.handlers import HandlerHost
-from stillframe.runtime.process.host import HostConfig
 from stillframe.topology import Topology
 
 MARKER = wire.Kind.MARKER
@@ -249,12 +248,14 @@ def hosted(
 ) -> HandlerHost:
     """Return the host of a process that has its place in a topology; it has not begun."""
     host = HandlerHost(
-        HostConfig.of(topology, name, marker_wait_s=marker_wait_s),
+        topology,
+        name,
         process,
         start,
         report=report,
         fail=fail,
-        scheduler=scheduler,
+        loop=scheduler,
+        marker_wait_s=marker_wait_s,
     )
     attach(
         process,

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,7 +14,8 @@ from stillframe.model import Fragment, ProcessState, SnapshotId
 from stillframe.runtime import control
 from stillframe.runtime.control import ChunkBuffer
 from stillframe.runtime.process import state_capture
-from stillframe.runtime.process.state_capture import FragmentSink, StateCapture
+from stillframe.runtime.process.fragment_recorder import FragmentRecorder
+from stillframe.runtime.process.state_capture import StateCapture
 from stillframe.state_codec import StateCodec
 
 S1, S2 = SnapshotId("P", 1), SnapshotId("P", 2)
@@ -44,7 +45,7 @@ class Recording:
         books: Any,
         scheduler: Any = None,
         *,
-        sink: FragmentSink | None = None,
+        sink: FragmentRecorder | None = None,
         base: SnapshotId | None = None,
     ) -> None:
         self.books = books
@@ -57,7 +58,7 @@ class Recording:
             codec=StateCodec(type(books)),
             subject=books,
             base=base,
-            scheduler=scheduler or self,
+            loop=scheduler or cast(Any, self),
             report=self._hear,
             sink=sink,
         )
@@ -83,7 +84,7 @@ class Recording:
     def cut(self, snapshot: SnapshotId, *, is_immediate: bool = False) -> None:
         """Record the state, and let the recorder be done at once."""
         state = self.captures.begin(snapshot, is_immediate=is_immediate)
-        self.captures.record_pause(snapshot, 0.25)
+        self.captures.record_cut(snapshot, None, 0.25)
         self.captures.recorded(Fragment(snapshot, state, {}, ()))
 
     def _hear(self, message: control.FromProcess) -> None:
@@ -124,7 +125,8 @@ class TimedRecording(Recording):
 
     def __init__(self, books: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 0.0
-        clock = SimpleNamespace(thread_time=lambda: self._now_s, perf_counter=lambda: self._now_s)
+        names = ("thread_time", "perf_counter", "time")
+        clock = SimpleNamespace(**dict.fromkeys(names, lambda: self._now_s))
         monkeypatch.setattr(state_capture, "time", clock)
         super().__init__(books)
 

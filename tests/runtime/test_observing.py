@@ -24,7 +24,6 @@ from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.stragglers import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
 from stillframe.runtime.coordinator import snapshot_monitor
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimelines
-from stillframe.runtime.process.state_capture import MarkerTimer
 from stillframe.runtime.process.status import QUICK_S
 from stillframe.runtime.supervisor.admin_socket import (
     SystemStatus,
@@ -182,20 +181,3 @@ def test_only_the_timelines_of_the_last_snapshots_are_kept() -> None:
     assert assembler.add(part, 2.0) is None
     timelines.add_fragment(part, 2.0)
     assert next(t for t in timelines.latest() if t.snapshot.number == 9).fragment_at == {"B": 2.0}
-
-
-def test_what_is_noted_of_a_snapshot_is_forgotten_with_it() -> None:
-    """When its part went, when it was given up, and when another coordinator came."""
-    marking = MarkerTimer()
-    for number in (1, 2, 3):
-        marking.step(SnapshotId("A", number), None, is_cut=True)
-        marking.step(SnapshotId("A", number), "B", is_cut=False)
-    marking.step(SnapshotId("A", 9), "B", is_cut=False)
-    times = marking.take(SnapshotId("A", 2))
-    assert times is not None
-    assert times.marked_by is None
-    assert [*times.came_s] == ["B"]
-    marking.forget_through(1)
-    assert marking.take(SnapshotId("A", 1)) is None
-    assert marking.take(SnapshotId("A", 3)) is not None
-    assert marking.take(SnapshotId("A", 9)) is None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.model import SnapshotId
+from stillframe.model import Fragment, SnapshotId
 from stillframe.runtime.process import state_capture
 from tests.runtime.links import children, until
 from tests.runtime.recordings import (
@@ -148,6 +148,24 @@ def test_an_abandoned_one_goes_no_further() -> None:
         pass
     assert recording.parts == {}
     assert recording.books.accounts._open == []
+
+
+def test_when_markers_came_is_part_of_the_fragment() -> None:
+    """By source, from the first one on; not of a snapshot that was abandoned meanwhile."""
+    recording = Recording(filled(3))
+    for snapshot, marked_by in ((S1, None), (S2, "A")):
+        state = recording.captures.begin(snapshot, is_immediate=False)
+        recording.captures.record_cut(snapshot, marked_by, 0.0)
+        recording.captures.record_marker(snapshot, "B")
+        recording.captures.recorded(Fragment(snapshot, state, {}, ()))
+        recording.captures.record_marker(snapshot, "late")
+    initiated, marked = (recording.parts[snapshot].marker_times for snapshot in (S1, S2))
+    assert initiated is not None
+    assert marked is not None
+    assert (initiated.marked_by, [*initiated.came_s]) == (None, ["B"])
+    assert (marked.marked_by, [*marked.came_s]) == ("A", ["A", "B"])
+    assert marked.came_s["A"] == 0.0 < marked.came_s["B"]
+    assert initiated.cut_at <= marked.cut_at
 
 
 def test_what_is_settled_is_captured_no_more_and_what_is_newer_goes_on() -> None:
@@ -309,4 +327,3 @@ def test_a_fork_that_takes_longer_than_it_saves_is_not_taken_for_a_while() -> No
     recording.cut(S1)
     assert S1 in recording.parts
     assert recording.captures._fork_s == 0.004
-    assert state_capture.READ_BYTES == state_capture.CHUNK_BYTES

@@ -179,7 +179,7 @@ async def obey(trial: Trial, member: ProcessRuntime) -> None:
     setup = await member._expect(control.Setup)
     subject = copy.copy(trial.topology.processes["A"])
     host = member.host(HandlerHost, trial.topology, subject, setup.start)
-    host.scheduler = trial.scheduler
+    host.loop = cast(asyncio.AbstractEventLoop, trial.scheduler)
     host.begin(is_fresh=setup.start is None)
     _ = await member._expect(control.Addresses)
     await member._follow_coordinator(host, host.published)

@@ -13,9 +13,6 @@ from stillframe.model import Batch, ProcessId, SnapshotId
 from stillframe.protocol.recorder import Effect, Recorded, Recorder, SendMarker
 from stillframe.runtime.process.endpoints import OutgoingEndpoint
 
-OpenLog = Callable[[Recorder, Mapping[ProcessId, OutgoingEndpoint]], "EventLogger"]
-"""Opens a log, given what counts the messages received and sent."""
-
 
 def check_epoch_unused(log: Path, epoch: int) -> None:
     """Raise a UsageError if the event log `log` holds `epoch` or a later one already, or is no
@@ -27,26 +24,16 @@ def check_epoch_unused(log: Path, epoch: int) -> None:
         )
 
 
-def log_opener(
-    log: Path, process: ProcessId, epoch: int, report_failure: Callable[[str], None]
-) -> OpenLog:
-    """Return what opens the log of `process` in `epoch`, in the directory `log`."""
-
-    def open_log(recorder: Recorder, outgoing: Mapping[ProcessId, OutgoingEndpoint]) -> EventLogger:
-        received, sent = recorder.received_counts, _sent_counts(outgoing)
-        writer = Writer(log, process, epoch, received, sent, on_error=report_failure)
-        return EventLogger(writer, recorder, outgoing)
-
-    return open_log
-
-
 class EventLogger:
-    """Records what a process does, each event in the step in which it happens.
+    """Records what the process does, each event in the step in which it happens.
 
     Args:
-        writer: of the log.
+        log: the directory of the event log.
+        process: whose log this is.
+        epoch: the epoch of the process.
         recorder: of the process; it counts what was received.
         outgoing: its channels, by target; they count what was sent.
+        report_failure: called by any thread with a sentence when the log cannot be written.
 
     Attributes:
         is_time: whether to flush at the next boundary between actions.
@@ -59,14 +46,22 @@ class EventLogger:
     flush_interval_s = HAND_OVER_S
 
     def __init__(
-        self, writer: Writer, recorder: Recorder, outgoing: Mapping[ProcessId, OutgoingEndpoint]
+        self,
+        log: Path,
+        process: ProcessId,
+        epoch: int,
+        recorder: Recorder,
+        outgoing: Mapping[ProcessId, OutgoingEndpoint],
+        *,
+        report_failure: Callable[[str], None],
     ) -> None:
         self.is_time = False
-        self._writer = writer
         self._recorder = recorder
         self._outgoing = outgoing
-        self.record = writer.record
-        self.accepting, self.sending = writer.accepting, writer.sending
+        counts = recorder.received_counts, _sent_counts(outgoing)
+        self._writer = Writer(log, process, epoch, *counts, on_error=report_failure)
+        self.record = self._writer.record
+        self.accepting, self.sending = self._writer.accepting, self._writer.sending
 
     def action_started(self) -> None:
         """Record that an atomic action begins without a message."""

@@ -50,15 +50,15 @@ class HandlerHost(Host):
         self.wake()
         for action in process.actions:
             if action.period_ms == 0:
-                self.scheduler.call_soon(self._act_freely, action)
+                self.loop.call_soon(self._act_freely, action)
             else:
-                due = self.scheduler.time() + action.period_ms / 1000
-                self.scheduler.call_later(action.period_ms / 1000, self._act_on_time, action, due)
+                due = self.loop.time() + action.period_ms / 1000
+                self.loop.call_later(action.period_ms / 1000, self._act_on_time, action, due)
 
     def read_logs(self, logs: "PipelineLogs") -> None:
         """Handle the records of a pipeline's logs too, from the next turn of the loop on."""
         self.on_cut = logs.recorded
-        self.scheduler.call_soon(self._read_log, logs)
+        self.loop.call_soon(self._read_log, logs)
 
     def _read_log(self, logs: "PipelineLogs") -> None:
         """Take part in a snapshot of the pipeline, or handle the next records; repeat."""
@@ -70,10 +70,10 @@ class HandlerHost(Host):
             self.fail(error)
             return
         if found is None:
-            self.scheduler.call_later(POLL_S, self._read_log, logs)
+            self.loop.call_later(POLL_S, self._read_log, logs)
         elif self._call(self._application.receive_records, "receive_records", *found):
             self.schedule_flush()
-            self.scheduler.call_soon(self._read_log, logs)
+            self.loop.call_soon(self._read_log, logs)
 
     def _handle_replayed(self) -> None:
         """Deliver what was in flight at the cut, all of it before any action."""
@@ -111,11 +111,11 @@ class HandlerHost(Host):
                     self._finish(item)
                     if not self.mailbox:
                         break
-                deadline = deadline or self.scheduler.time() + SLICE_S
+                deadline = deadline or self.loop.time() + SLICE_S
                 if item.batch.count > SLICE_COUNT:
                     self._deliver_in_slices(item, deadline)
-                if self.scheduler.time() > deadline:
-                    self.scheduler.call_soon(self.wake)
+                if self.loop.time() > deadline:
+                    self.loop.call_soon(self.wake)
                     break
         except BaseException as error:
             self.fail(error)
@@ -129,13 +129,13 @@ class HandlerHost(Host):
     def _resume_actions(self) -> None:
         """There is room again for the actions that found none."""
         for act in self._waiting:
-            self.scheduler.call_soon(act)
+            self.loop.call_soon(act)
         self._waiting = ()
 
     def _deliver_in_slices(self, item: Delivery, deadline: float) -> None:
         """Hand messages to the application until time runs out; the rest goes back."""
         messages, done = item.messages, 0
-        while done < len(messages) and (not done or self.scheduler.time() < deadline):
+        while done < len(messages) and (not done or self.loop.time() < deadline):
             self._deliver(item, messages[done : done + SLICE_COUNT], done)
             done = min(done + SLICE_COUNT, len(messages))
         if done == len(messages):
@@ -218,9 +218,9 @@ class HandlerHost(Host):
             else max(1, self._burst_count // 2)
         )
         if self._sent_total() == before:
-            self.scheduler.call_later(IDLE_RETRY_S, self._act_freely, action)
+            self.loop.call_later(IDLE_RETRY_S, self._act_freely, action)
         else:
-            self.scheduler.call_soon(self._act_freely, action)
+            self.loop.call_soon(self._act_freely, action)
 
     def _act_on_time(self, action: Action, due: float) -> None:
         """Take an action that is due, or was due when the channels were full; schedule the next."""
@@ -230,9 +230,9 @@ class HandlerHost(Host):
         if not self._call(getattr(self._application, action.name), action.name):
             return
         self.schedule_flush()
-        now, period_s = self.scheduler.time(), action.period_ms / 1000
+        now, period_s = self.loop.time(), action.period_ms / 1000
         due += period_s * max(1, int((now - due) / period_s) + 1)
-        self.scheduler.call_later(due - now, self._act_on_time, action, due)
+        self.loop.call_later(due - now, self._act_on_time, action, due)
 
     def _sent_total(self) -> int:
         return sum(outgoing.session.sequence for outgoing in self.outgoing.values())

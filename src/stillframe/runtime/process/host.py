@@ -11,9 +11,10 @@ transports that links have attached to its channels. Two kinds of host differ on
 import contextlib
 import os
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, assert_never
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, assert_never
 
 import msgspec
 
@@ -31,7 +32,6 @@ from stillframe.protocol.recorder import (
 )
 from stillframe.restore import Start
 from stillframe.runtime import control
-from stillframe.runtime.process import state_capture
 from stillframe.runtime.process.endpoints import (
     FRAME_EXTRA_BYTES,
     HOLD_BYTES,
@@ -42,12 +42,12 @@ from stillframe.runtime.process.endpoints import (
     Send,
     make_send,
 )
-from stillframe.runtime.process.state_capture import MarkerTimer
-from stillframe.state_codec import StateCodec
+from stillframe.runtime.process.state_capture import StateCapture
 from stillframe.topology import Topology
 
-if TYPE_CHECKING:  # loaded only by a process that writes an event log
-    from stillframe.runtime.process.event_logging import EventLogger, OpenLog
+if TYPE_CHECKING:  # loaded only by a process that writes them
+    from stillframe.runtime.process.event_logging import EventLogger
+    from stillframe.runtime.process.fragment_recorder import FragmentRecorder
 
 EXIT_RETURNED = 70
 _STDERR = 2
@@ -94,16 +94,6 @@ def leave(process: ProcessId, handler: str) -> NoReturn:
     os._exit(EXIT_RETURNED)
 
 
-class Scheduler(state_capture.Scheduler, Protocol):
-    """The part of an asyncio event loop that a host uses."""
-
-    def call_later(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any:
-        """Call after `delay` seconds."""
-
-    def time(self) -> float:
-        """Return a clock's seconds; only differences mean anything."""
-
-
 class Delivery(msgspec.Struct, gc=False):
     """Messages in the mailbox; `frame_bytes` is None if no frame ends with them."""
 
@@ -125,117 +115,93 @@ Item = Delivery | MarkerArrival | SnapshotId
 """What a mailbox holds; a bare snapshot id is the request to initiate it."""
 
 
-class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one process in its topology.
-
-    Attributes:
-        process: its id.
-        codec: captures and restores its state.
-        incoming: source -> the message classes that it accepts.
-        outgoing: target -> the message classes that the target accepts.
-        cyclic: the targets from which a chain of channels leads back to it.
-        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it at
-            once.
-    """
-
-    process: ProcessId
-    codec: StateCodec
-    incoming: Mapping[ProcessId, tuple[type[Message], ...]]
-    outgoing: Mapping[ProcessId, tuple[type[Message], ...]]
-    cyclic: frozenset[ProcessId]
-    marker_wait_s: float
-
-    @classmethod
-    def of(cls, topology: Topology, process: ProcessId, *, marker_wait_s: float) -> Self:
-        """Return the place of `process` in `topology`."""
-        description = topology.description
-        return cls(
-            process=process,
-            codec=topology.codecs[process],
-            incoming=dict.fromkeys(description.incoming(process), topology.accepts[process]),
-            outgoing={t: topology.accepts[t] for t in description.outgoing(process)},
-            cyclic=description.cyclic_targets(process),
-            marker_wait_s=marker_wait_s,
-        )
-
-
 class Host:
     """What both kinds of host share.
 
     Args:
-        config: the place of the process in its topology.
+        topology: what `process` takes part in; its codec captures and restores the state.
+        process: whose host this is.
         subject: the object whose fields are the recorded state.
         start: where to begin after a restore; None for a fresh start.
         report: receives what the coordinator must know.
         fail: called once with the error after which this process cannot continue.
-        scheduler: the event loop.
-        open_log: opens the event log of this process; None if it writes none.
+        loop: the event loop; of it ``call_soon``, ``call_later``, ``time``, ``add_reader`` and
+            ``remove_reader`` are used.
+        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it at
+            once.
         fragments: receives what it records of snapshots, if anything does; closed with the log.
     """
 
     def __init__(
         self,
-        config: HostConfig,
+        topology: Topology,
+        process: ProcessId,
         subject: object,
         start: Start | None,
         *,
         report: Callable[[control.FromProcess], None],
         fail: Callable[[StillframeError], None],
-        scheduler: Scheduler,
-        open_log: "OpenLog | None" = None,
-        fragments: state_capture.FragmentSink | None = None,
+        loop: AbstractEventLoop,
+        marker_wait_s: float = 0.0,
+        fragments: "FragmentRecorder | None" = None,
     ) -> None:
         forks.host_made()
-        self.process = process = config.process
-        self.incoming = {
-            s: IncomingEndpoint(Channel(s, process), a) for s, a in config.incoming.items()
-        }
+        description, codec = topology.description, topology.codecs[process]
+        sources, targets = description.incoming(process), description.outgoing(process)
+        self.process = process
         self.report = report
-        self.scheduler = scheduler
+        self.loop = loop
         self.mailbox: deque[Item] = deque()
         self.error: StillframeError | None = None
         self.is_blocked = False
         self.has_room = True
         self.on_cut: Callable[[SnapshotId, ProcessState], None] | None = None
         self._fail = fail
-        self.marker_wait_s = config.marker_wait_s
+        self.marker_wait_s = marker_wait_s
         self.subject = subject
         self._is_flush_scheduled = False
         self.replayed_count = 0
         self.quantities_from_s = 0.0
-        sent = start.sent_counts if start else dict.fromkeys(config.outgoing, 0)
-        received = (
-            {record.source: record.received_count for record in start.incoming}
-            if start
-            else dict.fromkeys(config.incoming, 0)
-        )
+        self.incoming = {
+            source: IncomingEndpoint(Channel(source, process), topology.accepts[process])
+            for source in sources
+        }
+        sent, received = dict.fromkeys(targets, 0), dict.fromkeys(sources, 0)
+        if start is not None:
+            sent = start.sent_counts
+            received = {record.source: record.received_count for record in start.incoming}
+        cyclic = description.cyclic_targets(process)
         self.outgoing = {
             t: OutgoingEndpoint(
-                Channel(process, t), frozenset(a), sent[t], is_on_cycle=t in config.cyclic
+                Channel(process, t),
+                frozenset(topology.accepts[t]),
+                sent[t],
+                is_on_cycle=t in cyclic,
             )
-            for t, a in config.outgoing.items()
+            for t in targets
         }
         self._outgoing = tuple(self.outgoing.values())
         self.recorder = Recorder(process, incoming=received, outgoing=sent, capture=self._capture)
         if start is not None:
-            config.codec.restore(subject, start.encoded)
+            codec.restore(subject, start.encoded)
             self._replay(start)
         self._cutting: SnapshotId
-        self.marking = MarkerTimer()
-        self.captures = state_capture.StateCapture(
+        self.captures = StateCapture(
             process,
-            codec=config.codec,
+            codec=codec,
             subject=subject,
             base=None if start is None else start.base,
-            scheduler=scheduler,
+            loop=loop,
             report=report,
             sink=fragments,
         )
-        self._fragments = fragments
         self.log: EventLogger | None = None
-        if open_log is not None:
-            self.log = open_log(self.recorder, self.outgoing)
-            scheduler.call_later(self.log.flush_interval_s, self._tend_log)
+        self.send = self.make_send()
+
+    def open_log(self, log: "EventLogger") -> None:
+        """Record in `log` from now on. Call it before `send` is given to the application."""
+        self.log = log
+        self.loop.call_later(log.flush_interval_s, self._tend_log)
         self.send = self.make_send()
 
     @property
@@ -283,14 +249,12 @@ class Host:
         """Stop recording `snapshot`."""
         self.recorder.abandon(snapshot)
         self.captures.abandon(snapshot)
-        self.marking.take(snapshot)
 
     def forget_through(self, last_number: int) -> None:
         """Stop recording every snapshot up to `last_number`. Which of them were published is
         unknown, so the next one records everything."""
         self.recorder.settle(last_number)
         self.captures.forget_through(last_number)
-        self.marking.forget_through(last_number)
 
     def fail(self, error: BaseException) -> None:
         """Stop permanently: no further step is taken."""
@@ -316,14 +280,15 @@ class Host:
         self._cutting = snapshot
         is_first = self.recorder.phase(snapshot) is Phase.IDLE
         if isinstance(item, SnapshotId):
-            effects = self.recorder.initiate(item)
+            source, effects = None, self.recorder.initiate(item)
         else:
-            effects = self.recorder.marker(item.incoming.source, item.marker)
-        source = None if isinstance(item, SnapshotId) else item.incoming.source
+            source = item.incoming.source
+            effects = self.recorder.marker(source, item.marker)
         if is_first:
             self._announce_cut(snapshot, effects)
-            self.captures.record_pause(snapshot, time.perf_counter() - began)
-        self.marking.step(snapshot, source, is_cut=is_first)
+            self.captures.record_cut(snapshot, source, time.perf_counter() - began)
+        elif source is not None:
+            self.captures.record_marker(snapshot, source)
         if self.log is not None:
             took_s = time.perf_counter() - began
             self.log.step(snapshot, source, effects, is_cut=is_first, took_s=took_s)
@@ -375,7 +340,7 @@ class Host:
         that is a sixth more messages."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
-            self.scheduler.call_soon(self.scheduler.call_soon, self.flush)
+            self.loop.call_soon(self.loop.call_soon, self.flush)
 
     def make_send(self) -> Send:
         """Return the function that applications call to send."""
@@ -391,9 +356,9 @@ class Host:
                 self.flush()
             self.log.close()
             self.log = None
-        if self._fragments is not None:
-            self._fragments.close()
-            self._fragments = None
+        if self.captures.sink is not None:
+            self.captures.sink.close()
+            self.captures.sink = None
 
     def _tend_log(self) -> None:
         """Flush the event log, now or after the action in progress."""
@@ -401,7 +366,7 @@ class Host:
             self.log.is_time = True
             if not self.is_busy:
                 self.flush()
-            self.scheduler.call_later(self.log.flush_interval_s, self._tend_log)
+            self.loop.call_later(self.log.flush_interval_s, self._tend_log)
 
     def _announce_cut(self, snapshot: SnapshotId, effects: list[Effect]) -> None:
         """Notify the logs, which record what belongs to the same cut, and the application."""
@@ -438,10 +403,8 @@ class Host:
                 case SendMarker(target, marker):
                     self._send_marker(self.outgoing[target], marker)
                 case Recorded(fragment):
-                    times = self.marking.take(fragment.snapshot)
-                    self.captures.recorded(msgspec.structs.replace(fragment, marker_times=times))
+                    self.captures.recorded(fragment)
                 case NotRecorded(snapshot, detail):
-                    self.marking.take(snapshot)
                     self.captures.abandon(snapshot)
                     self.report(control.SnapshotDeclined(snapshot, detail))
                 case _:
@@ -451,7 +414,7 @@ class Host:
         wait_s = self.marker_wait_s
         outgoing.send_marker(marker, may_wait=wait_s > 0)
         if wait_s:
-            self.scheduler.call_later(wait_s, outgoing.release, marker)
+            self.loop.call_later(wait_s, outgoing.release, marker)
 
     def _replay(self, start: Start) -> None:
         """Put the recorded messages of every channel into the mailbox."""

@@ -64,10 +64,10 @@ class LoopHost(Host):
     async def begin_with_message(self) -> tuple[Channel, Message]:
         """Wait for the next message, begin its action (`action` is held then) and return it; raises
         a StillframeError if the process cannot continue."""
-        if self.scheduler.time() > self._slice_end:
+        if self.loop.time() > self._slice_end:
             # Messages that are there already must not keep the loop from what comes in.
             await asyncio.sleep(0)
-            self._slice_end = self.scheduler.time() + SLICE_S
+            self._slice_end = self.loop.time() + SLICE_S
         while True:
             while (self.is_blocked or not self.mailbox) and self.error is None:
                 self._changed.clear()

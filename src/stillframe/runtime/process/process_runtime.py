@@ -13,7 +13,7 @@ import contextlib
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials, OutboundConnection
 from stillframe.runtime.os_process import OsProcess
-from stillframe.runtime.process.host import Host, HostConfig
+from stillframe.runtime.process.host import Host
 from stillframe.runtime.process.link import (
     RETRY_S_MAX,
     RETRY_S_MIN,
@@ -38,9 +38,6 @@ from stillframe.runtime.process.link import (
 )
 from stillframe.runtime.process.status import process_status
 from stillframe.topology import Topology
-
-if TYPE_CHECKING:  # loaded only by a process that writes an event log
-    from stillframe.runtime.process.event_logging import OpenLog
 
 _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
 
@@ -176,15 +173,9 @@ class ProcessRuntime:
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
-        open_log: OpenLog | None = None
         fragments = None
         report_failure = self._output_failure_reporter()
-        if outputs.log is not None:
-            # Loaded only here, as what writes fragments is: most processes write neither, and are
-            # to start quickly.
-            from stillframe.runtime.process.event_logging import log_opener  # noqa: PLC0415
-
-            open_log = log_opener(Path(outputs.log), process, self.me.epoch, report_failure)
+        # Loaded only here: most processes write neither, and are to start quickly.
         if outputs.fragments is not None:
             from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
             from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
@@ -196,15 +187,29 @@ class ProcessRuntime:
                 where, life, description, reference, report_failure=report_failure
             )
         host = kind(
-            HostConfig.of(topology, process, marker_wait_s=self._marker_wait_s),
+            topology,
+            process,
             subject,
             start,
             report=self.report,
             fail=self.fail,
-            scheduler=asyncio.get_running_loop(),
-            open_log=open_log,
+            loop=asyncio.get_running_loop(),
+            marker_wait_s=self._marker_wait_s,
             fragments=fragments,
         )
+        if outputs.log is not None:
+            from stillframe.runtime.process.event_logging import EventLogger  # noqa: PLC0415
+
+            host.open_log(
+                EventLogger(
+                    Path(outputs.log),
+                    process,
+                    self.me.epoch,
+                    host.recorder,
+                    host.outgoing,
+                    report_failure=report_failure,
+                )
+            )
         self.close_logs = host.close_logs
         return host
 

@@ -9,14 +9,16 @@ recorder has its part too, the fragment goes to the coordinator.
 import contextlib
 import gc
 import math
+import mmap
 import os
 import signal
 import struct
 import time
 import warnings
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -28,8 +30,11 @@ from stillframe.runtime import control
 from stillframe.runtime.control import FRAGMENT_BYTES_MAX, MESSAGE_EXTRA_BYTES
 from stillframe.state_codec import StateCodec
 
-READ_BYTES = 2**18
-_HEADER = struct.Struct("<?dQ")  # whether it is the state, seconds, bytes that follow
+if TYPE_CHECKING:  # loaded only by a process that writes fragments
+    from stillframe.runtime.process.fragment_recorder import FragmentRecorder
+
+_HEADER = struct.Struct("<Bd")  # what follows, and seconds; written last
+_NOT_DONE, _STATE, _REFUSAL = range(3)
 _FD_MAX = 2**20
 CHUNK_BYTES = 2**18
 SLICE_S = 0.0005
@@ -48,139 +53,110 @@ LARGE_BYTES = 2**28
 that is unknown."""
 
 
-class Watcher(Protocol):
-    """The part of an event loop that waits for descriptors."""
-
-    def add_reader(self, fd: int, callback: Callable[..., Any], /, *args: Any) -> Any:
-        """Call whenever `fd` can be read."""
-
-    def remove_reader(self, fd: int, /) -> Any:
-        """Call no more."""
-
-
 class ForkedEncoder:
     """Encodes a state in a forked process, while this one continues.
 
-    The child has a copy of the memory as it was at the fork. It encodes, writes into a pipe and
-    exits. It first closes all else that it inherited, so that a connection of the parent ends with
-    the parent, and it runs no other code: locks that threads of the parent held do not matter.
+    The child has a copy of the memory as it was at the fork. It encodes, writes into a file in
+    memory that both have, and exits. It first closes all else that it inherited, so that a
+    connection of the parent ends with the parent, and it runs no other code: locks that threads of
+    the parent held do not matter.
 
     Args:
         encode: called in the child; raises a UsageError if the state cannot be encoded.
-        watcher: the event loop.
-        take: receives what was encoded, in chunks.
-        done: called once: with None and the processor time of `encode` in seconds when all was
-            taken, or with the cause when there will be no more.
+        loop: the event loop.
+        done: called once, with what was encoded or else with the cause, and with the processor time
+            of `encode` in seconds.
 
     Raises:
         OSError: no process can be forked.
-        NotImplementedError: `watcher` cannot wait for descriptors.
+        NotImplementedError: `loop` cannot wait for descriptors.
     """
 
     def __init__(
         self,
         encode: Callable[[], bytes],
         *,
-        watcher: Watcher,
-        take: Callable[[bytes], None],
-        done: Callable[[str | None, float], None],
+        loop: AbstractEventLoop,
+        done: Callable[[memoryview | str, float], None],
     ) -> None:
-        self._watcher = watcher
-        self._take = take
-        self._done: Callable[[str | None, float], None] | None = done
-        self._header = b""
-        self._is_state = False
-        self._took_s = 0.0
-        self._missing_bytes = 0
-        self._refusal = b""
-        self._pipe, inlet = os.pipe()
-        try:
-            watcher.add_reader(self._pipe, self._read)
+        self._loop = loop
+        self._done: Callable[[memoryview | str, float], None] | None = done
+        with contextlib.ExitStack() as undo:
+            self._file = os.memfd_create("state")
+            undo.callback(os.close, self._file)
             with warnings.catch_warnings():
                 # Of threads in a process that forks: the child uses nothing that they may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
             if self._pid == 0:
-                _encode_and_exit(encode, inlet)
-            self._pidfd = self._open_pidfd()
-        except BaseException:
-            self._close_pipe()
-            raise
-        finally:
-            os.close(inlet)
-        watcher.add_reader(self._pidfd, self._reap)
-
-    def _open_pidfd(self) -> int:
-        try:
-            return os.pidfd_open(self._pid)
-        except OSError:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            raise
+                _encode_and_exit(encode, self._file)
+            undo.callback(os.waitpid, self._pid, 0)
+            undo.callback(os.kill, self._pid, signal.SIGKILL)
+            self._pidfd = os.pidfd_open(self._pid)
+            undo.callback(os.close, self._pidfd)
+            loop.add_reader(self._pidfd, self._reap)
+            undo.pop_all()
 
     def cancel(self) -> None:
         """Kill it; nothing is called afterwards."""
         self._done = None
-        self._close_pipe()
         if self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
         """Wait for the end of a cancelled one, when the event loop will not run again."""
         if self._pidfd >= 0:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-            self._close_pidfd()
-
-    def _read(self) -> None:
-        chunk = os.read(self._pipe, READ_BYTES)
-        if not chunk:
-            self._close_pipe()
-            return
-        if len(self._header) < _HEADER.size:
-            missing = _HEADER.size - len(self._header)
-            self._header, chunk = self._header + chunk[:missing], chunk[missing:]
-            if len(self._header) < _HEADER.size:
-                return
-            self._is_state, self._took_s, self._missing_bytes = _HEADER.unpack(self._header)
-        self._missing_bytes -= len(chunk)
-        if not self._is_state:
-            self._refusal += chunk
-        elif chunk:
-            self._take(chunk)
+            self._reap()
 
     def _reap(self) -> None:
-        """It has terminated: take what is left in the pipe, and report the result."""
+        """Wait for its end, close what it needed, and report the result."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # the program itself has waited for it
             _, status = os.waitpid(self._pid, 0)
-        self._close_pidfd()
-        while self._pipe >= 0:
-            self._read()
-        if self._done is None:
-            return
-        if len(self._header) < _HEADER.size or self._missing_bytes:
-            how = os.waitstatus_to_exitcode(status)
-            self._done(
-                "the forked process that encoded the state ended before it was done, "
-                + (f"by signal {-how} (9: is there memory enough?)" if how < 0 else f"with {how}"),
-                self._took_s,
-            )
-        elif self._is_state:
-            self._done(None, self._took_s)
-        else:
-            self._done(self._refusal.decode(), self._took_s)
-
-    def _close_pipe(self) -> None:
-        if self._pipe >= 0:
-            self._watcher.remove_reader(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
-
-    def _close_pidfd(self) -> None:
-        self._watcher.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
+        with os.fdopen(self._file, "rb") as file:
+            if self._done is None:
+                return
+            header = file.read(_HEADER.size).ljust(_HEADER.size, b"\0")
+            kind, took_s = _HEADER.unpack(header)
+            if kind == _NOT_DONE:
+                how = os.waitstatus_to_exitcode(status)
+                killed = f"by signal {-how} (9: is there memory enough?)"
+                self._done(
+                    "the forked process that encoded the state ended before it was done, "
+                    + (killed if how < 0 else f"with {how}"),
+                    took_s,
+                )
+                return
+            # Mapped, not read: to copy a large state at once would keep this process too long.
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        encoded = memoryview(whole)[_HEADER.size :]
+        self._done(encoded if kind == _STATE else bytes(encoded).decode(), took_s)
+
+
+def _encode_and_exit(encode: Callable[[], bytes], file: int) -> None:
+    """Run the child. Never returns, whatever happens."""
+    status = 1
+    try:
+        gc.disable()
+        os.closerange(0, file)
+        os.closerange(file + 1, _FD_MAX)
+        began = time.thread_time()
+        try:
+            kind, encoded = _STATE, encode()
+        except UsageError as error:
+            kind, encoded = _REFUSAL, str(error).encode()
+        header = _HEADER.pack(kind, time.thread_time() - began)
+        at, rest = len(header), memoryview(encoded)
+        while rest:
+            count = os.pwrite(file, rest, at)
+            at, rest = at + count, rest[count:]
+        os.pwrite(file, header, 0)
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def resident_bytes() -> int:
@@ -190,91 +166,6 @@ def resident_bytes() -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
-    """Run the child. Never returns, whatever happens."""
-    status = 1
-    try:
-        gc.disable()
-        os.closerange(0, inlet)
-        os.closerange(inlet + 1, _FD_MAX)
-        began = time.thread_time()
-        is_state = True
-        try:
-            encoded = encode()
-        except UsageError as error:
-            is_state, encoded = False, str(error).encode()
-        header = _HEADER.pack(is_state, time.thread_time() - began, len(encoded))
-        for part in (header, encoded):
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(inlet, rest) :]
-        status = 0
-    finally:
-        os._exit(status)
-
-
-class _MarkerTimes:
-    """The marker times of one snapshot."""
-
-    def __init__(self, marked_by: ProcessId | None) -> None:
-        self.cut_at = time.time()
-        self.moment_s = time.perf_counter()
-        self.marked_by = marked_by
-        self.came_s = {} if marked_by is None else {marked_by: 0.0}
-
-
-class MarkerTimer:
-    """The marker times of the snapshots that a process is recording."""
-
-    def __init__(self) -> None:
-        self._times: dict[SnapshotId, _MarkerTimes] = {}
-
-    def step(self, snapshot: SnapshotId, source: ProcessId | None, *, is_cut: bool) -> None:
-        """Record that the marker of `source` came, or None that the process initiated; `is_cut` if
-        it records its state now."""
-        if is_cut:
-            self._times[snapshot] = _MarkerTimes(source)
-        elif source is not None and (times := self._times.get(snapshot)) is not None:
-            times.came_s[source] = time.perf_counter() - times.moment_s
-
-    def take(self, snapshot: SnapshotId) -> MarkerTimes | None:
-        """Return the times of a snapshot, and forget them."""
-        times = self._times.pop(snapshot, None)
-        return None if times is None else MarkerTimes(times.cut_at, times.marked_by, times.came_s)
-
-    def forget_through(self, last_number: int) -> None:
-        """Forget every snapshot up to `last_number`."""
-        for snapshot in tuple(self._times):
-            if snapshot.number <= last_number:
-                del self._times[snapshot]
-
-
-class Scheduler(Watcher, Protocol):
-    """The part of an event loop that captures use."""
-
-    def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> Any:
-        """Call later in this turn, or in the next."""
-
-
-class FragmentSink(Protocol):
-    """Where a process writes its own copy of what it reports (``fragment_recorder.py``)."""
-
-    def takes_changes(self, base: SnapshotId) -> bool:
-        """Return whether it takes a capture that is based on `base`."""
-
-    def add_chunk(self, message: control.FragmentRows | control.FragmentChunk) -> None:
-        """Take rows or a chunk of the next fragment."""
-
-    def complete(self, fragment: Fragment, moment_s: float) -> None:
-        """Take a fragment whose state was recorded at `moment_s` of ``time.perf_counter``."""
-
-    def forget(self, snapshot: SnapshotId) -> None:
-        """There will be no fragment of `snapshot`."""
-
-    def close(self) -> None:
-        """Finish; nothing more will come."""
 
 
 class _Capture:
@@ -288,7 +179,6 @@ class _Capture:
         fragment: the recorder's part, when it is complete.
         byte_count: how much was sent ahead of the fragment.
         slice_count: how many keys the next slice has.
-        pause_s: how long the process paused for it.
         capture_s: the time from the cut until all was encoded, if it is.
     """
 
@@ -304,7 +194,10 @@ class _Capture:
         self.byte_count = 0
         self.slice_count = SLICE_COUNT_FIRST
         self.began = time.perf_counter()
+        self.cut_at = time.time()
         self.pause_s = 0.0
+        self.marked_by: ProcessId | None = None
+        self.came_s: dict[ProcessId, float] = {}
         self.capture_s: float | None = None
 
     @property
@@ -321,7 +214,7 @@ class StateCapture:
         codec: captures the state of `subject`.
         subject: the object whose fields are the recorded state.
         base: the published snapshot that `subject` was restored from just now; None if none.
-        scheduler: the event loop.
+        loop: the event loop.
         report: receives the messages to the coordinator.
         sink: receives the same, if anything does.
     """
@@ -333,16 +226,16 @@ class StateCapture:
         codec: StateCodec,
         subject: object,
         base: SnapshotId | None,
-        scheduler: Scheduler,
+        loop: AbstractEventLoop,
         report: Callable[[control.FromProcess], None],
-        sink: FragmentSink | None = None,
+        sink: "FragmentRecorder | None" = None,
     ) -> None:
+        self.sink = sink
         self._process = process
         self._codec = codec
         self._subject = subject
-        self._scheduler = scheduler
+        self._loop = loop
         self.report = report
-        self._sink = sink
         self._changes = KeyedChanges(codec, subject, base)
         self._open: dict[SnapshotId, _Capture] = {}
         self._released: list[KeySet[Any]] = []
@@ -361,7 +254,7 @@ class StateCapture:
             self._finish(self._open[snapshot])
             return state
         base = self._changes.base
-        if self._sink is not None and base is not None and not self._sink.takes_changes(base):
+        if self.sink is not None and base is not None and not self.sink.takes_changes(base):
             self.on_durable(None)
         others = self._codec.others(self._subject)
         cut = self._changes.cut(snapshot)
@@ -385,10 +278,7 @@ class StateCapture:
         encoded = self._codec.encode(others)
         self._in_place_s = time.thread_time() - began
         self._fork_s /= 2  # what was slow once is tried again some time
-        if len(encoded) <= CHUNK_BYTES:
-            capture.state = msgspec.structs.replace(capture.state, encoded=encoded)
-        else:
-            capture.rest = memoryview(encoded)
+        _take_encoded(capture, encoded)
 
     def _fork(self, capture: _Capture, others: dict[str, Any]) -> bool:
         """Let a forked process encode them, if that pays and is possible."""
@@ -399,39 +289,40 @@ class StateCapture:
         if in_place_s < IN_PLACE_S or self._fork_s > in_place_s / 2:
             return False
 
-        def done(error: str | None, took_s: float) -> None:
+        def done(encoded: memoryview | str, took_s: float) -> None:
             # What it took there it would take here. Of one that died nothing is known, and the
             # next state is encoded in place: that needs less memory.
             self._in_place_s = took_s
             capture.forked = None
-            if error is None:
-                self._finish(capture)
+            if isinstance(encoded, str):
+                self._refuse(capture, encoded)
             else:
-                self._refuse(capture, error)
-
-        def take(chunk: bytes) -> None:
-            try:
-                self._send_chunk(capture, chunk)
-            except UsageError as error:
-                self._refuse(capture, str(error))
+                _take_encoded(capture, encoded)
+                self._schedule()
+                self._finish(capture)
 
         began = time.thread_time()
         try:
             capture.forked = ForkedEncoder(
-                lambda: self._codec.encode(others),
-                watcher=self._scheduler,
-                take=take,
-                done=done,
+                lambda: self._codec.encode(others), loop=self._loop, done=done
             )
         except (OSError, NotImplementedError):
             return False
         self._fork_s = time.thread_time() - began
         return True
 
-    def record_pause(self, snapshot: SnapshotId, pause_s: float) -> None:
-        """Record how long the step took in which the state was recorded, in seconds."""
-        if snapshot in self._open:
-            self._open[snapshot].pause_s = pause_s
+    def record_cut(self, snapshot: SnapshotId, marked_by: ProcessId | None, pause_s: float) -> None:
+        """Record whose marker made this process record its state, None if it initiated, and how
+        long that step took in seconds."""
+        if (capture := self._open.get(snapshot)) is not None:
+            capture.pause_s = pause_s
+            capture.marked_by = marked_by
+            capture.came_s = {} if marked_by is None else {marked_by: 0.0}
+
+    def record_marker(self, snapshot: SnapshotId, source: ProcessId) -> None:
+        """Record when another marker came, from `source`."""
+        if (capture := self._open.get(snapshot)) is not None:
+            capture.came_s[source] = time.perf_counter() - capture.began
 
     def age_s(self, snapshot: SnapshotId) -> float:
         """Return the age of a capture in seconds; 0 if it is not under way."""
@@ -450,8 +341,8 @@ class StateCapture:
         capture = self._open.pop(snapshot, None)
         if capture is not None:
             self._close(capture)
-            if self._sink is not None:
-                self._sink.forget(snapshot)
+            if self.sink is not None:
+                self.sink.forget(snapshot)
 
     def abandon_all(self) -> None:
         """Stop all captures."""
@@ -492,7 +383,7 @@ class StateCapture:
         is_more = self._released or any(c.has_work for c in self._open.values())
         if is_more and not self._is_scheduled:
             self._is_scheduled = True
-            self._scheduler.call_soon(self._run_slice)
+            self._loop.call_soon(self._run_slice)
 
     def _run_slice(self) -> None:
         """Run one slice of the oldest capture that has work left, or release keys."""
@@ -506,7 +397,8 @@ class StateCapture:
             if capture.cut is not None:
                 self._take_rows(capture)
             else:
-                self._send_chunk(capture, bytes(capture.rest[:CHUNK_BYTES]))
+                chunk = bytes(capture.rest[:CHUNK_BYTES])
+                self._send(capture, control.FragmentChunk(capture.snapshot, chunk), len(chunk))
                 capture.rest = capture.rest[CHUNK_BYTES:]
         except UsageError as error:
             self._refuse(capture, str(error))
@@ -542,9 +434,6 @@ class StateCapture:
             wanted_count = int(capture.slice_count * factor)
             capture.slice_count = min(max(wanted_count, SLICE_COUNT_MIN), SLICE_COUNT_MAX)
 
-    def _send_chunk(self, capture: _Capture, chunk: bytes) -> None:
-        self._send(capture, control.FragmentChunk(capture.snapshot, chunk), len(chunk))
-
     def _send(
         self, capture: _Capture, message: control.FragmentRows | control.FragmentChunk, size: int
     ) -> None:
@@ -552,8 +441,8 @@ class StateCapture:
         capture.byte_count += size + MESSAGE_EXTRA_BYTES
         _check_size(capture.byte_count)
         self.report(message)
-        if self._sink is not None:
-            self._sink.add_chunk(message)
+        if self.sink is not None:
+            self.sink.add_chunk(message)
 
     def _finish(self, capture: _Capture) -> None:
         """Send the fragment, if it is complete."""
@@ -568,8 +457,8 @@ class StateCapture:
             state=capture.state,
             pause_s=capture.pause_s,
             capture_s=capture.capture_s,
+            marker_times=MarkerTimes(capture.cut_at, capture.marked_by, capture.came_s),
         )
-        del self._open[capture.snapshot]
         size = (
             capture.byte_count
             + len(capture.state.encoded)
@@ -578,17 +467,23 @@ class StateCapture:
         try:
             _check_size(size)
         except UsageError as error:
-            self.report(control.SnapshotDeclined(fragment.snapshot, str(error)))
-            if self._sink is not None:
-                self._sink.forget(fragment.snapshot)
-        else:
-            self.report(control.FragmentComplete(fragment))
-            if self._sink is not None:
-                self._sink.complete(fragment, capture.began)
+            self._refuse(capture, str(error))
+            return
+        del self._open[capture.snapshot]
+        self.report(control.FragmentComplete(fragment))
+        if self.sink is not None:
+            self.sink.complete(fragment, capture.began)
 
     def _refuse(self, capture: _Capture, detail: str) -> None:
         self.abandon(capture.snapshot)
         self.report(control.SnapshotDeclined(capture.snapshot, detail))
+
+
+def _take_encoded(capture: _Capture, encoded: bytes | memoryview) -> None:
+    if len(encoded) <= CHUNK_BYTES:
+        capture.state = msgspec.structs.replace(capture.state, encoded=bytes(encoded))
+    else:
+        capture.rest = memoryview(encoded)
 
 
 def _check_size(size: int) -> None:
