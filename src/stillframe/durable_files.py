@@ -38,9 +38,10 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def write_new(path: Path, content: bytes) -> None:
-    """Write a file that does not exist yet; ``sync`` it and its directory next."""
-    with path.open("xb", buffering=0) as file:
+def write_new(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a file that does not exist yet; ``sync`` it and its directory next. `mode` says who may
+    read it, except whom the process's mask excludes."""
+    with open(path, "xb", buffering=0, opener=lambda p, flags: os.open(p, flags, mode)) as file:
         rest = memoryview(content)
         while rest:
             rest = rest[file.write(rest) or 0 :]
@@ -55,19 +56,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_durably(path: Path, content: bytes) -> None:
+def replace_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace the content of a file: after a crash at any moment it has the old or the new one."""
     partial = partial_path(path)
     partial.unlink(missing_ok=True)
-    replace_by(partial, path, content)
+    replace_by(partial, path, content, mode=mode)
     sync(path.parent)
 
 
-def replace_by(partial: Path, path: Path, content: bytes) -> None:
+def replace_by(partial: Path, path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a file as `partial`, which does not exist, and rename it to `path`; ``sync`` its
     directory next."""
     try:
-        write_new(partial, content)
+        write_new(partial, content, mode=mode)
         sync(partial)
         partial.replace(path)
     except OSError:

@@ -106,7 +106,7 @@ async def memory_pair(topology: Topology, marker_wait_s: float = 0.0) -> AsyncIt
 
 def carrier(end: IncomingEndpoint | OutgoingEndpoint) -> Transport | None:
     """Return what carries one end of a channel now."""
-    return end.transport if isinstance(end, IncomingEndpoint) else end._transport
+    return end.transport
 
 
 def ends(host: Host) -> list[IncomingEndpoint | OutgoingEndpoint]:

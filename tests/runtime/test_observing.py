@@ -24,7 +24,7 @@ from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.stragglers import NAME_CHARS_MAX, QUANTITY_COUNT_MAX
 from stillframe.runtime.coordinator import snapshot_monitor
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimelines
-from stillframe.runtime.process.status import QUICK_S
+from stillframe.runtime.process.process_runtime import QUICK_S
 from stillframe.runtime.supervisor.admin_socket import (
     SystemStatus,
     TriggerSnapshot,

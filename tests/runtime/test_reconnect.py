@@ -74,13 +74,13 @@ def test_the_end_of_an_old_connection_does_not_harm_the_new_one() -> None:
             )
         )
         await pair.until(
-            lambda: len(odd.connections) == 1 and host.outgoing["B"]._transport is not None
+            lambda: len(odd.connections) == 1 and host.outgoing["B"].transport is not None
         )
         host.send("B", Call(1, bytes(LARGE_BYTES)))
         host.flush()
         odd.connections[0][1].write(wire.encode_ack(99))
         await pair.until(
-            lambda: len(odd.connections) == 2 and host.outgoing["B"]._transport is not None
+            lambda: len(odd.connections) == 2 and host.outgoing["B"].transport is not None
         )
         odd.connections[0][1].transport.abort()
         reader = odd.connections[1][0]

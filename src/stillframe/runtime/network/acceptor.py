@@ -12,8 +12,7 @@ from pathlib import Path
 from stillframe.errors import Unavailable
 from stillframe.runtime.network.addresses import Address, require_tls_off_loopback
 from stillframe.runtime.network.certificates import explain_unreadable
-from stillframe.runtime.network.connection import Connection
-from stillframe.runtime.network.tls import TlsTransport
+from stillframe.runtime.network.connection import Connection, protocol_of
 
 GREETING_COUNT_MAX = 256
 """How many handshakes may be in progress; one more replaces the oldest."""
@@ -34,7 +33,7 @@ class Acceptor:
         self.refused_count = 0
         self._answer = answer
         self._report = report
-        self._greeting: dict[Connection, Connection | TlsTransport] = {}
+        self._greeting: dict[Connection, None] = {}
         self._listener: asyncio.Server | None = None
         self._is_closed = False
         self._period_end = 0.0
@@ -85,40 +84,31 @@ class Acceptor:
         self._is_closed = True
         if self._listener is not None:
             close_gracefully(self._listener)
-        for connection in tuple(self._greeting.values()):
+        for connection in tuple(self._greeting):
             connection.abort()
 
     def _accept(self, certificates: str | None) -> asyncio.BufferedProtocol:
+        connection = self._answer()
         if self._is_closed:
-            return _AcceptorClosed()
-        inner = self._answer()
-        outer: Connection | TlsTransport = inner
-        if certificates is not None:
-            try:
-                outer = TlsTransport(inner, Path(certificates), is_listening=True)
-            except OSError as error:
-                self.refused(explain_unreadable(Path(certificates), error))
-                return _AcceptorClosed()
-        self._greeting[inner] = outer
-        inner.settled = lambda: self._greeting.pop(inner, None)
+            connection.abort()
+            return connection
+        try:
+            protocol = protocol_of(connection, certificates, is_listening=True)
+        except OSError as error:
+            self.refused(explain_unreadable(Path(str(certificates)), error))
+            connection.abort()
+            return connection
+        self._greeting[connection] = None
+        connection.settled = lambda: self._greeting.pop(connection, None)
         if len(self._greeting) > GREETING_COUNT_MAX:
             oldest = next(iter(self._greeting))
-            self._greeting.pop(oldest).abort()
+            del self._greeting[oldest]
+            oldest.abort()
             self.refused(
                 f"a connection from {oldest.peer} was closed: {GREETING_COUNT_MAX} newer ones have "
                 "not said either who they are"
             )
-        return outer
-
-
-class _AcceptorClosed(asyncio.BufferedProtocol):
-    """Closes a connection that cannot be answered."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(bytearray(1))
+        return protocol
 
 
 def close_gracefully(server: asyncio.Server) -> None:

@@ -5,9 +5,7 @@ of one machine (``certificates.py``): ``coordinator``, which may speak for the c
 every process, and one for each process that is elsewhere.
 """
 
-import contextlib
 import datetime
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from stillframe.durable_files import replace_durably
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, check_process_id
 from stillframe.runtime.network.certificates import (
@@ -33,56 +32,7 @@ CA_DAYS = 3650
 CLOCK_SKEW = datetime.timedelta(hours=1)
 """So much earlier than now a certificate is valid: clocks differ."""
 _HASH = hashes.SHA256()
-
-
-class CertificateAuthority:
-    """The CA of a directory: made if there is none yet."""
-
-    def __init__(self, directory: Path) -> None:
-        path, key_path = directory / CA_FILE, directory / CA_KEY_FILE
-        if path.exists():
-            self.certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            key = serialization.load_pem_private_key(key_path.read_bytes(), None)
-            if not isinstance(key, ec.EllipticCurvePrivateKey):
-                raise ValueError(f"{key_path} was not made by stillframe")
-            self.key = key
-            return
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        name = _name("Stillframe CA")
-        draft = (
-            _draft(name, self.key, datetime.datetime.now(datetime.UTC) - CLOCK_SKEW, CA_DAYS)
-            .issuer_name(name)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(is_ca=True), critical=True)
-        )
-        self.certificate = draft.sign(self.key, _HASH)
-        _write(key_path, _key_bytes(self.key), is_secret=True)
-        _write(path, self.certificate.public_bytes(serialization.Encoding.PEM), is_secret=False)
-
-    def issue(
-        self, folder: Path, names: tuple[str, ...], valid_from: datetime.datetime, days: int
-    ) -> None:
-        """Write a new certificate for `names`, its key and the CA into `folder`."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        certificate = (
-            _draft(_name(folder.name), key, valid_from, days)
-            .issuer_name(self.certificate.subject)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(is_ca=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
-            .add_extension(authority_key, critical=False)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), critical=False
-            )
-            .sign(self.key, _HASH)
-        )
-        pem = serialization.Encoding.PEM
-        folder.mkdir(exist_ok=True)
-        _write(folder / KEY_FILE, _key_bytes(key), is_secret=True)
-        _write(folder / CERTIFICATE_FILE, certificate.public_bytes(pem), is_secret=False)
-        _write(folder / CA_FILE, self.certificate.public_bytes(pem), is_secret=False)
+_PEM = serialization.Encoding.PEM
 
 
 def issue_certificates(
@@ -120,9 +70,9 @@ def issue_certificates(
         wanted[process] = (name_of(process),)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        authority = CertificateAuthority(directory)
+        authority = _authority(directory)
         for folder, names in wanted.items():
-            authority.issue(directory / folder, names, valid_from, days)
+            _issue(*authority, directory / folder, names, valid_from=valid_from, days=days)
     except OSError as error:
         raise UsageError(f"{error.filename or directory}: {error.strerror}") from error
     except ValueError as error:
@@ -130,13 +80,68 @@ def issue_certificates(
     return tuple(directory / folder for folder in wanted)
 
 
+def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """Return the CA of a directory; it is made if there is none yet."""
+    path, key_path = directory / CA_FILE, directory / CA_KEY_FILE
+    if path.exists():
+        known = serialization.load_pem_private_key(key_path.read_bytes(), None)
+        if not isinstance(known, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{key_path} was not made by stillframe")
+        return x509.load_pem_x509_certificate(path.read_bytes()), known
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("Stillframe CA")
+    certificate = (
+        _draft(name, name, key, datetime.datetime.now(datetime.UTC) - CLOCK_SKEW, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_ca=True), critical=True)
+        .sign(key, _HASH)
+    )
+    _write_key(key_path, key)
+    replace_durably(path, certificate.public_bytes(_PEM), mode=0o644)
+    return certificate, key
+
+
+def _issue(
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    folder: Path,
+    names: tuple[str, ...],
+    *,
+    valid_from: datetime.datetime,
+    days: int,
+) -> None:
+    """Write a new certificate for `names`, its key and the CA into `folder`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    both_ends = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    dns_names = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
+    certificate = (
+        _draft(_name(folder.name), authority.subject, key, valid_from, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_ca=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(both_ends), critical=False)
+        .add_extension(issuer, critical=False)
+        .add_extension(dns_names, critical=False)
+        .sign(authority_key, _HASH)
+    )
+    folder.mkdir(exist_ok=True)
+    _write_key(folder / KEY_FILE, key)
+    replace_durably(folder / CERTIFICATE_FILE, certificate.public_bytes(_PEM), mode=0o644)
+    replace_durably(folder / CA_FILE, authority.public_bytes(_PEM), mode=0o644)
+
+
 def _draft(
-    subject: x509.Name, key: ec.EllipticCurvePrivateKey, valid_from: datetime.datetime, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    valid_from: datetime.datetime,
+    days: int,
 ) -> x509.CertificateBuilder:
     public = key.public_key()
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(valid_from)
@@ -163,21 +168,7 @@ def _key_usage(*, is_ca: bool) -> x509.KeyUsage:
     )
 
 
-def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
-    encoded: bytes = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return encoded
-
-
-def _write(path: Path, content: bytes, *, is_secret: bool) -> None:
-    """Write a file in one step; only its owner may read one that is secret."""
-    partial = path.with_name(f".{path.name}.partial")
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()
-    mode = 0o600 if is_secret else 0o644
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    partial.rename(path)
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write a key in one step; only its owner may read it."""
+    kind, secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    replace_durably(path, key.private_bytes(_PEM, kind, secret), mode=0o600)

@@ -1,9 +1,18 @@
-"""A TCP connection that carries frames: credentials, the handshake's deadline, why it ended."""
+"""A connection that carries frames, over TCP as it is or over TLS: credentials, the handshake's
+deadline, why it ended.
+
+The event loops' own TLS does not report a failed handshake to a listener, and closes before the
+other end can read why. Here a handshake is counted, both ends report why it failed, and frames are
+read only after a valid certificate. OpenSSL does the work.
+"""
 
 import asyncio
+import contextlib
 import secrets
 import socket
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -21,10 +30,12 @@ from stillframe.protocol.handshake import (
     Proof,
     Welcome,
 )
+from stillframe.runtime.network import certificates
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_speaks_for
 
 HANDSHAKE_TIMEOUT_S = 10.0
+_TLS_READ_BYTES = 256 * 2**10
 DEAD_AFTER_S = 10
 """A connection over which nothing returns for this long is closed: its other end has lost power, or
 the network is cut. A channel then connects again, as often as needed."""
@@ -63,27 +74,10 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class StreamTransport(Transport, Protocol):
-    """What carries a connection: TCP as it is, or TLS over it (``tls.py``)."""
+    """What carries a connection: TCP as it is, or TLS over it."""
 
     def close(self) -> None:
         """Close once everything written is sent."""
-
-
-def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Let the kernel close a connection over which nothing returns for `DEAD_AFTER_S`."""
-    tcp = transport.get_extra_info("socket")
-    quarter_s = DEAD_AFTER_S // 4
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, quarter_s)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, quarter_s)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
-
-
-def remote_address(transport: asyncio.BaseTransport) -> str:
-    """Return the address of the other end, in words."""
-    peer = transport.get_extra_info("peername")
-    return str(Address(*peer[:2])) if peer else "somebody who has gone"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -99,23 +93,42 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = ""
         self.shown_names: frozenset[str] | None = None
         self.settled: Callable[[], object] = lambda: None
+        self._tcp: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A TCP connection carries this one as it is."""
+        if self.prepare(transport):
+            self.begin(cast(asyncio.Transport, transport))
+
+    def prepare(self, transport: asyncio.BaseTransport) -> bool:
+        """Take a TCP connection: the kernel closes it if nothing returns for `DEAD_AFTER_S`, and
+        we do if the handshakes over it take too long. False if this one was aborted before."""
+        self._tcp = cast(asyncio.Transport, transport)
         if self._is_aborted:
-            cast(asyncio.Transport, transport).abort()
-            return
-        keep_alive(transport)
-        self.peer = remote_address(transport)
-        self.begin(cast(asyncio.Transport, transport))
+            self._tcp.abort()
+            return False
+        tcp, quarter_s = transport.get_extra_info("socket"), DEAD_AFTER_S // 4
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, quarter_s)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, quarter_s)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+        peer = transport.get_extra_info("peername")
+        self.peer = str(Address(*peer[:2])) if peer else "somebody who has gone"
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._expire)
+        return True
+
+    def _expire(self) -> None:
+        if self.transport is None:
+            self.abort()
+        else:
+            self.close()
 
     def begin(self, carrier: StreamTransport) -> None:
-        """Begin the handshake; one that takes too long closes the connection."""
+        """Begin the handshake."""
         self.transport = carrier
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close)
 
     def check_certificate(self, process: ProcessId) -> None:
         """Raise Refused if there is TLS and the other end may not speak for `process`."""
@@ -176,15 +189,15 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close the connection at once, or as soon as it is made."""
         self._is_aborted = True
-        if self.transport is not None:
-            self.transport.abort()
+        if self._tcp is not None:
+            self._tcp.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
         self.settled()
         if self._timer is not None:
             self._timer.cancel()
-        self.transport = None
+        self.transport = self._tcp = None
 
 
 class InboundConnection(Connection):
@@ -236,3 +249,150 @@ class OutboundConnection(Connection):
             case Welcome() as welcome:
                 return welcome
         return None
+
+
+def protocol_of(
+    connection: Connection,
+    directory: str | None,
+    *,
+    is_listening: bool,
+    target: ProcessId | None = None,
+) -> asyncio.BufferedProtocol:
+    """Return what the event loop drives: `connection` itself, or TLS below it (``TlsTransport``) if
+    there is a directory of certificates; raises an OSError if those cannot be read."""
+    if directory is None:
+        return connection
+    return TlsTransport(connection, Path(directory), is_listening=is_listening, target=target)
+
+
+class TlsTransport(asyncio.BufferedProtocol):
+    """Carries `inner` over TLS: an asyncio protocol below, a transport above.
+
+    Args:
+        inner: begins when both ends have shown valid certificates.
+        directory: the directory of our certificates.
+        is_listening: whether the other end connected to us; `inner` then checks its certificate
+            when it knows who it is.
+        target: the process that we connect to; None is the coordinator.
+    """
+
+    def __init__(
+        self,
+        inner: Connection,
+        directory: Path,
+        *,
+        is_listening: bool,
+        target: ProcessId | None = None,
+    ) -> None:
+        self._inner = inner
+        self._directory = directory
+        self._is_listening = is_listening
+        self._target = target
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = certificates.context(directory, is_listening=is_listening)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_listening)
+        self._buffer = memoryview(bytearray(_TLS_READ_BYTES))
+        self._tcp: asyncio.Transport | None = None
+        self._is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._tcp = cast(asyncio.Transport, transport)
+        if self._inner.prepare(transport):
+            self._greet()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the loop writes what it reads."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes of TLS."""
+        self._incoming.write(self._buffer[:nbytes])
+        if not self._is_open:
+            self._greet()
+        if self._is_open:
+            self._read()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed."""
+        self._tcp = None
+        self._inner.connection_lost(exc)
+
+    def write(self, data: bytes | bytearray, /) -> None:
+        """Send `data`, in order."""
+        if self.is_closing():
+            return
+        left = memoryview(data)
+        while left:
+            left = left[self._tls.write(left) :]
+        self._flush()
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more can be written."""
+        return self._tcp is None or self._tcp.is_closing()
+
+    def close(self) -> None:
+        """Close once everything written is sent."""
+        if self._tcp is not None and not self._tcp.is_closing():
+            if self._is_open:
+                self._send_close_notify()
+            self._tcp.close()
+
+    def abort(self) -> None:
+        """Close at once; nothing more is read."""
+        if self._tcp is not None:
+            self._tcp.abort()
+
+    def _greet(self) -> None:
+        """Continue the handshake as far as the received bytes allow."""
+        try:
+            self._tls.do_handshake()
+            self._inner.shown_names = names = certificates.subject_names(self._tls)
+            if not self._is_listening:
+                certificates.check_speaks_for(names, self._target)
+        except ssl.SSLWantReadError:
+            self._flush()
+            return
+        except ssl.SSLError as error:
+            self._refuse(certificates.refusal(error, self._directory))
+            return
+        except Refused as error:
+            self._refuse(error)
+            return
+        self._flush()
+        self._is_open = True
+        self._inner.begin(self)
+
+    def _read(self) -> None:
+        inner, tls = self._inner, self._tls
+        try:
+            while self._tcp is not None and not self._tcp.is_closing():
+                buffer = inner.get_buffer(-1)
+                count = cast(int, tls.read(len(buffer), buffer))
+                if not count:
+                    self.close()
+                    return
+                inner.buffer_updated(count)
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLZeroReturnError:
+            self.close()
+        except ssl.SSLError as error:
+            # In TLS 1.3 the end that connects is done before the other has looked at what it shows.
+            self._refuse(certificates.refusal(error, self._directory))
+
+    def _refuse(self, error: Refused) -> None:
+        """Close the connection: report why, and send the TLS alert."""
+        self._inner.broken(error)
+        self._flush()
+        if self._tcp is not None:
+            self._tcp.close()
+
+    def _send_close_notify(self) -> None:
+        with contextlib.suppress(ssl.SSLError):  # the other end's goodbye need not be waited for
+            self._tls.unwrap()
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending and self._tcp is not None:
+            self._tcp.write(self._outgoing.read())

@@ -11,6 +11,8 @@ after it.
 """
 
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -34,8 +36,26 @@ BATCH_BYTES_MAX = 64 * 2**10
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
-class OutgoingEndpoint:
-    """The source's end of one channel."""
+class _Endpoint:
+    """One end of a channel, and the `transport` that carries the channel, None if none does."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.transport: Transport | None = None
+
+    def detach(self, transport: Transport | None) -> None:
+        """`transport` is closed; does nothing if another has replaced it already."""
+        if self.transport is transport:
+            self.transport = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether something carries the channel."""
+        return self.transport is not None and not self.transport.is_closing()
+
+
+class OutgoingEndpoint(_Endpoint):
+    """The source's end of one channel; frames are kept while nothing carries it."""
 
     def __init__(
         self,
@@ -45,31 +65,24 @@ class OutgoingEndpoint:
         *,
         is_on_cycle: bool,
     ) -> None:
-        self.channel = channel
+        super().__init__(channel)
         self.is_on_cycle = is_on_cycle
         self.accepts = accepts
         self.pending: list[Message | msgspec.Raw] = []
         self.session = SendSession()
         self.sent_count = sent_count
-        self._transport: Transport | None = None
         self._waiting: Marker | None = None
 
     def attach(self, transport: Transport, received: int) -> None:
         """Continue over `transport`, after the frame `received`: send again what may be lost."""
         for frame in self.session.resume(received):
             transport.write(frame)
-        self._transport = transport
-
-    def detach(self, transport: Transport | None) -> None:
-        """`transport` is closed: frames are kept until there is another, if there is not
-        already."""
-        if self._transport is transport:
-            self._transport = None
+        self.transport = transport
 
     @property
-    def is_connected(self) -> bool:
-        """Whether something carries the channel."""
-        return self._transport is not None and not self._transport.is_closing()
+    def is_full(self) -> bool:
+        """Whether its source waits with further messages, unless that is on a cycle."""
+        return self.session.unacknowledged_bytes >= HOLD_BYTES
 
     def send_marker(self, marker: Marker, *, may_wait: bool) -> None:
         """Put `marker` behind all that was sent; nothing may be pending.
@@ -79,10 +92,9 @@ class OutgoingEndpoint:
         assert not self.pending, self.channel
         if self._waiting is not None:
             self.release(self._waiting)
-        if may_wait:
-            self._waiting = marker
-        else:
-            self._write(wire.encode_marker(self.session.sequence + 1, marker))
+        self._waiting = marker
+        if not may_wait:
+            self.release(marker)
 
     def release(self, marker: Marker) -> None:
         """Send `marker` alone if it still waits."""
@@ -93,8 +105,8 @@ class OutgoingEndpoint:
     def _write(self, frame: bytes | bytearray) -> None:
         """Send a frame that was encoded with the session's next number."""
         self.session.add(frame)
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(frame)
 
     def flush(self) -> None:
         """Send the pending messages, in one batch if they are not too large for that."""
@@ -139,21 +151,18 @@ class OutgoingEndpoint:
         raise AssertionError("each message can be encoded, but not all together")
 
 
-class IncomingEndpoint:
+class IncomingEndpoint(_Endpoint):
     """The target's end of one channel."""
 
     def __init__(self, channel: Channel, accepts: tuple[type[Message], ...]) -> None:
-        self.channel = channel
+        super().__init__(channel)
         self.source = channel.source
         self.session = ReceiveSession(ACKNOWLEDGE_BYTES)
-        self.transport: Transport | None = None
         self.violation_count = 0
         self._acknowledged = 0
         self._decoder: msgspec.msgpack.Decoder[list[Message]] | None = None
         if accepts:
-            union: Any = accepts[0]
-            for message in accepts[1:]:
-                union = union | message
+            union: Any = reduce(or_, accepts)
             self._decoder = msgspec.msgpack.Decoder(list[union])
 
     def attach(self, transport: Transport) -> None:
@@ -162,16 +171,6 @@ class IncomingEndpoint:
         self.transport = transport
         if self._acknowledged:
             self.acknowledge(self._acknowledged)
-
-    def detach(self, transport: Transport | None) -> None:
-        """`transport` is closed; does nothing if another has replaced it already."""
-        if self.transport is transport:
-            self.transport = None
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether something carries the channel."""
-        return self.transport is not None and not self.transport.is_closing()
 
     def decode(self, batch: Batch) -> list[Message]:
         """Return the messages of `batch`; others than the target accepts are a

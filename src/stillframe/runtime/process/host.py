@@ -34,7 +34,6 @@ from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.process.endpoints import (
     FRAME_EXTRA_BYTES,
-    HOLD_BYTES,
     LIMIT_BYTES,
     WINDOW_BYTES,
     IncomingEndpoint,
@@ -321,10 +320,9 @@ class Host:
     def _is_too_full(self, outgoing: OutgoingEndpoint) -> bool:
         """Return whether to wait for the target before handling more; fail where that cannot
         help."""
-        size = outgoing.session.unacknowledged_bytes
         if not outgoing.is_on_cycle:
-            return size >= HOLD_BYTES
-        if size >= LIMIT_BYTES:
+            return outgoing.is_full
+        if (size := outgoing.session.unacknowledged_bytes) >= LIMIT_BYTES:
             self.fail(
                 ApplicationError(
                     f"channel {outgoing.channel}: {size:,} bytes were sent that "

@@ -9,17 +9,12 @@ listens. Acknowledgements return on the same connection.
 import asyncio
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar, cast
 
 from stillframe.errors import ProtocolViolation, Refused, StillframeError
 from stillframe.model import Channel, ProcessId
 from stillframe.protocol import wire
-from stillframe.protocol.handshake import (
-    NONCE_BYTES,
-    Listener,
-    Welcome,
-)
+from stillframe.protocol.handshake import NONCE_BYTES, Listener, Welcome
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import (
     Connection,
@@ -27,8 +22,8 @@ from stillframe.runtime.network.connection import (
     InboundConnection,
     OutboundConnection,
     StreamTransport,
+    protocol_of,
 )
-from stillframe.runtime.network.tls import TlsTransport
 from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
 from stillframe.runtime.process.host import Host
 
@@ -52,9 +47,7 @@ async def connect(
     `target` is the process whose certificate is required there; None is the coordinator. Raises an
     OSError if there is no answer in time, or our certificates cannot be read.
     """
-    protocol: Connection | TlsTransport = connection
-    if certificates is not None:
-        protocol = TlsTransport(connection, Path(certificates), is_listening=False, target=target)
+    protocol = protocol_of(connection, certificates, is_listening=False, target=target)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await asyncio.get_running_loop().create_connection(
