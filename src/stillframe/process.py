@@ -211,11 +211,8 @@ ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot", "append"
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Return the recorded fields of a process class (or of any dataclass or Struct), with types.
-
-    Raises:
-        UsageError: a type cannot be resolved, or a field has a name that is taken.
-    """
+    """Return the recorded fields of a process class (or of any dataclass or Struct), with types; a
+    UsageError if a type cannot be resolved, or a field has a name that is taken."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError) as error:
@@ -237,11 +234,8 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def accepted_messages(annotation: Any, where: str) -> tuple[type[Message], ...]:
-    """Return the message classes in an annotation such as ``Transfer | Query``.
-
-    Raises:
-        UsageError: something in it is not derived from ``stillframe.Message``.
-    """
+    """Return the message classes in an annotation such as ``Transfer | Query``; a UsageError if
+    something in it is not derived from ``stillframe.Message``."""
     if annotation is None or annotation is type(None):
         return ()
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
@@ -280,11 +274,8 @@ def is_immutable(kind: Any, within: frozenset[type] = frozenset()) -> bool:
 
 
 def receive_annotation(kind: type[Process]) -> Any:
-    """Return the annotation of the `message` parameter of ``receive``; None if it is not written.
-
-    Raises:
-        UsageError: ``receive`` does not take (self, channel, message), or has no annotation.
-    """
+    """Return the annotation of the `message` parameter of ``receive``; None if it is not written. A
+    UsageError if ``receive`` does not take (self, channel, message), or has no annotation."""
     if kind.receive is Process.receive:
         return None
     parameters = list(inspect.signature(kind.receive).parameters)

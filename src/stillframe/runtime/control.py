@@ -208,12 +208,8 @@ ToProcess = (
 
 
 class OutputDirs(msgspec.Struct, frozen=True):
-    """Where processes write their event logs and fragments; None for nowhere.
-
-    Attributes:
-        log: the directory of the event log (``eventlog``).
-        fragments: the directory of what each process records of snapshots (``store.fragments``).
-    """
+    """The directories of the event `log` (``eventlog``) and of the `fragments` that each process
+    records of snapshots (``store.fragments``); None for nowhere."""
 
     log: str | None = None
     fragments: str | None = None

@@ -61,10 +61,8 @@ def is_alive(process: OsProcess) -> bool:
 
 
 def open_process(process: OsProcess) -> int | None:
-    """Return a descriptor that becomes readable when `process` terminates; None if it has.
-
-    The caller closes it.
-    """
+    """Return a descriptor that becomes readable when `process` terminates, and that the caller
+    closes; None if it has."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except (OSError, OverflowError):  # there is none, or the number is no process's
@@ -85,11 +83,7 @@ def wait_for(process: OsProcess) -> None:
 
 def kill(process: OsProcess, *, grace_s: float = 0.0) -> None:
     """Kill `process` and wait until it has terminated; it first has `grace_s` seconds to do so on
-    SIGTERM.
-
-    Raises:
-        Unavailable: it belongs to another user, or hangs in the kernel.
-    """
+    SIGTERM. Raises Unavailable if it belongs to another user, or hangs in the kernel."""
     descriptor = open_process(process)
     if descriptor is None:
         return

@@ -4,13 +4,13 @@ Only the owner may read it: it holds the secret of the run.
 """
 
 import contextlib
-import os
 import socket
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import partial_path, write_new
 from stillframe.errors import Unavailable
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
@@ -90,12 +90,10 @@ def remove_socket(system: RunFile) -> None:
 def write_run_file(store: Path, system: RunFile) -> None:
     """Write the run file, readable by the owner alone, in one step; raises a StoreError if the disk
     is full or failed, and then the former one is still there."""
-    partial = store / f".{FILE}.partial"
+    partial = partial_path(store / FILE)
     with explain_io_errors(store / FILE, "written"):
         partial.unlink(missing_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(system))
+        write_new(partial, msgspec.json.encode(system), mode=0o600)
         partial.rename(store / FILE)
 
 
@@ -103,19 +101,15 @@ def remove_run_file(store: Path) -> None:
     """Remove the run file that this program wrote. That of another one stays: its processes may
     run, and the next supervisor must know of them."""
     with contextlib.suppress(Unavailable):
-        system = _read(store)
+        system = find_stale(store)
         if system is not None and system.supervisor == current_process():
             (store / FILE).unlink()
 
 
 def find_running(store: Path) -> RunFile:
-    """Return where the system of `store` can be reached.
-
-    Raises:
-        Unavailable: it is not running, or stands still, with what to do.
-        Refused: it speaks another version of the protocol, with what to do.
-    """
-    system = _read(store)
+    """Return where the system of `store` can be reached. Raises Unavailable if it is not running,
+    or stands still, and Refused if it speaks another version of the protocol, with what to do."""
+    system = find_stale(store)
     if system is None:
         raise Unavailable(
             f"no system is running on the store {store}: start it with 'stillframe run' or, "
@@ -140,30 +134,20 @@ def supervisor_of(store: Path) -> OsProcess | None:
     """Return the supervisor of the system of `store`, None if it has none; it takes no commands
     while the system starts or ends."""
     try:
-        system = _read(store)
+        system = find_stale(store)
     except Unavailable:
         return None
     return None if system is None or not is_alive(system.supervisor) else system.supervisor
 
 
-def find_stale(store: Path) -> RunFile | None:
-    """Return the system of `store` whose supervisor died; None if the last one was stopped in
-    order. The caller has the store open for writing, so no supervisor runs. Raises Unavailable if
-    the run file cannot be read."""
-    return _read(store)
-
-
 def describe_owner(store: Path) -> str:
     """Return why `store` is in use, for an error message; "" if unknown."""
-    try:
-        system = _read(store)
-    except Unavailable:
+    supervisor = supervisor_of(store)
+    if supervisor is None:
         return ""
-    if system is None or not is_alive(system.supervisor):
-        return ""
-    if is_stopped(system.supervisor):
-        return _explain_stopped(system.supervisor)
-    return f"its supervisor, process {system.supervisor.pid}, runs: there is nothing to bring back"
+    if is_stopped(supervisor):
+        return _explain_stopped(supervisor)
+    return f"its supervisor, process {supervisor.pid}, runs: there is nothing to bring back"
 
 
 def _explain_stopped(supervisor: OsProcess) -> str:
@@ -174,7 +158,10 @@ def _explain_stopped(supervisor: OsProcess) -> str:
     )
 
 
-def _read(store: Path) -> RunFile | None:
+def find_stale(store: Path) -> RunFile | None:
+    """Return the system of `store`; None if the last one was stopped in order. For a caller that
+    has the store open for writing, no supervisor runs: that of the system died. Raises Unavailable
+    if the run file cannot be read."""
     path = store / FILE
     try:
         with path.open("rb") as file:

@@ -22,12 +22,8 @@ REPORT_PERIOD_S = 10.0
 
 
 class Acceptor:
-    """The listener of a process or of the coordinator.
-
-    Args:
-        answer: makes what speaks on a new connection.
-        report: takes a sentence about a connection that was refused.
-    """
+    """The listener of a process or of the coordinator: `answer` makes what speaks on a new
+    connection, `report` takes a sentence about one that was refused."""
 
     def __init__(self, answer: Callable[[], Connection], report: Callable[[str], None]) -> None:
         self.refused_count = 0
@@ -41,12 +37,8 @@ class Acceptor:
 
     async def open(self, listen: Address, certificates: str | None) -> Address:
         """Listen at an address, with TLS if there is a directory of `certificates`; return the
-        address with its port.
-
-        Raises:
-            UsageError: other machines could connect without TLS.
-            Unavailable: the address is not this machine's, or no port or descriptor is free.
-        """
+        address with its port. A UsageError if other machines could connect without TLS, Unavailable
+        if the address is not this machine's, or no port or descriptor is free."""
         require_tls_off_loopback(listen, certificates)
         loop = asyncio.get_running_loop()
         try:

@@ -32,16 +32,9 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, *, port: int | None, may_be_any: bool = False) -> "Address":
-        """Read ``10.0.0.1:8640``, ``[fd00::1]:8640``, ``bank.example:8640``; or without a port.
-
-        Args:
-            text: the address.
-            port: the port if none is written; None if one must be.
-            may_be_any: whether 0.0.0.0 or :: are allowed, all addresses of this machine.
-
-        Raises:
-            UsageError: it is no address.
-        """
+        """Read ``10.0.0.1:8640``, ``[fd00::1]:8640``, ``bank.example:8640``; or without a port,
+        which is `port` then: None if one must be written. It `may_be_any` if 0.0.0.0 or :: are
+        allowed, all addresses of this machine. A UsageError says that it is no address."""
         host, colon, digits = text.rpartition(":")
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")

@@ -42,20 +42,12 @@ def issue_certificates(
     days: int,
     valid_from: datetime.datetime | None = None,
 ) -> tuple[Path, ...]:
-    """Issue certificates for the coordinator's machine and for `processes` that are elsewhere. An
-    existing CA signs again: so certificates are renewed, and processes added.
+    """Issue certificates for the coordinator's machine and for `processes` that are elsewhere;
+    return the folders, one for each machine, to be copied there as they are.
 
-    Args:
-        directory: of the CA.
-        processes: those that are not on the coordinator's machine.
-        days: how long the certificates are valid.
-        valid_from: None for now, with an allowance for clocks that differ.
-
-    Returns:
-        The folders, one for each machine, to be copied there as they are.
-
-    Raises:
-        UsageError: a process id is invalid, or the files cannot be written.
+    An existing CA in `directory` signs again: so certificates are renewed, and processes added.
+    They are valid for `days` from `valid_from`; None is now, with an allowance for clocks that
+    differ. A UsageError if a process id is invalid, or the files cannot be written.
     """
     valid_from = valid_from or datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
     wanted: dict[str, tuple[str, ...]] = {COORDINATOR_FOLDER: (COORDINATOR, ANY_PROCESS)}

@@ -224,12 +224,8 @@ class InboundConnection(Connection):
 
 
 class OutboundConnection(Connection):
-    """The end that connects: it greets first, and is welcomed.
-
-    Args:
-        me: the credentials of this process.
-        target: the process at the other end; None is the coordinator.
-    """
+    """The end that connects: it greets first, and is welcomed. `target` is the process at the other
+    end; None is the coordinator."""
 
     def __init__(self, me: Credentials, target: ProcessId | None) -> None:
         super().__init__()
@@ -268,12 +264,9 @@ def protocol_of(
 class TlsTransport(asyncio.BufferedProtocol):
     """Carries `inner` over TLS: an asyncio protocol below, a transport above.
 
-    Args:
-        inner: begins when both ends have shown valid certificates.
-        directory: the directory of our certificates.
-        is_listening: whether the other end connected to us; `inner` then checks its certificate
-            when it knows who it is.
-        target: the process that we connect to; None is the coordinator.
+    `inner` begins when both ends have shown valid certificates; ours are in `directory`. We connect
+    to `target`, None is the coordinator; or the other end connected to us if this end
+    `is_listening`, and `inner` checks its certificate when it knows who it is.
     """
 
     def __init__(

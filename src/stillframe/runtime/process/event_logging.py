@@ -25,22 +25,13 @@ def check_epoch_unused(log: Path, epoch: int) -> None:
 
 
 class EventLogger:
-    """Records what the process does, each event in the step in which it happens.
+    """Records what `process` does, each event in the step in which it happens.
 
-    Args:
-        log: the directory of the event log.
-        process: whose log this is.
-        epoch: the epoch of the process.
-        recorder: of the process; it counts what was received.
-        outgoing: its channels, by target; they count what was sent.
-        report_failure: called by any thread with a sentence when the log cannot be written.
-
-    Attributes:
-        is_time: whether to flush at the next boundary between actions.
-        record: takes the code of an event.
-        accepting: source -> the code of an action that begins with a message from there.
-        sending: target -> the code of a message that is sent there.
-        flush_interval_s: the interval between two flushes, in seconds.
+    `recorder` counts what was received, `outgoing` what was sent. `report_failure` is called by any
+    thread with a sentence when the log cannot be written. `record` takes the code of an event:
+    `accepting` has those of actions that begin with a message, by source, `sending` those of
+    messages that are sent, by target. `is_time` says whether to flush at the next boundary between
+    actions; that is to be so every `flush_interval_s` seconds.
     """
 
     flush_interval_s = HAND_OVER_S

@@ -94,16 +94,10 @@ _encode = msgspec.json.Encoder().encode
 class Footprint(msgspec.Struct, frozen=True):
     """What a copy of this process would lack, or share with every other copy.
 
-    Attributes:
-        thread_count: how many threads there are.
-        descriptors: what is open, by number.
-        children: the processes that were started here.
-        timers: the seconds that each timer has left.
-        handlers: what each signal does.
-        blocked: the signals that are held back.
-        shared_memory: where memory is that copies would share.
-        random_state: of the generator of the module ``random``.
-        generator_count: how many other generators of random numbers there are.
+    `descriptors` is what is open, by number; `timers` are the seconds that each has left;
+    `handlers` is what each signal does, and `blocked` those that are held back; `shared_memory` is
+    where memory is that copies would share; `random_state` is that of the module ``random``, and
+    `generator_count` the number of all generators of random numbers.
     """
 
     thread_count: int

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,15 +38,11 @@ class _Complete(NamedTuple):
 
 
 class FragmentRecorder:
-    """Writes the fragments of one process. Call ``close`` at its end.
+    """Writes the fragments of one process, whose `life` this is, into the `directory` of all.
 
-    Args:
-        directory: where the fragments of all processes go.
-        life: whose these are.
-        description: of the topology that it takes part in.
-        reference: where that is, ``module:attribute``; None if this process does not know.
-        report_failure: called by the thread with a sentence, once each time that something keeps it
-            from writing.
+    `reference` is ``module:attribute`` of the topology, None if this process does not know.
+    `report_failure` is called by the thread with a sentence, once each time that something keeps it
+    from writing. Call ``close`` at the end.
     """
 
     def __init__(
@@ -67,11 +62,9 @@ class FragmentRecorder:
         self._lost: deque[SnapshotId] = deque()
         self._is_reported = False
         self._queue: queue.SimpleQueue[_Complete | None] = queue.SimpleQueue()
-        # Made in the thread: that takes a while, and a process is to begin at once.
         topology = FragmentTopology(reference=reference, description=description)
-        make_writer = partial(_make_writer, directory, life, topology)
         self._thread = threading.Thread(
-            target=self._work, args=(make_writer,), name="fragments", daemon=True
+            target=self._work, args=(life, topology), name="fragments", daemon=True
         )
         self._thread.start()
 
@@ -119,11 +112,13 @@ class FragmentRecorder:
         while self._lost:
             self._bases.pop(self._lost.popleft(), None)
 
-    def _work(self, make_writer: Callable[[], FragmentWriter]) -> None:
+    def _work(self, life: FragmentSource, topology: FragmentTopology) -> None:
         writer: FragmentWriter | None = None
         while (item := self._queue.get()) is not None:
             try:
-                writer = writer or make_writer()
+                if writer is None:  # that takes a while, and a process is to begin at once
+                    check_own_unused(self._directory, life)
+                    writer = FragmentWriter(self._directory, life, topology)
                 writer.write(
                     item.fragment,
                     moment_s=item.moment_s,
@@ -146,10 +141,3 @@ class FragmentRecorder:
                 f"what process {self._process} records cannot be written into {self._directory}: "
                 f"{why}; the process goes on, and snapshots are incomplete there"
             )
-
-
-def _make_writer(
-    directory: Path, life: FragmentSource, topology: FragmentTopology
-) -> FragmentWriter:
-    check_own_unused(directory, life)
-    return FragmentWriter(directory, life, topology)

@@ -31,7 +31,7 @@ IDLE_RETRY_S = 0.001
 
 
 class HandlerHost(Host):
-    """Runs a ``Process`` whose handlers are plain functions. See ``Host`` for the arguments."""
+    """Runs a ``Process`` whose handlers are plain functions."""
 
     # True while a step is taken, and until ``begin``: nothing may come before ``start``.
     _is_stepping = True

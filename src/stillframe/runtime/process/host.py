@@ -59,8 +59,7 @@ class _Forks:
     connections, and the whole system would hang silently. It exits before it touches any of them.
     The processes that we fork ourselves never return.
 
-    Attributes:
-        is_child: whether this was forked off the process in which the host was made.
+    `is_child` says whether this was forked off the process in which the host was made.
     """
 
     def __init__(self) -> None:
@@ -115,20 +114,14 @@ Item = Delivery | MarkerArrival | SnapshotId
 
 
 class Host:
-    """What both kinds of host share.
+    """What both kinds of host share: the place of `process` in `topology`.
 
-    Args:
-        topology: what `process` takes part in; its codec captures and restores the state.
-        process: whose host this is.
-        subject: the object whose fields are the recorded state.
-        start: where to begin after a restore; None for a fresh start.
-        report: receives what the coordinator must know.
-        fail: called once with the error after which this process cannot continue.
-        loop: the event loop; of it ``call_soon``, ``call_later``, ``time``, ``add_reader`` and
-            ``remove_reader`` are used.
-        marker_wait_s: how long a marker may wait for messages to ride on, in seconds; 0 sends it at
-            once.
-        fragments: receives what it records of snapshots, if anything does; closed with the log.
+    `subject` is the object whose fields are the recorded state, `start` where to begin after a
+    restore, None for a fresh start. `report` receives what the coordinator must know, and `fail` is
+    called once with the error after which this process cannot continue. Of the event loop
+    ``call_soon``, ``call_later``, ``time``, ``add_reader`` and ``remove_reader`` are used. A marker
+    may wait `marker_wait_s` seconds for messages to ride on; 0 sends it at once. `fragments`, if
+    any, receives what is recorded of snapshots, and is closed with the log.
     """
 
     def __init__(

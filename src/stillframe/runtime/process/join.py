@@ -139,7 +139,9 @@ async def join(
     if store is not None and (coordinator, listen, tls) == (None, None, None):
         runtime = _local_runtime(process, hash_, local_path(store))
     elif store is None and coordinator is not None and listen is not None and tls is not None:
-        runtime = _remote_runtime(process, hash_, coordinator, listen, local_path(tls))
+        me = Credentials(process, 0, hash_, b"", str(local_path(tls).absolute()))
+        there = Address.parse(coordinator, port=COORDINATOR_PORT)
+        runtime = ProcessRuntime(me, there, Address.parse(listen, port=0))
     else:
         raise UsageError(
             "say where the system is: store=... if it runs on this machine, else coordinator=..., "
@@ -166,11 +168,3 @@ def _local_runtime(process: ProcessId, topology_hash: str, store: Path) -> Proce
         )
     me = Credentials(process, system.epoch, topology_hash, system.secret)
     return ProcessRuntime(me, system.coordinator, ANY_PORT)
-
-
-def _remote_runtime(
-    process: ProcessId, topology_hash: str, coordinator: str, listen: str, tls: Path
-) -> ProcessRuntime:
-    me = Credentials(process, 0, topology_hash, b"", str(tls.absolute()))
-    there = Address.parse(coordinator, port=COORDINATOR_PORT)
-    return ProcessRuntime(me, there, Address.parse(listen, port=0))

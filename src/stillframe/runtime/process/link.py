@@ -41,12 +41,8 @@ VIOLATION_COUNT_MAX = 5
 async def connect(
     connection: SomeConnection, address: Address, certificates: str | None, target: ProcessId | None
 ) -> SomeConnection:
-    """Connect `connection` to an address, over TLS if there is a directory of `certificates`;
-    return it.
-
-    `target` is the process whose certificate is required there; None is the coordinator. Raises an
-    OSError if there is no answer in time, or our certificates cannot be read.
-    """
+    """Connect `connection` to an address, and return it; the arguments are those of
+    ``protocol_of``. OSError if there is no answer in time, or our certificates cannot be read."""
     protocol = protocol_of(connection, certificates, is_listening=False, target=target)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -67,18 +63,11 @@ async def keep_connected(
     warn: Callable[[str], None],
     connected: Callable[[Channel], None],
 ) -> None:
-    """Keep a channel connected to its target until cancelled.
+    """Keep a channel connected to its target, which listens at `address`, until cancelled.
 
-    Args:
-        host: the host of the channel.
-        outgoing: the channel.
-        me: the credentials of this process.
-        address: where the target listens.
-        warn: takes a sentence for the coordinator when a connection broke the rules, or the
-            target cannot be reached.
-        connected: called each time that the channel is connected.
-
-    A refusal by a target that was never connected fails the process: a retry would not help.
+    `warn` takes a sentence for the coordinator when a connection broke the rules, or the target
+    cannot be reached; `connected` is called each time that the channel is connected. A refusal by a
+    target that was never connected fails the process: a retry would not help.
     """
     loop, channel = asyncio.get_running_loop(), outgoing.channel
     retry_s, was_connected = RETRY_S_MIN, False
@@ -116,11 +105,8 @@ async def keep_connected(
 class ListeningLink(InboundConnection):
     """The target's end of a connection: which channel it carries is known after the handshake.
 
-    Args:
-        host: the host of the channels.
-        me: the credentials of this process.
-        warn: takes a sentence for the coordinator when a channel's connection broke the rules.
-        refused: takes one when a connection was refused.
+    `warn` takes a sentence for the coordinator when a channel's connection broke the rules,
+    `refused` one when a connection was refused.
     """
 
     def __init__(

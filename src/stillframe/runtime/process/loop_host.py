@@ -19,7 +19,7 @@ from stillframe.runtime.process.host import Delivery, Host, forks, leave
 
 
 class LoopHost(Host):
-    """Hands out one message at a time, between boundaries. See ``Host`` for the arguments.
+    """Hands out one message at a time, between boundaries.
 
     `action` is held during an atomic action. Before it is released, `boundary` is called.
     """
@@ -189,16 +189,8 @@ class _Watched(Coroutine[Any, Any, None]):
 
 
 class AsyncHandlerDriver:
-    """Drives a ``Process`` with ``async`` handlers: one action at a time, from start to end.
-
-    Args:
-        host: the host whose turns it takes.
-        process: the subject, attached to that host.
-
-    Attributes:
-        process_id: of that process.
-        where: which handler was called last.
-    """
+    """Drives `process`, which has ``async`` handlers and is attached to `host`: one action at a
+    time, from start to end. `where` says which handler was called last."""
 
     def __init__(self, host: LoopHost, process: Process) -> None:
         self._host = host

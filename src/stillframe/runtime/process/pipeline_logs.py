@@ -29,12 +29,8 @@ from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_se
 
 def check_unused(root: Path, head: Metadata, service: str) -> None:
     """Refuse to run a service as a process of a system if it ran by itself in this epoch: the
-    system starts where the epoch started, and would do everything a second time.
-
-    Raises:
-        UsageError: it did, and left.
-        StillRunning: it did, or was the process of a system, and died.
-    """
+    system starts where the epoch started, and would do everything a second time. A UsageError if
+    it left, StillRunning if it died, or was the process of a system and died."""
     resting = stopped_service(root, head, service)
     if resting is None:
         return
@@ -51,12 +47,8 @@ def check_unused(root: Path, head: Metadata, service: str) -> None:
 
 
 class PipelineLogs:
-    """The logs that one process of a system reads and writes.
-
-    Args:
-        root: the pipeline.
-        process: who reads and writes; a service of the pipeline.
-        system: the name of the system (``pipeline.pending_snapshot``).
+    """The logs that one process of a system, a service of the pipeline at `root`, reads and writes;
+    `system` is the name of the system (``pipeline.pending_snapshot``).
 
     Raises:
         UsageError: the pipeline has no such service, or it ran by itself in this epoch, and left.
@@ -83,12 +75,9 @@ class PipelineLogs:
             raise
 
     def append(self, log: str, records: pa.Table) -> None:
-        """Append records to a log. It is part of the current action.
-
-        Raises:
-            UsageError: this process writes no such log, or the columns are not the declared ones.
-            StoreError: the disk is full or failed; nothing was appended.
-        """
+        """Append records to a log, as a part of the current action. A UsageError if this process
+        writes no such log, or the columns are not the declared ones; a StoreError if the disk is
+        full or failed: nothing was appended then."""
         self._ends.append(log, records)
 
     def poll(

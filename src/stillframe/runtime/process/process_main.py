@@ -22,11 +22,7 @@ from stillframe.imports import load_topology
 from stillframe.process import Process, attach
 from stillframe.restore import Start
 from stillframe.runtime import control
-from stillframe.runtime.control import (
-    EXIT_FAILED,
-    EXIT_JOIN_REJECTED,
-    LaunchSpec,
-)
+from stillframe.runtime.control import EXIT_FAILED, EXIT_JOIN_REJECTED, LaunchSpec
 from stillframe.runtime.os_process import OsProcess, wait_for
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.loop_host import AsyncHandlerDriver, LoopHost, has_async_handlers
@@ -42,11 +38,8 @@ class SupervisorWatchdog:
     """Exits this process when its supervisor has terminated and none replaces it in time.
 
     It watches from a thread, so it also exits a process whose handler keeps the event loop busy and
-    which would never notice that its coordinator is gone.
-
-    Args:
-        supervisor: the supervisor of this process now.
-        orphaned_s: how long this process outlives a supervisor that is not replaced, in seconds.
+    which would never notice that its coordinator is gone. It outlives a supervisor that is not
+    replaced by `orphaned_s` seconds.
     """
 
     def __init__(self, supervisor: OsProcess, *, orphaned_s: float) -> None:

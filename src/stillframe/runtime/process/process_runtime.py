@@ -65,11 +65,7 @@ _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.
 
 class CoordinatorConnection(OutboundConnection):
     """The connection to the coordinator: its messages go into `received`, None when it closes.
-
-    Args:
-        me: the credentials of this process.
-        first: returns the first message, which is sent when the handshake is over.
-    """
+    `first` returns our first message, which is sent when the handshake is over."""
 
     def __init__(self, me: Credentials, first: Callable[[], control.FirstMessage]) -> None:
         super().__init__(me, None)
@@ -125,16 +121,10 @@ class RetryLater(Refused):
 class ProcessRuntime:
     """A process's place in one epoch of the system.
 
-    Args:
-        me: the credentials of this process.
-        coordinator: the address of the coordinator.
-        listen: where this process listens, at an address that the others can reach.
-        orphaned_s: how long to run without a coordinator, in seconds.
-        on_supervisor: receives the supervisor each time that this process has rejoined.
-
-    Attributes:
-        failed: why this process cannot continue, once it cannot.
-        close_logs: finishes the event log and the fragments, if any: call it last.
+    It listens at `listen`, which the others can reach, and runs at most `orphaned_s` seconds
+    without a coordinator; `on_supervisor` receives the supervisor each time that it has rejoined.
+    `failed` is why this process cannot continue, once it cannot; `close_logs` finishes the event
+    log and the fragments, if any: call it last.
     """
 
     def __init__(
@@ -161,13 +151,9 @@ class ProcessRuntime:
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
 
     async def connect(self) -> Start | None:
-        """Join the epoch; return the initial state, None for a fresh start.
-
-        Raises:
-            Refused: the coordinator refused this process, or the reverse, and why.
-            Unavailable: there is no coordinator.
-            UsageError: the certificates are not what they must be.
-        """
+        """Join the epoch; return the initial state, None for a fresh start. Raises Refused if the
+        coordinator refused this process, or the reverse; Unavailable if there is none; UsageError
+        if the certificates are not what they must be."""
         if self.me.certificates is not None:
             check_own(Path(self.me.certificates), self.me.process)
         self._connection = await self._dial(control.JoinRequest)

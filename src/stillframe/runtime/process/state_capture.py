@@ -61,15 +61,9 @@ class ForkedEncoder:
     connection of the parent ends with the parent, and it runs no other code: locks that threads of
     the parent held do not matter.
 
-    Args:
-        encode: called in the child; raises a UsageError if the state cannot be encoded.
-        loop: the event loop.
-        done: called once, with what was encoded or else with the cause, and with the processor time
-            of `encode` in seconds.
-
-    Raises:
-        OSError: no process can be forked.
-        NotImplementedError: `loop` cannot wait for descriptors.
+    `encode` raises a UsageError if the state cannot be encoded. `done` is called once, with what
+    was encoded or else with the cause, and with the processor time of `encode` in seconds. An
+    OSError says that no process can be forked, a NotImplementedError that `loop` cannot watch it.
     """
 
     def __init__(
@@ -171,15 +165,11 @@ def resident_bytes() -> int:
 class _Capture:
     """One capture under way.
 
-    Attributes:
-        state: what was recorded; its `encoded` is empty if that is sent in chunks.
-        cut: the keyed fields, until they are encoded.
-        rest: what is still to be sent in chunks.
-        forked: the process that encodes the fields that are not keyed, while it runs.
-        fragment: the recorder's part, when it is complete.
-        byte_count: how much was sent ahead of the fragment.
-        slice_count: how many keys the next slice has.
-        capture_s: the time from the cut until all was encoded, if it is.
+    `state` is what was recorded; its `encoded` is empty if that is sent in chunks. Until they are
+    encoded, `cut` holds the keyed fields and `forked` the others; `rest` is what is still to be
+    sent of these, `byte_count` how much was sent ahead of the fragment. The next slice has
+    `slice_count` keys. `fragment` is the recorder's part, `capture_s` the time from the cut until
+    all was encoded, each None before it is there.
     """
 
     def __init__(
@@ -209,14 +199,9 @@ class _Capture:
 class StateCapture:
     """The captures of one process, which become fragments.
 
-    Args:
-        process: whose state this is.
-        codec: captures the state of `subject`.
-        subject: the object whose fields are the recorded state.
-        base: the published snapshot that `subject` was restored from just now; None if none.
-        loop: the event loop.
-        report: receives the messages to the coordinator.
-        sink: receives the same, if anything does.
+    `subject` is the object whose fields are the recorded state; `base` is the published snapshot
+    that it was restored from just now, None if none. `report` receives the messages to the
+    coordinator, and so does `sink`, if there is one.
     """
 
     def __init__(
