@@ -27,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -44,7 +44,7 @@ _TICK_NS = 10**7
 """The times of files lag behind the clock by up to one tick of the kernel."""
 _PR_SET_PDEATHSIG = 1
 _FAILED = "its import failed"
-_PROGRAM = "stillframe.runtime.process.fork_server"
+PROGRAM = "stillframe.runtime.process.fork_server"
 _CHILDREN = Path("/proc/thread-self/children")
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
@@ -151,12 +151,6 @@ def why_not_shared(before: Footprint, after: Footprint) -> str | None:
     return None
 
 
-def stamps(modules: Iterable[str]) -> dict[str, tuple[int, ...] | None]:
-    """Return what tells whether the files of `modules` were changed."""
-    files = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
-    return {file: _stamp(file) for file in files if file is not None}
-
-
 @contextlib.contextmanager
 def _ending_with(supervisor: int) -> Iterator[None]:
     """Meanwhile the kernel kills this program when its supervisor ends, or the thread of that which
@@ -195,6 +189,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _stamp(file: str) -> tuple[int, ...] | None:
+    """Return what tells whether a file was changed."""
     try:
         status = Path(file).stat()
     except OSError:
@@ -267,7 +262,9 @@ class _Server:
                 reason = why_not_shared(before, footprint())
         if reason is not None:
             self._begin_again(reason)
-        self._loaded = stamps(set(sys.modules) - known)
+        loaded = (sys.modules.get(name) for name in set(sys.modules) - known)
+        files = {getattr(module, "__file__", None) for module in loaded}
+        self._loaded = {file: _stamp(file) for file in files if file is not None}
         # Once: an import may write such a file itself, or the clock of its disk be ahead.
         if not self._setup.again and any(_was_changed(file, began_ns) for file in self._loaded):
             self._begin_again(None, again=True)
@@ -370,7 +367,7 @@ class _Server:
         os.umask(self._umask)
         os.chdir(self._directory)
         self._channel.set_inheritable(True)
-        program = [sys.executable, "-m", _PROGRAM]
+        program = [sys.executable, "-m", PROGRAM]
         os.execve(sys.executable, program, self._variables)  # noqa: S606
 
     def _answer(self, answer: Answer) -> None:

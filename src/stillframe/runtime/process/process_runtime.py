@@ -76,7 +76,12 @@ class CoordinatorConnection(OutboundConnection):
     def take(self, frame: wire.Frame) -> None:
         """Queue a message of the coordinator, or answer in the handshake."""
         if isinstance(frame, wire.Control):
-            self.received.put_nowait(_decode_control(frame))
+            try:
+                message = _decode(frame.encoded)
+            except DECODING_ERRORS as error:
+                detail = f"the coordinator's message cannot be read: {error}"
+                raise ProtocolViolation(detail) from error
+            self.received.put_nowait(message)
         elif self.greet(frame) is not None:
             self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
             self.is_open = True
@@ -101,13 +106,6 @@ class CoordinatorConnection(OutboundConnection):
         self.received.put_nowait(None)
         self.closed.set()
         super().connection_lost(exc)
-
-
-def _decode_control(frame: wire.Control) -> control.ToProcess:
-    try:
-        return _decode(frame.encoded)
-    except DECODING_ERRORS as error:
-        raise ProtocolViolation(f"the coordinator's message cannot be read: {error}") from error
 
 
 SomeHost = TypeVar("SomeHost", bound=Host)
@@ -181,7 +179,6 @@ class ProcessRuntime:
         if start is not None:
             check_start(start, process, description)
         fragments = None
-        report_failure = self._output_failure_reporter()
         # Loaded only here: most processes write neither, and are to start quickly.
         if outputs.fragments is not None:
             from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
@@ -189,9 +186,12 @@ class ProcessRuntime:
 
             began_from = None if start is None else start.base
             life = FragmentSource(process, self.me.epoch, self._run, began_from)
-            where = Path(outputs.fragments)
             fragments = FragmentRecorder(
-                where, life, description, reference, report_failure=report_failure
+                Path(outputs.fragments),
+                life,
+                description,
+                reference,
+                report_failure=self._report_output_failure,
             )
         host = kind(
             topology,
@@ -214,7 +214,7 @@ class ProcessRuntime:
                     self.me.epoch,
                     host.recorder,
                     host.outgoing,
-                    report_failure=report_failure,
+                    report_failure=self._report_output_failure,
                 )
             )
         self.close_logs = host.close_logs
@@ -293,9 +293,8 @@ class ProcessRuntime:
         """Close everything that was opened here."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(
-            *self._tasks, return_exceptions=True
-        )  # `_on_task_done` has told of those
+        # `_on_task_done` has told of what they raise.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for close in (*self._closers, self.close_logs):
             close()
 
@@ -305,15 +304,11 @@ class ProcessRuntime:
     def _warn(self, detail: str) -> None:
         self.report(control.ConnectionWarning(detail))
 
-    def _output_failure_reporter(self) -> Callable[[str], None]:
-        """Return what any thread may call when an event log or fragments cannot be written."""
-        loop = asyncio.get_running_loop()
-
-        def report(detail: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is reported now
-                loop.call_soon_threadsafe(self.report, control.OutputFailed(detail))
-
-        return report
+    def _report_output_failure(self, detail: str) -> None:
+        """An event log or fragments cannot be written; any thread may call this."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is reported now
+            loop = self.failed.get_loop()
+            loop.call_soon_threadsafe(self.report, control.OutputFailed(detail))
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -21,6 +21,7 @@ import msgspec
 
 from stillframe.errors import Unavailable
 from stillframe.runtime.process.fork_server import (
+    PROGRAM,
     Answer,
     Forked,
     NotForked,
@@ -33,7 +34,6 @@ FORK_TIMEOUT_S = 60.0
 first."""
 END_S = 5.0
 """How long a fork server has to exit when it is no longer needed."""
-_PROGRAM = "stillframe.runtime.process.fork_server"
 _PACKET_BYTES = 2**15
 """An answer has room for a path of 4096 characters, each of which JSON may write as six."""
 _REQUEST = b"fork"
@@ -75,18 +75,13 @@ class WatchedProcess:
         )
         assert child.stdin is not None
         code: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        try:
-            with child.stdin as pipe:
-                stdin = os.dup(pipe.fileno())
-            try:
-                started = cls(child.pid, os.pidfd_open(child.pid), stdin, code)
-            except BaseException:
-                os.close(stdin)
-                raise
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
+        with contextlib.ExitStack() as undo, child.stdin as pipe:
+            undo.callback(child.wait)
+            undo.callback(child.kill)
+            stdin = os.dup(pipe.fileno())
+            undo.callback(os.close, stdin)
+            started = cls(child.pid, os.pidfd_open(child.pid), stdin, code)
+            undo.pop_all()
         started.on_terminated(lambda: code.set_result(child.wait()))
         return started
 
@@ -160,8 +155,6 @@ class _ServerTerminated(Exception):
 
 
 class _Request(NamedTuple):
-    """A requested process: the future that it completes, and a pipe to its standard input."""
-
     answering: "asyncio.Future[WatchedProcess]"
     stdin_writer: int
 
@@ -177,7 +170,7 @@ class _Channel:
             # Not a number of standard input, output or error, which may be free here.
             number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _FIRST_OTHER)
         try:
-            self.program = WatchedProcess.start((sys.executable, "-m", _PROGRAM), keeps=(number,))
+            self.program = WatchedProcess.start((sys.executable, "-m", PROGRAM), keeps=(number,))
         except BaseException:
             ours.close()
             raise
@@ -283,25 +276,24 @@ class ForkServer:
         self._channel: _Channel | None = None
         self._last_reported: str | None = None
 
-    def warm(self) -> None:
+    def warm(self) -> _Channel:
         """Start the fork server if it does not run, so that it is ready sooner."""
         if self._channel is None or not self._channel.is_open:
             self._channel = _Channel(self._reference)
+        return self._channel
 
     async def fork(self) -> WatchedProcess:
         """Fork a process, which waits for its launch specification. Raises an OSError if the
         machine has no room for one, Unavailable if the fork server terminates at once, or hangs."""
+        with contextlib.suppress(_ServerTerminated):  # it may have ended long ago
+            return await self._fork(self.warm())
+        channel = self.warm()
         try:
-            return await self._fork()
-        except _ServerTerminated:  # it may have ended long ago
-            pass
-        try:
-            return await self._fork()
+            return await self._fork(channel)
         except _ServerTerminated as error:
-            assert self._channel is not None
-            code = await self._channel.program.wait()
+            code = await channel.program.wait()
             raise Unavailable(
-                f"no process can be started: the program that forks them (python -m {_PROGRAM}) "
+                f"no process can be started: the program that forks them (python -m {PROGRAM}) "
                 f"ended at once, with {code}; what it wrote to standard error says why"
             ) from error
 
@@ -327,16 +319,14 @@ class ForkServer:
             program.kill()
             await program.wait()
 
-    async def _fork(self) -> WatchedProcess:
-        self.warm()
-        assert self._channel is not None
+    async def _fork(self, channel: _Channel) -> WatchedProcess:
         try:
             async with asyncio.timeout(FORK_TIMEOUT_S):
-                return await self._channel.fork()
+                return await channel.fork()
         except TimeoutError:
-            self._channel.program.kill()
+            channel.program.kill()
             raise Unavailable(
                 f"no process can be started: the program that forks them, process "
-                f"{self._channel.program.pid}, did not answer within {FORK_TIMEOUT_S:.0f} s: does "
+                f"{channel.program.pid}, did not answer within {FORK_TIMEOUT_S:.0f} s: does "
                 f"the import of {self._reference.partition(':')[0]} wait for something?"
             ) from None
