@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from stillframe import tracefile
-from stillframe.cli import sim
 from stillframe.cli.sim import Rules, parse_seeds, recorder_of
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
@@ -77,7 +76,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             settings.append(make_config())
             return tally
 
-        monkeypatch.setattr(sim, "run_seeds", run_seeds)
+        monkeypatch.setattr(campaign, "run_seeds", run_seeds)
         return settings
 
     return find

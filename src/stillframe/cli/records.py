@@ -278,15 +278,11 @@ def compact(
     if of is not None:  # before Spark is started
         published.find(of)
     with spark_session.session(where, "compacting") as spark:
-        from stillframe.analytics.compaction import (  # noqa: PLC0415 - needs PySpark
-            INDEX,
-            compact_store,
-            version_path,
-        )
+        from stillframe.analytics import compaction  # noqa: PLC0415 - needs PySpark
 
-        done = compact_store(spark, path, out, of=of, keep=keep)
+        done = compaction.compact_store(spark, path, out, of=of, keep=keep)
     catalog = done.catalog
-    directory = version_path(out, catalog.version)
+    directory = compaction.version_path(out, catalog.version)
     rows: list[Fields] = [
         {
             "table": name,
@@ -294,7 +290,7 @@ def compact(
             "file_count": len(files),
             "bytes": sum(file.bytes for file in files),
         }
-        for name in (INDEX, *catalog.columns)
+        for name in (compaction.INDEX, *catalog.columns)
         for files in [catalog.files(name)]
     ]
     columns: output.Columns[Fields] = {

@@ -15,18 +15,8 @@ import msgspec
 import typer
 import uvloop
 
-from stillframe.cli import output, quantities
+from stillframe.cli import options, output, quantities
 from stillframe.cli.command import Commands, argument, end_with_no, flag, option
-from stillframe.cli.options import (
-    KEEP,
-    PIPELINE,
-    TOPOLOGY,
-    OptionalSnapshotName,
-    PlacementOptions,
-    SnapshotOptions,
-    StorePath,
-    TraceOptions,
-)
 from stillframe.cli.snapshots import ask, not_stable_sentence
 from stillframe.cli.supervision import (
     NOT_NEEDED,
@@ -66,19 +56,19 @@ app = Commands()
 
 @app.add("Example: stillframe run examples.bank:bank --store money --every 250ms")
 def run(
-    reference: str = TOPOLOGY,
+    reference: str = options.TOPOLOGY,
     *,
     store: Path = option("DIR", "Where snapshots go: a new or empty directory.", default=...),
-    snapshots: SnapshotOptions,
+    snapshots: options.SnapshotOptions,
     until: str | None = option(
         "PREDICATE",
         "Stop as soon as this holds in a snapshot, as 'detect' has it: termination, deadlock, "
         "loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
     ),
-    keep: int | None = KEEP,
-    pipeline: Path | None = PIPELINE,
-    traces: TraceOptions,
-    placement: PlacementOptions,
+    keep: int | None = options.KEEP,
+    pipeline: Path | None = options.PIPELINE,
+    traces: options.TraceOptions,
+    placement: options.PlacementOptions,
 ) -> None:
     """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, pipeline=pipeline)
@@ -97,18 +87,18 @@ def run(
 
 @app.add("Example: stillframe restore money P1-17")
 def restore(
-    path: StorePath,
-    name: OptionalSnapshotName = None,
+    path: options.StorePath,
+    name: options.OptionalSnapshotName = None,
     *,
-    snapshots: SnapshotOptions,
-    keep: int | None = KEEP,
-    pipeline: Path | None = PIPELINE,
-    traces: TraceOptions,
+    snapshots: options.SnapshotOptions,
+    keep: int | None = options.KEEP,
+    pipeline: Path | None = options.PIPELINE,
+    traces: options.TraceOptions,
     dry_run: bool = flag(
         "--dry-run", "Say what a restore would do with the code as it is, and do nothing."
     ),
     migrate: bool = flag("--migrate", "Go on though the code is not what the snapshot is of."),
-    placement: PlacementOptions,
+    placement: options.PlacementOptions,
 ) -> None:
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
@@ -150,12 +140,12 @@ def restore(
 
 @app.add("Example: stillframe resume money")
 def resume(
-    path: StorePath,
+    path: options.StorePath,
     *,
-    snapshots: SnapshotOptions,
-    keep: int | None = KEEP,
-    traces: TraceOptions,
-    placement: PlacementOptions,
+    snapshots: options.SnapshotOptions,
+    keep: int | None = options.KEEP,
+    traces: options.TraceOptions,
+    placement: options.PlacementOptions,
 ) -> None:
     """Bring a system back: processes that go on without their supervisor are taken over as they
     are; if one is missing, or none runs, all go on from the last snapshot, or start afresh."""
@@ -390,7 +380,7 @@ def _reference_of(store: Store) -> str:
     "--tls certificates/P2"
 )
 def join(
-    reference: str = TOPOLOGY,
+    reference: str = options.TOPOLOGY,
     process: str = argument("PROCESS", "Which process to run."),
     *,
     coordinator: str = option(
@@ -403,7 +393,7 @@ def join(
         default=...,
     ),
     tls: Path = option("DIR", "Directory of its ca.pem, cert.pem and key.pem.", default=...),
-    traces: TraceOptions,
+    traces: options.TraceOptions,
 ) -> None:
     """Run one process of a system on this machine, the system being started on another with 'run
     --elsewhere PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
@@ -448,15 +438,12 @@ def certificates(
     that you have."""
     if importlib.util.find_spec("cryptography") is None:
         raise UsageError("certificates need the extra 'tls': pip install 'stillframe[tls]'")
-    from stillframe.runtime.network.certificate_authority import (  # noqa: PLC0415 - needs the extra
-        CA_KEY_FILE,
-        issue_certificates,
-    )
+    from stillframe.runtime.network import certificate_authority as authority  # noqa: PLC0415 - needs the extra
 
-    folders = issue_certificates(directory, processes or [], days=days)
+    folders = authority.issue_certificates(directory, processes or [], days=days)
     names = [str(folder) for folder in folders]
     output.answer({"folders": names, "days": days}, lambda: output.put_lines(names))
     output.say(
         f"valid for {days} days; copy each folder to its machine and give it to --tls there; keep "
-        f"{directory / CA_KEY_FILE} where nobody else can read it"
+        f"{directory / authority.CA_KEY_FILE} where nobody else can read it"
     )

@@ -28,20 +28,8 @@ from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, prove
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
-from stillframe.sim import choices, scenario
+from stillframe.sim import campaign, choices, scenario
 from stillframe.sim import explore as exploration
-from stillframe.sim.campaign import (
-    COVERAGE,
-    EVENT_INDENT,
-    Run,
-    RunConfig,
-    Tally,
-    parse_schedule,
-    replay,
-    run_seed,
-    run_seeds,
-    shrink,
-)
 from stillframe.sim.narration import Narrator
 from stillframe.sim.network import Network
 from stillframe.sim.scheduler import describe
@@ -157,10 +145,10 @@ class Subject(msgspec.Struct, frozen=True):
     network: Network
     rules: Rules
 
-    def config(self) -> RunConfig:
+    def config(self) -> campaign.RunConfig:
         """Return the config; called in each process that takes part."""
         add_cwd_to_path()
-        return RunConfig(
+        return campaign.RunConfig(
             topology=None if self.topology is None else load_topology(self.topology),
             network=self.network,
             recorder=recorder_of(self.rules),
@@ -207,16 +195,18 @@ def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extra
         narrator = narrator or Narrator(world)
         news = narrator.news()
         lines.append(str(step))
-        lines.extend(f"{EVENT_INDENT}{line}" for line in news)
+        lines.extend(f"{campaign.EVENT_INDENT}{line}" for line in news)
 
     with redirect_stdout(sys.stderr):  # what handlers print is no data
         config = subject.config()
         if schedule is None:
-            run = run_seed(seed, config)
+            run = campaign.run_seed(seed, config)
         else:
-            run = replay(seed, config, parse_schedule(schedule.read_text(encoding="utf-8")))
+            run = campaign.replay(
+                seed, config, campaign.parse_schedule(schedule.read_text(encoding="utf-8"))
+            )
         if extras.prove is None:  # do the run again, and say what happens with each choice
-            replay(run.seed, config, run.schedule, after_each=record)
+            campaign.replay(run.seed, config, run.schedule, after_each=record)
     if extras.prove is None:
         document = _run_document(run) | {"happened": lines}
         output.answer(document, lambda: output.put_lines(lines))
@@ -236,7 +226,7 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
         output.progress_bar("simulating seeds", *columns, total=len(seeds)) as update,
         redirect_stdout(sys.stderr),  # what handlers print is no data
     ):
-        tally = run_seeds(subject.config, seeds, lambda count: update(advance=count))
+        tally = campaign.run_seeds(subject.config, seeds, lambda count: update(advance=count))
     if not tally.broken:
         _put_tally(subject, tally)
         return
@@ -244,8 +234,8 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
     output.say(f"SEED={seed} broke a promise; looking for the shortest schedule that does ...")
     with redirect_stdout(sys.stderr):
         config = subject.config()
-        run = run_seed(seed, config)
-        shrunk = shrink(run, config)
+        run = campaign.run_seed(seed, config)
+        shrunk = campaign.shrink(run, config)
     assert shrunk.violation is not None
     output.answer(
         _run_document(shrunk) | {"choice_count_before": len(run.schedule)},
@@ -262,9 +252,9 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
     end_with_no()
 
 
-def _put_tally(subject: Subject, tally: Tally) -> None:
-    unseen = [name for name in COVERAGE if name not in tally.seen]
-    rows = [(name, tally.seen.get(name, 0)) for name in COVERAGE]
+def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
+    unseen = [name for name in campaign.COVERAGE if name not in tally.seen]
+    rows = [(name, tally.seen.get(name, 0)) for name in campaign.COVERAGE]
     output.answer(
         {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen},
         lambda: output.put_table("", ("seen", "in runs"), rows),
@@ -285,7 +275,7 @@ def _put_tally(subject: Subject, tally: Tally) -> None:
     )
 
 
-def _run_document(run: Run) -> dict[str, Any]:
+def _run_document(run: campaign.Run) -> dict[str, Any]:
     violation = run.violation
     return {
         "seed": run.seed,

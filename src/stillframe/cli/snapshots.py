@@ -7,9 +7,9 @@ The store has one writer: if a system runs on it, that one is asked.
 
 import asyncio
 import contextlib
-import itertools
 import sys
 from collections.abc import AsyncIterator, Mapping
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, assert_never
@@ -41,17 +41,9 @@ from stillframe.model import (
 )
 from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import UnderWay
-from stillframe.runtime.supervisor.admin_socket import (
-    CreateSavepoint,
-    Done,
-    DropSnapshot,
-    GetPendingSnapshots,
-    Request,
-    TriggerSnapshot,
-    send_command,
-)
+from stillframe.runtime.supervisor import admin_socket
 from stillframe.store import history as store_history
-from stillframe.store.diff import ChannelDifference, SnapshotDiff, diff_snapshots
+from stillframe.store.diff import SnapshotDiff, diff_snapshots
 from stillframe.store.history import HistoryEvent, readable_history
 from stillframe.store.layout import is_published
 from stillframe.store.manifest import Entry
@@ -140,7 +132,7 @@ def show(
     if name is None:
         with contextlib.suppress(KeyboardInterrupt):
             if output.wants_json():
-                done = ask(path, GetPendingSnapshots())
+                done = ask(path, admin_socket.GetPendingSnapshots())
                 output.put_json({"epoch": done.epoch, "under_way": done.under_way})
             else:
                 uvloop.run(_follow(path))
@@ -196,7 +188,7 @@ def _snapshot_document(
 
 
 def _first_messages(state: ChannelState, description: Description) -> list[DecodedMessage]:
-    return list(itertools.islice(messages_of(state, description), MESSAGE_COUNT_MAX))
+    return list(islice(messages_of(state, description), MESSAGE_COUNT_MAX))
 
 
 def _put_channels(snapshot: Snapshot, description: Description) -> None:
@@ -249,13 +241,15 @@ def history(path: StorePath) -> None:
     Store.open(path)
     found, damages = readable_history(path)
     lines = [line for line in found if not isinstance(line.what, store_history.Rollover)]
-    if output.wants_json():
-        events = [{"at": line.at} | plain(line.what) for line in lines]
-        damaged = [{"detail": str(damage)} for damage in damages]
-        output.put_json({"store": path, "history": events, "damaged": damaged})
-    else:
-        output.put_lines(f"{quantities.moment(line.at)}  {sentence(line.what)}" for line in lines)
-        output.say(f"{quantities.count(len(lines), 'event')}")
+    document = {
+        "store": path,
+        "history": [{"at": line.at} | plain(line.what) for line in lines],
+        "damaged": [{"detail": str(damage)} for damage in damages],
+    }
+    told = (f"{quantities.moment(line.at)}  {sentence(line.what)}" for line in lines)
+    output.answer(document, lambda: output.put_lines(told))
+    if not output.wants_json():
+        output.say(quantities.count(len(lines), "event"))
     if damages:
         end_with_no(*map(str, damages))
 
@@ -288,9 +282,9 @@ def sentence(what: HistoryEvent) -> str:
 Shown = tuple[UnderWay, ...]
 
 
-def ask(path: Path, command: Request) -> Done:
+def ask(path: Path, command: admin_socket.Request) -> admin_socket.Done:
     """Have the system that runs on the store at `path` carry out a command."""
-    return uvloop.run(send_command(path, command, notice=output.say))
+    return uvloop.run(admin_socket.send_command(path, command, notice=output.say))
 
 
 async def _follow(path: Path) -> None:
@@ -311,7 +305,9 @@ async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, floa
     each snapshot how it ended."""
     before: Shown = ()
     while True:
-        done = await send_command(path, GetPendingSnapshots(), notice=output.say)
+        done = await admin_socket.send_command(
+            path, admin_socket.GetPendingSnapshots(), notice=output.say
+        )
         shown = done.under_way
         present = {under_way.snapshot for under_way in shown}
         for ended in (one.snapshot for one in before if one.snapshot not in present):
@@ -360,7 +356,7 @@ def _live_table(shown: Shown, now: float) -> Table:
 def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
     """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
     Store.open(path)  # says so if there is none
-    done = ask(path, TriggerSnapshot(initiator))
+    done = ask(path, admin_socket.TriggerSnapshot(initiator))
     document = {"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned}
     entry = done.entry
     if entry is None:
@@ -388,7 +384,7 @@ def savepoint(
     store = Store.open(path)
     store.check_savepoint(name)
     if of is None:
-        done = ask(path, TriggerSnapshot(initiator))
+        done = ask(path, admin_socket.TriggerSnapshot(initiator))
         if done.entry is None:
             output.answer({"savepoint": None, "abandoned": done.abandoned})
             end_with_no(str(done.abandoned))
@@ -396,7 +392,7 @@ def savepoint(
     else:
         chosen = store.find(of)
     try:
-        ask(path, CreateSavepoint(chosen, name))
+        ask(path, admin_socket.CreateSavepoint(chosen, name))
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             writer.save(chosen, name)
@@ -411,7 +407,7 @@ def drop(path: StorePath, name: SnapshotName) -> None:
     on is not lost; the newest, and the one that a restore goes back to, stay."""
     chosen = Store.open(path).find(name)
     try:
-        reason = ask(path, DropSnapshot(name)).detail
+        reason = ask(path, admin_socket.DropSnapshot(name)).detail
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             reason = writer.drop(name)
@@ -596,14 +592,10 @@ def _put_difference(before: str, after: str, found: SnapshotDiff) -> None:
         output.put_table("processes", ["process", "field", before, after], rows, texts=2)
     if found.channels:
         columns = [f"{what}, {name}" for what in ("sent", "received", "in it") for name in "AB"]
-        output.put_table(
-            f"channels, counts in messages: A is {before}, B is {after}",
-            ["channel", *columns],
-            map(_channel_row, found.channels),
-        )
-
-
-def _channel_row(difference: ChannelDifference) -> tuple[str, ...]:
-    note = " (other messages)" if difference.is_same_count else ""
-    pairs = zip(difference.before, difference.after, strict=True)
-    return difference.channel + note, *(f"{number:,}" for pair in pairs for number in pair)
+        notes = {True: " (other messages)", False: ""}
+        counts = [
+            (d.channel + notes[d.is_same_count], *chain(*zip(d.before, d.after, strict=True)))
+            for d in found.channels
+        ]
+        title = f"channels, counts in messages: A is {before}, B is {after}"
+        output.put_table(title, ["channel", *columns], counts)

@@ -25,12 +25,7 @@ from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
-from stillframe.runtime.network.addresses import (
-    ANY_PORT,
-    COORDINATOR_PORT,
-    Address,
-    require_tls_off_loopback,
-)
+from stillframe.runtime.network import addresses
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
 from stillframe.runtime.supervisor.epoch import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
@@ -100,13 +95,11 @@ def _running(event: events.SystemRunning) -> str:
     took, processes, state, connections = map(
         quantities.duration, (event.seconds, event.processes_s, event.state_s, event.connections_s)
     )
+    runs = f"runs, {took} after its start"
+    if event.restored_from is not None:
+        runs = f"runs from snapshot {event.restored_from}, after {took}"
     spent = f"(processes {processes}, state {state}, connections {connections})"
-    if event.restored_from is None:
-        return f"epoch {event.epoch}: the system runs, {took} after its start {spent}"
-    return (
-        f"epoch {event.epoch}: the system runs from snapshot {event.restored_from}, after {took} "
-        f"{spent}"
-    )
+    return f"epoch {event.epoch}: the system {runs} {spent}"
 
 
 class EventPrinter:
@@ -218,11 +211,11 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
         """Return what the options say; `others` are fields as they are."""
         parse = quantities.parse_duration
         for_ = snapshots.for_
-        address = ANY_PORT
+        address = addresses.ANY_PORT
         if placement.listen is not None:
-            address = Address.parse(placement.listen, port=COORDINATOR_PORT)
-        certificates = None if placement.tls is None else str(placement.tls.absolute())
-        require_tls_off_loopback(address, certificates)
+            address = addresses.Address.parse(placement.listen, port=addresses.COORDINATOR_PORT)
+        certificates = _absolute(placement.tls)
+        addresses.require_tls_off_loopback(address, certificates)
         return cls(
             every_s=quantities.parse_interval("--every", snapshots.every),
             timeout_s=parse("--timeout", snapshots.timeout),
@@ -239,12 +232,13 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
         )
 
 
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
 def output_dirs(options: TraceOptions) -> OutputDirs:
     """Return where processes write; in the same directories, or elsewhere in others so called."""
-    return OutputDirs(
-        log=None if options.log is None else str(options.log.absolute()),
-        fragments=None if options.fragments is None else str(options.fragments.absolute()),
-    )
+    return OutputDirs(log=_absolute(options.log), fragments=_absolute(options.fragments))
 
 
 class StopSignals:

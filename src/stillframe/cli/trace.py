@@ -137,7 +137,22 @@ def import_(
             name = out.name if len(chosen) == 1 else f"{out.stem}-{index}{out.suffix}"
             files[index] = out.with_name(name)
             tracefile.write(files[index], found.trace, inputs=[path])
-    rows = [_execution_row(index, found, files.get(index)) for index, found in chosen.items()]
+    rows = [
+        {
+            "number": index,
+            "label": found.label,
+            "process_count": len(found.trace.processes),
+            "event_count": found.trace.event_count,
+            "message_count": found.trace.message_count,
+            "in_transit_count": sum(map(len, found.trace.in_transit(found.trace.end).values()))
+            if found.are_messages_stated
+            else None,
+            "repeat_count": found.repeat_count,
+            "hosts": found.hosts,
+            "file": files.get(index),
+        }
+        for index, found in chosen.items()
+    ]
     ignored_count = imported.ignored_line_count
     output.answer(
         {"is_consistent": True, "executions": rows, "ignored_line_count": ignored_count},
@@ -165,24 +180,6 @@ def _read_log(
     return read_shiviz(path, regex=pattern, delimiter=delimiter, progress=progress)
 
 
-def _execution_row(number: int, execution: Execution, file: Path | None) -> dict[str, Any]:
-    trace = execution.trace
-    in_transit = None
-    if execution.are_messages_stated:
-        in_transit = sum(map(len, trace.in_transit(trace.end).values()))
-    return {
-        "number": number,
-        "label": execution.label,
-        "process_count": len(trace.processes),
-        "event_count": trace.event_count,
-        "message_count": trace.message_count,
-        "in_transit_count": in_transit,
-        "repeat_count": execution.repeat_count,
-        "hosts": execution.hosts,
-        "file": file,
-    }
-
-
 def _say_executions(
     chosen: dict[int, Execution], imported: Imported, files: dict[int, Path]
 ) -> None:
@@ -200,7 +197,7 @@ def _say_executions(
         for process, host in execution.hosts.items()
         if process != host
     }
-    for host, process in list(renamed.items())[:_RENAMED_SHOWN_MAX]:
+    for host, process in islice(renamed.items(), _RENAMED_SHOWN_MAX):
         output.say(f"host {show_host(host)} is process {process}")
     if len(renamed) > _RENAMED_SHOWN_MAX:
         output.say(f"and {len(renamed) - _RENAMED_SHOWN_MAX} other hosts renamed: see --json")
@@ -241,7 +238,16 @@ def cuts(
     predicate = None if where is None else load_function(where)
     trace = tracefile.read(path)
     if cut is not None:
-        _check_cut(trace, parse_cut(cut, trace))
+        chosen = parse_cut(cut, trace)
+        orphans = list(trace.orphans(chosen))
+        document = _cut_document(trace, chosen)
+        output.answer(
+            {"is_consistent": not orphans, **document, "orphans": orphans},
+            None if orphans else lambda: _put_cut(trace, chosen),
+        )
+        if orphans:
+            end_with_no(explain(trace, chosen))
+        output.say("yes: the cut is consistent")
     elif before is not None:
         _put_past(trace, before)
     elif prove is not None:
@@ -249,34 +255,19 @@ def cuts(
     elif predicate is not None:
         _search(trace, predicate)
     else:
-        _count_cuts(trace)
-
-
-def _count_cuts(trace: Trace) -> None:
-    cut_count = count_consistent_cuts(trace, count_max=COUNTED_MAX)
-    is_exact = cut_count <= COUNTED_MAX
-    counts = {
-        "process_count": len(trace.processes),
-        "event_count": trace.event_count,
-        "message_count": trace.message_count,
-    }
-    shown = f"{cut_count:,}" if is_exact else f"more than {COUNTED_MAX:,}"
-    columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
-    output.answer(
-        counts | {"consistent_cut_count": cut_count if is_exact else None},
-        lambda: output.put_table("", columns, [(*counts.values(), shown)], texts=0),
-    )
-
-
-def _check_cut(trace: Trace, cut: Cut) -> None:
-    orphans = list(trace.orphans(cut))
-    output.answer(
-        lambda: {"is_consistent": not orphans, **_cut_document(trace, cut), "orphans": orphans},
-        None if orphans else lambda: _put_cut(trace, cut),
-    )
-    if orphans:
-        end_with_no(explain(trace, cut))
-    output.say("yes: the cut is consistent")
+        cut_count = count_consistent_cuts(trace, count_max=COUNTED_MAX)
+        is_exact = cut_count <= COUNTED_MAX
+        counts = {
+            "process_count": len(trace.processes),
+            "event_count": trace.event_count,
+            "message_count": trace.message_count,
+        }
+        row = (*counts.values(), cut_count if is_exact else f"more than {COUNTED_MAX:,}")
+        columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
+        output.answer(
+            counts | {"consistent_cut_count": cut_count if is_exact else None},
+            lambda: output.put_table("", columns, [row], texts=0),
+        )
 
 
 def _search(trace: Trace, predicate: Predicate) -> None:

@@ -7,17 +7,9 @@ from pathlib import Path
 import msgspec
 
 from stillframe import tracefile
-from stillframe.cli import output, quantities
+from stillframe.cli import output, quantities, sim
 from stillframe.cli.command import Commands, argument
 from stillframe.cli.options import ViewOptions
-from stillframe.cli.sim import (
-    RUN_SUFFIX,
-    included_names,
-    is_included,
-    play,
-    read_script,
-    script_path,
-)
 from stillframe.cli.trace import parse_cut
 from stillframe.diagram import layout, svg, window
 from stillframe.diagram.shapes import Diagram, Sample
@@ -51,17 +43,17 @@ def _read_execution(what: str) -> Execution:
     """Return the execution that `what` means: a trace file, a ``.run`` file, or the name of one
     that comes with stillframe."""
     path = local_path(what)
-    if what.endswith(RUN_SUFFIX) or (what in included_names() and not path.exists()):
-        script = script_path(what)
+    if what.endswith(sim.RUN_SUFFIX) or (what in sim.included_names() and not path.exists()):
+        script = sim.script_path(what)
         assert script is not None, what
-        played = play(script, read_script(script))
+        played = sim.play(script, sim.read_script(script))
         return Execution(script, played.world.epoch.trace(played.world.description), played)
     if path.is_dir():
         raise UsageError(f"{what} is a directory: give a trace, or a script that ends in .run")
     if not path.exists():
         raise UsageError(
             f"there is no file {what}: give a trace, a .run file, or one of those that come with "
-            f"stillframe: {', '.join(included_names())}"
+            f"stillframe: {', '.join(sim.included_names())}"
         )
     return Execution(path, tracefile.read(path), None)
 
@@ -134,7 +126,7 @@ def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
     snapshot, cuts = _chosen(found, options)
     whole = layout.lay_out(trace, snapshot=snapshot, cuts=cuts, first=options.first)
     # By default beside the file, or here if that comes with stillframe.
-    beside = Path(found.path.name) if is_included(found.path) else found.path
+    beside = Path(found.path.name) if sim.is_included(found.path) else found.path
     out = options.out if options.out is not None else beside.with_suffix(suffix)
     shown = len(whole.dots) + len(whole.marks)
     if options.steps:

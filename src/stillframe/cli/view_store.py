@@ -10,18 +10,14 @@ from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
-from stillframe.pages.snapshot_documents import (
-    diff_document,
-    pipeline_diff_document,
-    pipeline_snapshot_document,
-    snapshot_document,
-)
+from stillframe.pages import snapshot_documents as documents
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.store.layout import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
 
 SUFFIX = ".html"
+_CONTRADICTS = "the event log contradicts the snapshot: "
 
 
 def is_store(path: Path) -> bool:
@@ -59,13 +55,13 @@ def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str
         if log is not None:
             raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
         other = store.find(options.compare)
-        return _compared(diff_document(store, other, snapshot), other, snapshot)
+        return _compared(documents.diff_document(store, other, snapshot), other, snapshot)
     if suffix == SUFFIX:
-        document = snapshot_document(store, snapshot, log=log)
-        _warn(document["contradictions"])
+        document = documents.snapshot_document(store, snapshot, log=log)
+        output.say(*(f"{_CONTRADICTS}{one}" for one in document["contradictions"]))
         return _page(document, snapshot, path, "process", "message", "caught")
     cut = cut_diagram.load(store.load(snapshot), log)
-    _warn(cut.contradictions)
+    output.say(*(f"{_CONTRADICTS}{one}" for one in cut.contradictions))
     for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
         if words:
             output.say(words)
@@ -82,9 +78,9 @@ def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, 
     manifest = pipeline.latest() if options.snapshot is None else pipeline.find(options.snapshot)
     if options.compare is not None:
         other = pipeline.find(options.compare)
-        document = pipeline_diff_document(path, other, manifest)
+        document = documents.pipeline_diff_document(path, other, manifest)
         return _compared(document, other.snapshot, manifest.snapshot)
-    document = pipeline_snapshot_document(
+    document = documents.pipeline_snapshot_document(
         manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
     )
     return _page(document, manifest.snapshot, path, "participant", "record", "on channels")
@@ -103,11 +99,6 @@ def _chosen(store: Store, name: str | None) -> SnapshotId:
             "takes one while the system runs"
         )
     return entries[-1].id
-
-
-def _warn(contradictions: list[str]) -> None:
-    for contradiction in contradictions:
-        output.say(f"the event log contradicts the snapshot: {contradiction}")
 
 
 def _page(
