@@ -65,15 +65,13 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 def last_committed(checkpoint: Path) -> Committed | None:
-    """Return the newest committed micro-batch of a query, or None if there is none yet. Raises
-    Damaged if its offsets cannot be read."""
+    """Return the newest committed micro-batch of a query; None if there is none yet."""
     batches = _numbers(checkpoint / _COMMITS)
     return committed(checkpoint, max(batches)) if batches else None
 
 
 def committed(checkpoint: Path, batch: int) -> Committed:
-    """Return a micro-batch that was committed. Raises Damaged if its offsets cannot be read, and
-    NotConsistent if two sources of the query read the same log, each to its own position."""
+    """Return a committed micro-batch; NotConsistent if two of the query's sources read one log."""
     positions: dict[str, int] = {}
     for line in _offset_lines(checkpoint / _OFFSETS / str(batch)):
         for log, position in _positions_of(line).items():
@@ -92,8 +90,8 @@ def planned_batch(checkpoint: Path) -> int | None:
 
 
 def changed_at(checkpoint: Path) -> tuple[int, int]:
-    """Return when a micro-batch was planned and when one was committed last, in nanoseconds since
-    1970. While both stay the same, neither need be searched for again."""
+    """Return when a micro-batch was planned and when one was committed last, in nanoseconds:
+    neither need be searched for again while both stay the same."""
     return _changed_at_ns(checkpoint / _OFFSETS), _changed_at_ns(checkpoint / _COMMITS)
 
 
@@ -103,11 +101,9 @@ def committed_at(checkpoint: Path, batch: int) -> float | None:
 
 
 def contradiction(checkpoint: Path) -> str | None:
-    """Return what in a checkpoint is impossible if only Spark wrote it, or None.
-
-    A reset by hand shows: offsets or commits without each other, or state of a micro-batch that was
-    never planned, which Spark would take for the base of a later one.
-    """
+    """Return what in a checkpoint is impossible if only Spark wrote it, or None. A reset by hand
+    shows: offsets or commits without each other, or state of a micro-batch that was never planned,
+    which Spark would take for the base of a later one."""
     planned = planned_batch(checkpoint)
     done = max(_numbers(checkpoint / _COMMITS), default=None)
     newest = max(_state_versions(checkpoint), default=0)
@@ -154,13 +150,10 @@ def check_pinned(pinned: Path, expected: Committed) -> None:
 
 
 def pin(checkpoint: Path, batch: int, target: Path) -> None:
-    """Link into `target` every file needed to continue after a committed micro-batch.
-
-    Call it before the next micro-batch is planned. Spark writes its files by rename, so a link
-    keeps its content. `target` appears in one step, complete; an existing one of the same
-    micro-batch stays, another one is replaced. Raises StoreError if a file cannot be linked, or
-    vanished again and again.
-    """
+    """Link into `target` every file needed to continue after a committed micro-batch. Call it
+    before the next one is planned. Spark writes its files by rename, so a link keeps its content.
+    `target` appears in one step, complete; an existing one of the same micro-batch stays, another
+    is replaced."""
     if (target / _COMMITS / str(batch)).exists():
         return
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -218,8 +211,7 @@ def _move(offsets: Path, positions: Mapping[str, int]) -> None:
 
 
 def encode_offset(positions: Mapping[str, int]) -> str:
-    """Return the JSON of one of our offsets, always the same for the same positions: Spark compares
-    offsets as text, with these spaces."""
+    """Return the JSON of one of our offsets: Spark compares offsets as text, with these spaces."""
     return json.dumps(offset_of(positions), separators=(", ", ": "))
 
 
@@ -293,10 +285,8 @@ def _needed_files(names: list[str], version: int) -> list[str]:
 
 
 def _sst_files_of(directory: Path, version: int) -> list[str]:
-    """Return the files that the needed full files of a RocksDB state store refer to.
-
-    Others belong to later versions; Spark may still be writing them.
-    """
+    """Return the files that the needed full files of a RocksDB state store refer to. Others belong
+    to later versions; Spark may still be writing them."""
     found: set[str] = set()
     for name in _needed_files([path.name for path in directory.iterdir()], version):
         if name.endswith(".zip") and not name.startswith("."):
@@ -305,8 +295,7 @@ def _sst_files_of(directory: Path, version: int) -> list[str]:
 
 
 def _sst_names(path: Path) -> list[str]:
-    """Return the names of the files that a full file of a RocksDB state store refers to. Raises
-    Damaged if it is not what Spark writes, or names what cannot be such a file."""
+    """Return the names of the files that a full file of a RocksDB state store refers to."""
     with path.open("rb") as opened:
         try:
             content = _archived(opened)

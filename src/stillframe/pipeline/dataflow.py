@@ -45,10 +45,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Queries, services, and the logs between them; each has a name of its own.
-
-    `services` maps the name of a service to the class of its state. Make one with ``dataflow``.
-    """
+    """Queries, services, and the logs between them; each has a name of its own. `services` maps the
+    name of a service to the class of its state."""
 
     queries: tuple[str, ...]
     services: dict[str, str]
@@ -146,8 +144,7 @@ def dataflow(
 
 
 def check_dataflow(described: Dataflow) -> None:
-    """Raise UsageError if names and channels of a dataflow do not fit together, or a name is not
-    valid."""
+    """Raise UsageError if names or channels of a dataflow do not fit together, or are not valid."""
     every = [check_process_id(name) for name in described.participants]
     if not every:
         raise UsageError("a pipeline needs at least one query or service")

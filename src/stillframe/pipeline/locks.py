@@ -29,8 +29,7 @@ class Lock:
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
-        """Acquire the lock if it is free, and return whether that succeeded. Raises StoreError if
-        its file cannot be written."""
+        """Acquire the lock if it is free, and return whether that succeeded."""
         with explain_io_errors(self._path, "opened"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = try_lock(self._path)
@@ -40,8 +39,7 @@ class Lock:
         return True
 
     def acquire(self) -> bool:
-        """Acquire the lock, waiting a little while for its holder; return whether that succeeded.
-        Raises as ``try_acquire``."""
+        """Acquire the lock, waiting a little while for its holder; return whether it succeeded."""
         until = time.monotonic() + WAIT_S
         while not self.try_acquire():
             if time.monotonic() > until:

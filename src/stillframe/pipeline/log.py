@@ -43,8 +43,7 @@ _DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Parquet file of one entry; `name` is its path below the epoch's data directory, `checksum`
-    its checksum (``durable_files``)."""
+    """A Parquet file of one entry; `name` is its path below the epoch's data directory."""
 
     name: str
     partition: int
@@ -60,10 +59,8 @@ class Rows(msgspec.Struct, frozen=True, tag="rows", forbid_unknown_fields=True):
 
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=True):
-    """Separates the entries before the cut of `snapshot` from those after it.
-
-    `batch` is the newest micro-batch whose records come before it in the same epoch.
-    """
+    """Separates the entries before the cut of `snapshot` from those after it; `batch` is the newest
+    micro-batch whose records come before it in the same epoch."""
 
     snapshot: SnapshotId
     mode: Mode
@@ -122,8 +119,8 @@ def entry_name(number: int) -> str:
 
 
 class LogReader:
-    """Reads a log of the pipeline at `root` as it is in one epoch, in which it consists of
-    `segments`. Entries that others append appear automatically."""
+    """Reads a log of the pipeline at `root` as it is in one epoch, in which it has these segments.
+    Entries that others append appear automatically."""
 
     def __init__(self, root: Path, log: Log, segments: Sequence[Segment]) -> None:
         self.log = log
@@ -184,7 +181,7 @@ class LogReader:
             yield self.entry(number)
 
     def entry(self, number: int) -> LogEntry:
-        """Return one entry. Raises Damaged if it is missing, or not what was written."""
+        """Return one entry."""
         entry = self._entries.get(number)
         if entry is None:
             path = self.entry_path(number)
@@ -234,8 +231,7 @@ class LogReader:
         return self._directories[self._epoch(number)] / entry_name(number)
 
     def table(self, entry: LogEntry) -> pa.Table:
-        """Return the records of one entry, partition by partition. Raises Damaged if a data file is
-        missing, or not what was written."""
+        """Return the records of one entry, partition by partition."""
         schema = self.log.arrow_schema
         tables = []
         for file in entry.files:
@@ -293,11 +289,9 @@ class LogWriter:
         return self.reader.entry(number).content.batch if number >= self._first else None
 
     def append(self, table: pa.Table) -> int:
-        """Append the records of a table, and return the number of the entry.
-
-        Partitions without a key take turns, also from one call to the next. Raises UsageError if
-        the columns are not the declared ones, else as ``append_files``.
-        """
+        """Append the records of a table, and return the number of the entry; UsageError if its
+        columns are not the declared ones. Partitions without a key take turns, also from one call
+        to the next."""
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
             raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
@@ -312,19 +306,16 @@ class LogWriter:
 
     def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:
         """Make files that are in the data directory part of the log; return the entry's number.
-
         They come right after what this writer has last seen of the log (``last_batch``, ``tail``),
-        so of two writers that both miss a micro-batch only one appends it. No barrier comes in
-        between, for one is only ever appended between two micro-batches. Unavailable says that
-        another program has appended since, StoreError that the disk is full or failed: then nothing
-        was appended.
-        """
+        so of two writers that both miss a micro-batch only one appends it, and the other gets an
+        Unavailable. No barrier comes in between, for one is only ever appended between two
+        micro-batches."""
         return self._commit(Rows(tuple(files), batch), self._tail)
 
     def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
         """Append a barrier, unless the last entry is that one; return its position. `batch` is the
         micro-batch after which a query has recorded its state; NotConsistent if the log holds
-        records of a later one. Else as ``append_files``."""
+        records of a later one."""
         number = self.tail()
         last = self.reader.entry(number - 1).content if number > self._first else None
         if isinstance(last, Barrier) and last.snapshot == snapshot:
@@ -382,8 +373,7 @@ def write_records(path: Path, table: pa.Table) -> None:
 
 
 def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
-    """Read a Parquet file of a log, whose checksum when it was written is given. Raises Damaged if
-    it is missing, changed, or of other columns."""
+    """Read a Parquet file of a log, whose checksum when it was written is given."""
     check_file(path, checksum)
     try:
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:

@@ -83,8 +83,7 @@ def initial_metadata(name: str, dataflow: Dataflow) -> Metadata:
 
 
 def read_metadata(root: Path) -> Metadata:
-    """Read the metadata of the pipeline at `root`. Raises UsageError if there is no pipeline,
-    Damaged or StoreError if its file was changed or cannot be read."""
+    """Read the metadata of the pipeline at `root`; UsageError if there is no pipeline."""
     if not (root / PIPELINE_FILE).exists():
         if (root / STORE_HEAD).exists():
             raise UsageError(
@@ -124,8 +123,7 @@ def check_timeline(
     segments: Mapping[str, Sequence[Segment]],
     batches: Mapping[str, Sequence[Segment]],
 ) -> None:
-    """Check a dataflow, and that the timelines of its logs and queries end with `epoch`. Raises
-    UsageError if one of them is impossible."""
+    """Raise UsageError if a dataflow, or the timeline of a log or query, cannot be in `epoch`."""
     check_dataflow(dataflow)
     if epoch < 1:
         raise UsageError(f"there is no epoch {epoch}: epochs start at 1")
@@ -147,8 +145,7 @@ def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participa
 
 
 def check_savepoint_name(name: str) -> str:
-    """Return `name` if a savepoint can have it. Raises UsageError if it cannot be a name, or looks
-    like the id of a snapshot."""
+    """Return `name` if a savepoint can have it: it must not look like the id of a snapshot."""
     check_process_id(name)
     try:
         SnapshotId.parse(name)
@@ -165,8 +162,7 @@ def _is_rising(numbers: list[int]) -> bool:
 
 
 def write_metadata(root: Path, metadata: Metadata) -> None:
-    """Replace the metadata in one step; it is on the disk when this returns. StoreError says that
-    the disk is full or failed; then the old metadata is still there."""
+    """Replace the metadata in one step; it is on the disk when this returns."""
     with explain_io_errors(root / PIPELINE_FILE, "written"):
         replace_durably(root / PIPELINE_FILE, seal(metadata))
 

@@ -58,11 +58,9 @@ REPORT_INTERVAL_S = 0.5
 
 
 class ParticipantLogs(ABC):
-    """A participant's logs, in the epoch in which it started; `kind` is "query" or "service".
-
-    One that is not patient is never held at a barrier until others come: it records unaligned,
-    whatever the mode.
-    """
+    """A participant's logs, in the epoch in which it started; `kind` is "query" or "service". One
+    that is not patient is never held at a barrier until others come: it records unaligned, whatever
+    the mode."""
 
     def __init__(
         self, root: Path, metadata: Metadata, participant: str, kind: str, *, is_patient: bool
@@ -139,11 +137,9 @@ class ParticipantLogs(ABC):
         return {name: tails[name] if end is None else end for name, end in limits.items()}
 
     def _readings(self, snapshot: SnapshotId, tails: dict[str, int]) -> dict[str, Reading]:
-        """Return the participant's position, and the barrier's, on each log that it reads.
-
-        A barrier ahead is found in the log itself, as soon as it is there. One that was passed,
-        which only at-least-once allows, is known from the fragment of the log's source.
-        """
+        """Return the participant's position, and the barrier's, on each log that it reads. A
+        barrier ahead is found in the log itself. One that was passed, which only at-least-once
+        allows, is known from the fragment of the log's source."""
         found, positions = {}, self.positions()
         for name, reader in self.readers.items():
             position = _after_old_barriers(reader, snapshot, positions[name], tails[name])
@@ -158,12 +154,8 @@ class ParticipantLogs(ABC):
         self, request: Request, positions: dict[str, int], *, batch: int | None = None, **more: Any
     ) -> None:
         """Append the barrier to every outgoing log, and submit the fragment; repeating this before
-        anything else is appended changes nothing.
-
-        `positions` and the state, which `more` has, were taken in one atomic step. `batch` is the
-        micro-batch after which a query has recorded its state; NotConsistent if a log holds records
-        of a later one.
-        """
+        anything else is appended changes nothing. `positions` and the state, which `more` has, were
+        taken in one atomic step; `batch` as for ``append_barrier``."""
         barriers = {
             name: writer.append_barrier(request.snapshot, request.mode, batch=batch)
             for name, writer in self.writers.items()
@@ -180,8 +172,7 @@ class ParticipantLogs(ABC):
 
 
 def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
-    """Return `position`, moved past barriers of other snapshots: no participant reads on merely to
-    step over one."""
+    """Return `position`, past old barriers: nobody reads on merely to step over one."""
     while position < tail:
         entry = reader.entry(position)
         if entry.files or getattr(entry.content, "snapshot", snapshot) == snapshot:
@@ -192,12 +183,8 @@ def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, 
 
 class QueryParticipant(ParticipantLogs):
     """A query as a participant in snapshots. It is not patient if it runs with AvailableNow, which
-    takes being held for the end, nor if it does not run at all.
-
-    Raises:
-        NotConsistent: the checkpoint is of a query that reads other logs.
-        Damaged: an entry that it has still to read is missing.
-    """
+    takes being held for the end, nor if it does not run at all. NotConsistent if the checkpoint is
+    of a query that reads other logs; Damaged if an entry that it has still to read is missing."""
 
     def __init__(self, root: Path, query: str, *, is_patient: bool = True) -> None:
         metadata = read_metadata(root)
@@ -207,8 +194,7 @@ class QueryParticipant(ParticipantLogs):
         self.check_whole()
 
     def positions(self) -> dict[str, int]:
-        """Return the query's positions after its last committed micro-batch. Raises NotConsistent
-        if the checkpoint is of a query that reads other logs."""
+        """Return the query's positions after its last committed micro-batch."""
         return self._committed()[1]
 
     def _committed(self) -> tuple[int | None, dict[str, int]]:
@@ -224,9 +210,8 @@ class QueryParticipant(ParticipantLogs):
         return found.batch, found.positions
 
     def check_stands_at(self, positions: dict[str, int]) -> None:
-        """Refuse to read on from `positions`, between two micro-batches, if the pipeline's
-        checkpoint of the query has others. Raises NotConsistent if they are those of another
-        checkpoint, or its commits come later."""
+        """Raise NotConsistent if the query would read on from other positions than those of its
+        checkpoint: they are of another one, or its commits come later."""
         committed = self.positions()
         if any(committed[log] != position for log, position in positions.items()):
             raise NotConsistent(
@@ -237,8 +222,7 @@ class QueryParticipant(ParticipantLogs):
             )
 
     def at_boundary(self, tails: dict[str, int]) -> dict[str, int]:
-        """Record if it is time to, and return up to where the next micro-batch may read; call it
-        between two micro-batches (``record_or_limit``)."""
+        """Record or limit between two micro-batches, as ``record_or_limit``."""
         return self.record_or_limit(tails, self._record)
 
     def _record(self, request: Request) -> None:
@@ -265,8 +249,7 @@ class ReportedPositions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def reported_positions(
     root: Path, metadata: Metadata, service: str
 ) -> tuple[dict[str, int], float] | None:
-    """Return the positions that a service reported, and when; None if it has not reported any, or
-    if they cannot be read."""
+    """Return the positions that a service reported, and when; None if none can be read."""
     path = _report_path(root, metadata.epoch, service)
     with contextlib.suppress(OSError, StillframeError):
         reported_at = path.stat().st_mtime
@@ -281,8 +264,8 @@ def _report_path(root: Path, epoch: int, service: str) -> Path:
 
 
 class ServiceLogs(ParticipantLogs):
-    """The logs of a service, and its positions on them. Raises Damaged if an entry that it has
-    still to read is missing."""
+    """The logs of a service, and its positions on them; Damaged if an entry still to be read is
+    gone."""
 
     def __init__(
         self,
@@ -319,8 +302,7 @@ class ServiceLogs(ParticipantLogs):
             partial.replace(path)
 
     def append(self, log: str, records: pa.Table) -> None:
-        """Append records to a log; errors as for ``LogWriter.append``, and UsageError if the
-        service writes no such log."""
+        """Append records to a log; UsageError if the service writes no such log."""
         writer = self.writers.get(log)
         if writer is None:
             raise UsageError(
@@ -331,8 +313,7 @@ class ServiceLogs(ParticipantLogs):
             writer.append(records)
 
     def at_boundary(self, record: Callable[[Request], None]) -> dict[str, int]:
-        """Record if it is time to, and return up to where the next action may read
-        (``record_or_limit``). Raises Refused if the pipeline was restored: this epoch has ended."""
+        """Record or limit between two actions, as ``record_or_limit``; Refused after a restore."""
         self.check_epoch()
         return self.record_or_limit(self.tails(), record)
 

@@ -91,8 +91,7 @@ def request_path(root: Path, snapshot: SnapshotId) -> Path:
 
 
 def is_being_published(root: Path, snapshot: SnapshotId) -> bool:
-    """Return whether a snapshot is not pending any more, and not yet in its place among the
-    published ones."""
+    """Return whether a snapshot is neither pending any more, nor in its place yet."""
     return any((root / UNDER_WAY).glob(f".{snapshot}.*{WHOLE}"))
 
 
@@ -124,11 +123,9 @@ def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
 
 
 def submit_fragment(root: Path, fragment: ParticipantFragment) -> None:
-    """Write a participant's fragment, unless there is one; it is on the disk when this returns.
-
-    If the snapshot has ended in the meantime, nothing is written. If the state is too large to be
-    read back, the fragment says that instead, and the snapshot is abandoned.
-    """
+    """Write a participant's fragment, unless there is one, or the snapshot has ended in the
+    meantime; it is on the disk when this returns. If the state is too large to be read back, the
+    fragment says that instead, and the snapshot is abandoned."""
     path = fragment_path(root, fragment.snapshot, fragment.participant)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
@@ -146,8 +143,7 @@ def submit_fragment(root: Path, fragment: ParticipantFragment) -> None:
 
 
 def _read_pending(path: Path, kind: type[_Content]) -> _Content | None:
-    """Return the content of a file; None if it is not there, or was removed, with its directory,
-    while it was read. Raises Damaged or StoreError if it was changed or cannot be read."""
+    """Return the content of a file; None if it is not there, or was removed while it was read."""
     if path.exists():
         try:
             return read_sealed(path, kind)
@@ -158,14 +154,13 @@ def _read_pending(path: Path, kind: type[_Content]) -> _Content | None:
 
 
 def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> ParticipantFragment | None:
-    """Return the fragment of one participant; None if it has not submitted it, or if the snapshot
-    has ended in the meantime. Raises as ``_read_pending``."""
+    """Return the fragment of one participant; None if it has submitted none, or all is over."""
     return _read_pending(fragment_path(root, snapshot, participant), ParticipantFragment)
 
 
 def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]) -> None:
-    """Check that each participant of a dataflow recorded its own kind of state, and has positions
-    on the logs that are its own. Raises UsageError if one did not."""
+    """Raise UsageError if a participant did not record its own kind of state, or has positions on
+    other logs than its own."""
     if [fragment.participant for fragment in fragments] != list(dataflow.participants):
         raise UsageError(f"it has not one fragment of each of {', '.join(dataflow.participants)}")
     for fragment in fragments:
@@ -189,11 +184,8 @@ class Outcome(enum.Enum):
 
 
 class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A system's share of a pipeline's snapshot: a snapshot of its own, in its own store.
-
-    `name` is the first of its services, `store` the absolute path of its store, `detail` why it
-    was abandoned.
-    """
+    """A system's share of a pipeline's snapshot: a snapshot of its own, in its own store, whose
+    absolute path this has. `name` is the first of its services, `detail` why it was abandoned."""
 
     format: int = FORMAT
     name: str
@@ -204,8 +196,7 @@ class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
-    """Return which processes of a system are services of the pipeline, sorted. Raises UsageError if
-    none is."""
+    """Return which processes of a system are services of the pipeline; UsageError if none is."""
     attached = tuple(sorted(set(processes) & dataflow.services.keys()))
     if not attached:
         raise UsageError(
@@ -224,6 +215,5 @@ def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
 
 
 def system_cut(root: Path, snapshot: SnapshotId, name: str) -> SystemCut | None:
-    """Return the state of a system's snapshot; None if it has not started, or if the pipeline's
-    has ended in the meantime."""
+    """Return the state of a system's snapshot; None if it has not started, or if all is over."""
     return _read_pending(request_path(root, snapshot) / SYSTEMS / f"{name}.json", SystemCut)

@@ -23,11 +23,8 @@ from stillframe.protocol.aligner import Mode
 
 
 class AwaitedChannel(msgspec.Struct, frozen=True):
-    """A channel of an awaited participant.
-
-    `barrier` is the barrier's position on it, None before its source has appended it.
-    `position` is that of the participant, None if only the participant itself knows.
-    """
+    """A channel of an awaited participant: the barrier's position on it, None before its source has
+    appended it, and the participant's own, None if only the participant itself knows."""
 
     log: str
     source: str

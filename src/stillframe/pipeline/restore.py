@@ -45,8 +45,7 @@ from stillframe.store.store import Store
 def restore(
     root: Path, manifest: Manifest, *, progress: Callable[[int], None] = lambda size: None
 ) -> Metadata:
-    """Restore the pipeline at `root` to a snapshot, as ``Pipeline.restore``, and return the
-    metadata of the new epoch."""
+    """Restore the pipeline at `root` as ``Pipeline.restore``; return the new metadata."""
     with coordinating(root, "a restore"), _all_stopped(root):
         metadata = read_metadata(root)
         manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
@@ -74,12 +73,8 @@ def fork(
     name: str | None = None,
     progress: Callable[[int], None] = lambda size: None,
 ) -> Metadata:
-    """Make a second pipeline in `target` that continues from a snapshot, as ``Pipeline.fork``, and
-    return its metadata.
-
-    Neither sees what the other writes. Files are shared as hard links where both are on one file
-    system; no file is ever changed in place.
-    """
+    """Make a second pipeline in `target` as ``Pipeline.fork``; return its metadata. Neither sees
+    what the other writes: files are shared as hard links, and no file is ever changed in place."""
     if manifest.systems:
         raise UsageError(
             f"snapshot {manifest.snapshot} holds a system with a store of its own, "
@@ -191,8 +186,8 @@ def _export(root: Path, manifest: Manifest, target: Path, metadata: Metadata) ->
 
 
 def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
-    """Give the second pipeline every entry of every log that it may still need, and all of those
-    that no target reads: they are the output of the pipeline."""
+    """Copy every entry that the second pipeline may need, and all of its outputs: logs no target
+    reads."""
     for log in manifest.dataflow.logs:
         reader = manifest.reader(root, log.name)
         ends = [cut.position for cut in manifest.channels if cut.log == log.name]

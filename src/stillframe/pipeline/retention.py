@@ -39,8 +39,8 @@ def keep(root: Path, count: int) -> list[SnapshotId]:
 
 
 def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
-    """Delete snapshots, even damaged ones, and trim the logs; returns as ``keep``. Raises
-    UsageError if the current epoch began from one of them, and it is still needed."""
+    """Delete snapshots, even damaged ones, and trim the logs; returns as ``keep``. UsageError if
+    the current epoch began from one that is still needed."""
     metadata, every, chosen = read_metadata(root), readable_manifests(root), list(unwanted)
     if (why := _why_needed(metadata, every, chosen)) is not None:
         raise UsageError(why)
@@ -50,8 +50,8 @@ def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
 def _why_needed(
     metadata: Metadata, every: list[Manifest], unwanted: list[SnapshotId]
 ) -> str | None:
-    """Return why the snapshot from which the epoch began cannot be deleted with the other unwanted
-    ones; None if it can, or if it is not among them."""
+    """Return why the snapshot from which the epoch began cannot be deleted with the others; None if
+    it can, or if it is not among them."""
     if metadata.restored_from not in unwanted:
         return None
     why = f"the present epoch began from snapshot {metadata.restored_from}"
@@ -86,8 +86,8 @@ def _delete(
 
 
 def trim(root: Path, metadata: Metadata, live: list[Manifest]) -> None:
-    """Delete every entry before those that one of the `live` snapshots, or the current epoch,
-    needs; at least one snapshot must be live."""
+    """Delete every entry before those that a `live` snapshot, of which there is one, or the epoch
+    needs."""
     for log in (log for log in metadata.dataflow.logs if log.targets):
         # epoch -> the first number that may still be read
         needed: dict[int, int] = {}

@@ -98,11 +98,8 @@ class Participant:
             time.sleep(POLL_S)
 
     def state(self) -> ServiceState:
-        """Return the state as it is now, encoded.
-
-        Raises:
-            UsageError: a field holds what cannot be encoded, or could not be read back.
-        """
+        """Return the state as it is now, encoded; UsageError if that, or to read it back, is
+        impossible."""
         encoded = self._codec.capture(self._state)
         self._codec.check(encoded)
         return ServiceState(self._codec.kind.__name__, encoded)

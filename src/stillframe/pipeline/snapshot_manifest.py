@@ -76,10 +76,8 @@ class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of a pinned checkpoint: its path below it, its length and its SHA-256.
-
-    `inode` and `changed_at_ns` let the next snapshot recognize a file without reading it.
-    """
+    """A file of a pinned checkpoint: its path below it, its length and its SHA-256. `inode` and
+    `changed_at_ns` let the next snapshot recognize a file without reading it."""
 
     query: str
     name: str
@@ -109,8 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     files: tuple[PinnedFile, ...]
 
     def fragment(self, participant: str) -> ParticipantFragment:
-        """Return what one participant recorded. Raises UsageError if there is no such
-        participant."""
+        """Return what one participant recorded; UsageError if there is no such participant."""
         for fragment in self.fragments:
             if fragment.participant == participant:
                 return fragment
@@ -166,8 +163,7 @@ def pinned_path(directory: Path, query: str) -> Path:
 
 
 def manifests(root: Path) -> list[Manifest]:
-    """Return all published snapshots in the order in which they were published. Raises Damaged or
-    StoreError if a manifest was changed or cannot be read."""
+    """Return all published snapshots in the order in which they were published."""
     return [read_manifest(root, snapshot) for snapshot in published_ids(root)]
 
 
@@ -189,8 +185,7 @@ def listing(root: Path) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
 
 
 def published_ids(root: Path) -> list[SnapshotId]:
-    """Return the ids of all published snapshots in the order in which they were published. Raises
-    Damaged or StoreError if something else is among them, or the directory cannot be read."""
+    """Return the ids of all published snapshots in the order in which they were published."""
     found = []
     with explain_io_errors(root / SNAPSHOTS, "read"):
         for path in (root / SNAPSHOTS).glob("[!.]*"):
@@ -203,8 +198,7 @@ def published_ids(root: Path) -> list[SnapshotId]:
 
 
 def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
-    """Return the manifest of one snapshot. Raises UsageError if there is no such snapshot, Damaged
-    or StoreError if its manifest was changed or cannot be read."""
+    """Return the manifest of one snapshot; UsageError if there is no such snapshot."""
     path = snapshot_path(root, snapshot) / MANIFEST
     if not path.parent.exists():
         names = ", ".join(str(one) for one in published_ids(root))
@@ -235,8 +229,7 @@ def _check_names(manifest: Manifest) -> None:
 
 
 def find(root: Path, text: str) -> Manifest:
-    """Return the snapshot with that id, or else the newest savepoint of that name; raises as
-    ``find_id`` and ``read_manifest``."""
+    """Return the snapshot with that id, or the newest savepoint of that name, as ``find_id``."""
     return read_manifest(root, find_id(root, text))
 
 
@@ -263,8 +256,7 @@ def hashed_files(
     directory: Path, queries: Iterable[str], known: list[PinnedFile]
 ) -> list[PinnedFile]:
     """Return every pinned file in the `directory` of a snapshot, with its hash. Those that are
-    `known` from the snapshot before are not read again. Raises StoreError if a file cannot be
-    read."""
+    `known` from the snapshot before are not read again."""
     by_inode = {(f.inode, f.bytes, f.changed_at_ns): f.hash for f in known}
     found = []
     for query, name, path in _pinned_files(directory, queries):
@@ -278,9 +270,8 @@ def hashed_files(
 
 
 def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
-    """Compare every file of the pinned checkpoints with the manifest; `progress` is called with the
-    length of each file that was read. Raises Damaged if a file was changed, is missing, or was
-    added, and StoreError if one cannot be read."""
+    """Raise Damaged if a file of a pinned checkpoint was changed, is missing, or was added.
+    `progress` is called with the length of each file that was read."""
     directory = snapshot_path(root, manifest.snapshot)
     expected = {(file.query, file.name): file for file in manifest.files}
     for query, name, path in _pinned_files(directory, manifest.queries):
@@ -322,8 +313,8 @@ def cut_channels(
     root: Path, metadata: Metadata, fragments: dict[str, ParticipantFragment], mode: Mode
 ) -> list[ChannelCut]:
     """Return what was on every channel at the cut, with the counts of its books checked. Raises
-    NotConsistent if a target had read what its source had not sent at the cut, or an entry in
-    between is missing, and Damaged if one beside the cut is not what was written."""
+    NotConsistent if a target had read what its source had not sent, or an entry in between is gone.
+    """
     cuts = []
     for log in metadata.dataflow.logs:
         reader = LogReader(root, log, metadata.segments[log.name])
@@ -358,8 +349,8 @@ def _check_entries_exist(reader: LogReader, target: str, position: int, barrier:
 
 
 def check_channels(root: Path, manifest: Manifest) -> None:
-    """Check that every channel's records are in the logs, and that the books balance. Raises
-    Damaged if an entry or a file with records is missing or was changed, else NotConsistent."""
+    """Check that every channel's records are in the logs, and that the books balance; NotConsistent
+    if they do not."""
     readers = {log.name: manifest.reader(root, log.name) for log in manifest.dataflow.logs}
     for log, barrier in manifest.barriers.items():
         readers[log].offsets_at(barrier)  # the next append needs the entry before it

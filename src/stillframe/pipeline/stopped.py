@@ -89,11 +89,9 @@ def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
 
 
 def place_services(root: Path, metadata: Metadata, manifest: Manifest) -> None:
-    """Record the restored state of every service: as it was in the snapshot.
-
-    The epoch of `metadata` has not started, so no program reads these records yet, and those of the
-    epoch before it stay. Older ones, and those of an attempt that did not finish, are removed.
-    """
+    """Record the restored state of every service: as it was in the snapshot. The epoch of
+    `metadata` has not started, so no program reads these records yet, and those of the epoch before
+    it stay. Older ones, and those of an attempt that did not finish, are removed."""
     with explain_io_errors(root / PARTICIPANTS, "cleared"):
         for records in (root / PARTICIPANTS).glob("epoch-*/"):
             if records.name != f"epoch-{metadata.epoch - 1}":
@@ -115,8 +113,8 @@ def has_joined(root: Path, metadata: Metadata, name: str) -> bool:
 def stopped_service(
     root: Path, metadata: Metadata, name: str
 ) -> tuple[dict[str, int], ServiceState] | None:
-    """Return positions and state of a service that does not run; None if it never ran at all.
-    Raises NotAtRest if it was running and died; Damaged or StoreError: the disk."""
+    """Return positions and state of a service that does not run; None if it never ran at all, and
+    NotAtRest if it died."""
     path = _record_path(root, metadata.epoch, name)
     if not path.exists():
         if metadata.restored_from is None:
@@ -141,8 +139,8 @@ def _died(name: str) -> NotAtRest:
 def record_stopped(
     root: Path, metadata: Metadata, request: Request, name: str
 ) -> ParticipantFragment | None:
-    """Record a participant that no program runs; None if one does, or if it is not its turn yet.
-    Raises NotAtRest if it does not run, and what is on the disk is not its state."""
+    """Record a participant that no program runs; None if one does, or if it is not its turn yet,
+    and NotAtRest if what is on the disk is not its state."""
     lock = participant_lock(root, name)
     if not lock.try_acquire():
         return None

@@ -163,19 +163,16 @@ def _is_of_another_user(scope: Scope) -> bool:
 
 def is_allowed(client: Endpoint, server: Endpoint) -> bool:
     """Return whether a connection is from our own user or root, as far as this machine can tell.
-
     Anybody on a machine can connect to its loopback, and the page can do what the commands do,
-    whose socket only its owner can reach. Linux knows the user of a connection; a connection of
-    an unknown user, such as one that was closed already, is refused.
-    """
+    whose socket only its owner can reach. Linux knows the user of a connection; a connection of an
+    unknown user, such as one that was closed already, is refused."""
     if not _IPV4_SOCKETS.exists():
         return True  # not Linux: the user cannot be found out
     return socket_owner(client, server) in (_ROOT, os.geteuid())
 
 
 def socket_owner(client: Endpoint, server: Endpoint) -> int | None:
-    """Return the user id of the program that connected from `client` to `server`; None if the
-    connection is closed or the user is not known."""
+    """Return the user id of the program that connected `client` to `server`; None if unknown."""
     for table in (_IPV4_SOCKETS, _IPV6_SOCKETS):
         try:
             wanted = [_hex(end, is_wide=table == _IPV6_SOCKETS) for end in (client, server)]

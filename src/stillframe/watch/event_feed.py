@@ -47,8 +47,7 @@ class EventReader:
         self._last_at: float | None = None
 
     def poll(self) -> list[dict[str, Any]]:
-        """Return the events since the last poll. A damaged record becomes an error event, and hides
-        no other. Raises StoreError if the history cannot be read."""
+        """Return the events since the last poll. A damaged record is one, and hides no other."""
         events: list[dict[str, Any]] = []
         while records := self._read():
             events += [event for r in records if (event := self._event(r)) is not None]

@@ -46,8 +46,7 @@ Number = int | float
 
 
 class MetricDefinition(NamedTuple):
-    """What a metric is: gauge, counter or histogram; the unit of its values; what it means; the
-    names of its labels; and the upper bounds of the buckets of a histogram."""
+    """A metric: gauge, counter or histogram, with the upper bounds of its buckets."""
 
     kind: str
     unit: str
@@ -280,8 +279,7 @@ class MonotonicCounter:
         self._count: int | None = None
 
     def update(self, epoch: int, count: int) -> None:
-        """Learn the count. Its increase between the last poll of an epoch and the first of the
-        next is not known, and left out."""
+        """Learn the count. Its increase between two epochs is not known, and left out."""
         if self._count is not None and epoch == self._epoch:
             self.total += max(0, count - self._count)
         self._epoch, self._count = epoch, count

@@ -47,8 +47,7 @@ class ReaderSample(msgspec.Struct, frozen=True):
 
 
 class LogSample(msgspec.Struct, frozen=True):
-    """How much was appended to a log since the pipeline was created, and how far each target has
-    read it."""
+    """How much was appended to a log since the pipeline was created, and read by each target."""
 
     entries: int
     records: int
@@ -185,8 +184,7 @@ def _batches_of(
     directory: Path,
     changed: tuple[int, int],  # noqa: ARG001 - identifies what is in it
 ) -> tuple[checkpoint.Committed | None, int | None, float | None]:
-    """Return the last micro-batch of a query that was committed, the last one that was planned, and
-    when the first of them was committed."""
+    """Return a query's last committed micro-batch, its last planned one, and when the first was."""
     done = checkpoint.last_committed(directory)
     since = None if done is None else checkpoint.committed_at(directory, done.batch)
     return done, checkpoint.planned_batch(directory), since

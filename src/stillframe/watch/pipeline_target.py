@@ -46,8 +46,7 @@ PIPELINE = "pipeline"
 
 
 class PipelineTarget(Target):
-    """The pipeline in a directory; `sample` is that of the last successful poll. Raises as
-    ``Pipeline``."""
+    """The pipeline in a directory; `sample` is that of the last successful poll."""
 
     def __init__(self, path: Path) -> None:
         self.pipeline = Pipeline(path)

@@ -31,11 +31,8 @@ BYTES_MAX = 2**26
 
 
 class PredicateStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one snapshot.
-
-    `verdicts` has one for each predicate, `totals` the amount of each conserved quantity, and
-    `in_channels` how much of that was in transit; `error` says why nothing could be evaluated.
-    """
+    """What was found in one snapshot: a verdict for each predicate, the total of each conserved
+    quantity, and how much of that was in channels; or an error, why nothing could be evaluated."""
 
     snapshot: str
     at: float

@@ -42,8 +42,7 @@ CLOSE_S_MAX = 2
 
 
 def make_app(target: Target, *, token: str | None, host: str) -> ASGIApp:
-    """Return the application that answers for `target`, which the caller runs; `token` and `host`
-    as for ``AccessControl``."""
+    """Return the application that answers for `target`, which the caller runs."""
 
     async def events(_: Request) -> Response:
         if target.stream.subscriber_count >= SUBSCRIBER_COUNT_MAX:
@@ -94,10 +93,8 @@ def make_app(target: Target, *, token: str | None, host: str) -> ASGIApp:
 
 
 def page_file(name: str) -> str:
-    """Return a file of the page, one of `PAGE`.
-
-    The script is bundled into one file: beside a busy system a browser waits for each request.
-    """
+    """Return a file of the page, one of `PAGE`. The script is bundled into one file: beside a busy
+    system a browser waits for each request."""
     if name == "style.css":
         return style_sheet()
     return bundle(name) if name.endswith(".js") else read(name)

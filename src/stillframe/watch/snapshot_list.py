@@ -41,8 +41,7 @@ class SnapshotList(ABC):
         return tuple(self._ids)
 
     def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
-        """Return which snapshots are new, and which are gone, since the last poll. StoreError says
-        that the directory cannot be read, Damaged that something else is in it."""
+        """Return which snapshots are new, and which are gone, since the last poll."""
         found = self._find_ids()
         if found is None:
             return [], []
@@ -110,8 +109,7 @@ class StoreSnapshots(SnapshotList):
 
 
 class PipelineSnapshots(SnapshotList):
-    """The snapshots of the pipeline in a directory. A published one never changes, so each is read
-    once."""
+    """The snapshots of a pipeline. A published one never changes, so each is read once."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root / PIPELINE_SNAPSHOTS)

@@ -221,8 +221,7 @@ def _ns(at: float) -> int:
 
 
 def traces_url(endpoint: str) -> str:
-    """Return the URL to which the traces for an endpoint are sent; UsageError if it is no address
-    of one."""
+    """Return the URL to which the traces for an endpoint are sent; UsageError if it is none."""
     try:
         parts = urlsplit(endpoint)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -249,13 +248,8 @@ class _FirstMessage(logging.Handler):
 
 class SpanExporter:
     """Sends the traces of the system on a store to an endpoint, and drops them if it does not
-    accept them for long; its thread prints warnings with `warn`.
-
-    Attributes:
-        sent_count: how many spans the endpoint has accepted.
-        dropped_count: how many were dropped.
-        is_failing: whether the endpoint did not accept the last ones.
-    """
+    accept them for long; its thread prints warnings with `warn`. Spans are counted that were sent
+    or dropped; it `is_failing` if the endpoint did not accept the last ones."""
 
     def __init__(self, endpoint: str, store: Path, warn: Callable[[str], None]) -> None:
         self.sent_count = 0
@@ -371,11 +365,8 @@ class TraceBuilder:
     def update(
         self, outcomes: Mapping[SnapshotId, SnapshotOutcome], status: SystemStatus | None
     ) -> int:
-        """Trace what has ended, and return how many snapshots that are.
-
-        `outcomes` were read from the history before the system was polled; `status` is its answer,
-        None if it is not running.
-        """
+        """Trace what has ended, and return how many snapshots that are. `outcomes` were read before
+        the system was polled; `status` is its answer, None if it is not running."""
         if status is not None:
             if not status.is_running:
                 return 0  # it is restarting, and reports its timelines afterwards

@@ -164,11 +164,9 @@ def pending_snapshots(status: SystemStatus) -> list[dict[str, Any]]:
 
 
 def timeline_document(timeline: SnapshotTimeline) -> dict[str, Any]:
-    """Return the marker timeline of a snapshot; all times are seconds after it was initiated.
-
-    A process reports by its own clock when it recorded its state, so between machines these times
-    are as accurate as their clocks.
-    """
+    """Return the marker timeline of a snapshot; all times are seconds after it was initiated. A
+    process reports by its own clock when it recorded its state, so between machines these times are
+    as accurate as their clocks."""
     start = timeline.initiated_at
     return {
         "id": str(timeline.snapshot),

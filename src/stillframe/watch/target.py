@@ -73,11 +73,9 @@ def action_result(sentence: str, *, is_done: bool = True, **more: str) -> dict[s
 
 
 class EventStream:
-    """Server-sent events: one stream that any number of open pages read.
-
-    A page that connects later first receives the retained events. One that does not keep up is
-    disconnected: it connects again and receives what is retained then.
-    """
+    """Server-sent events: one stream that any number of open pages read. A page that connects later
+    first receives the retained events. One that does not keep up is disconnected: it connects again
+    and receives what is retained then."""
 
     def __init__(self) -> None:
         self._retained: dict[str, bytes] = {}
@@ -94,16 +92,15 @@ class EventStream:
         self._is_open.set()
 
     def retain(self, kind: str, document: Any) -> None:
-        """Publish an event and keep it for later subscribers; it replaces the last of its kind.
-        An unchanged event is not sent again."""
+        """Publish an event, if it is new, and keep it for later subscribers; it replaces that of
+        its kind."""
         event = encode_event(kind, document)
         if self._retained.get(kind) != event:
             self._retained[kind] = event
             self._send(event)
 
     def publish(self, kind: str, document: Any) -> None:
-        """Send an event to the current subscribers; those that wait for the stream to open find
-        it among the initial events."""
+        """Send an event to the current subscribers; before the stream opens, initial events do."""
         if self._is_open.is_set():
             self._send(encode_event(kind, document))
 
