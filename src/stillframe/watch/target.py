@@ -100,7 +100,8 @@ class EventStream:
             self._send(event)
 
     def publish(self, kind: str, document: Any) -> None:
-        """Send an event to the current subscribers; before the stream opens, initial events do."""
+        """Send an event to the current subscribers. Before the stream opens there is no need: it is
+        found among the initial events."""
         if self._is_open.is_set():
             self._send(encode_event(kind, document))
 
