@@ -22,7 +22,8 @@ export class Graph {
   constructor(about) {
     this.about = about;
     this.isPipeline = about.kind === "pipeline";
-    this.size = sizeFor(about.processes.length);
+    const total = about.processes.length;
+    this.size = total <= 8 ? 30 : total <= 16 ? 22 : total <= 60 ? 11 : 6;
     const height = about.columns ? layeredHeight(about) : HEIGHT;
     this.places = placesOf(about, this.size, height);
     this.paths = about.channels.map((channel, index) => pathOf(channel, this.places, about, this.size, index));
@@ -30,9 +31,11 @@ export class Graph {
     this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
     this.above = make("div", { class: "markers", "aria-hidden": "true" });
     this.caption = make("p", { class: "marker-caption muted" }, "");
+    const what = this.isPipeline ? `${about.participant_count} queries and services and the logs between them` : `${total} processes and ${about.channels.length} channels`;
+    const label = `A graph of ${what}; the tables below say the same in words.`;
     const picture = makeSvg(
       "svg",
-      { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": graphLabel(about) },
+      { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
       makeSvg("g", {}, ...this.edges.map((edge) => edge.root)),
       makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
     );
@@ -40,7 +43,7 @@ export class Graph {
     const box = this.isPipeline ? makeScrolling("The graph", { role: "region" }, this.stage) : this.stage;
     const legend = make("p", { class: "muted" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
     this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
-    this.animation = null;
+    this.animation = null; // or what ends it
   }
 
   makeEdge(path, index) {
@@ -119,29 +122,51 @@ export class Graph {
     setText(edge.title, `${edge.name}: ${logSentence(system, index)}`);
   }
 
-  /** Show the markers of a snapshot in slow motion, unless others are being shown. */
+  /** Show the markers of a snapshot in slow motion, unless others are being shown. Each is an element that
+   * the browser moves without drawing the graph again, which saves CPU time of the system. `timeline` has
+   * the cuts of processes and the arrivals of markers, in seconds after its start. */
   playMarkers(timeline) {
     if (this.animation !== null || !this.root.isConnected) return;
-    const places = new Map(this.about.processes.map(([name], index) => [name, index]));
-    this.animation = animateMarkers(timeline, {
-      layer: this.above,
-      scale: this.stage.clientWidth / WIDTH,
-      pathOf: (source, target) => this.paths[this.about.channels.findIndex(([s, t]) => s === places.get(source) && t === places.get(target))],
-      cut: (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut),
-      ended: () => (this.animation = null),
-    });
+    const cuts = Object.entries(timeline.cuts);
+    const last = Math.max(1e-6, ...cuts.map(([, at]) => at), ...timeline.arrivals.map(([, , at]) => at));
+    const slowness = Math.max(1, SHOWN_MS / 1000 / last);
+    const isReduced = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const shownMs = (seconds) => (isReduced ? 0 : seconds * slowness * 1000);
+    const places = new Map(this.discs.map(({ name }, index) => [name, index]));
+    const setCut = (process, isCut) => this.discs[places.get(process)]?.root.classList.toggle("cut", isCut);
+    const timers = cuts.map(([process, at]) => setTimeout(setCut, shownMs(at), process, true));
+    const flights = timeline.arrivals.filter(([source]) => own(timeline.cuts, source) !== undefined);
+    for (const [source, target, came] of isReduced ? [] : flights.slice(0, MARKERS_MAX)) {
+      const [from, to] = [places.get(source), places.get(target)];
+      const channel = this.about.channels.findIndex(([s, t]) => s === from && t === to);
+      if (channel >= 0) this.fly(this.paths[channel], shownMs(own(timeline.cuts, source)), shownMs(came));
+    }
+    this.animation = () => {
+      timers.forEach(clearTimeout);
+      this.above.replaceChildren();
+      for (const [process] of cuts) setCut(process, false);
+      this.animation = null;
+    };
+    timers.push(setTimeout(this.animation, SHOWN_MS + REST_MS));
     const took = timeline.duration_s === null ? "" : `, which took ${duration(timeline.duration_s)}`;
-    setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(this.animation.slowness))} times slower. Black: has recorded its state.`);
+    setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(slowness))} times slower. Black: has recorded its state.`);
+  }
+
+  fly(path, beginMs, endMs) {
+    const scale = this.stage.clientWidth / WIDTH;
+    const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
+      const { x, y } = path.at(station / STATIONS);
+      return { transform: `translate(${x * scale}px, ${y * scale}px) rotate(45deg)`, opacity: 1 };
+    });
+    const mark = make("div", { class: "flying-marker" });
+    this.above.append(mark);
+    mark.animate(stations, { delay: beginMs, duration: Math.max(50, endMs - beginMs) });
   }
 
   /** Stop the animation. */
   stop() {
-    this.animation?.stop();
+    this.animation?.();
   }
-}
-
-function sizeFor(processCount) {
-  return processCount <= 8 ? 30 : processCount <= 16 ? 22 : processCount <= 60 ? 11 : 6;
 }
 
 /** Return the name of a channel. */
@@ -247,50 +272,4 @@ function bowOf([source, target], { channels, columns }, index) {
     return PARALLEL_BOW * place + (isNext ? 0 : SKIP_BOW);
   }
   return channels.some(([s, t]) => s === target && t === source) ? 0.1 : 0;
-}
-
-function graphLabel({ kind, participant_count, processes, channels }) {
-  const what = kind === "pipeline" ? `${participant_count} queries and services and the logs between them` : `${processes.length} processes and ${channels.length} channels`;
-  return `A graph of ${what}; the tables below say the same in words.`;
-}
-
-/** Show the markers of one snapshot on their way through the graph once, in slow motion. Each marker is
- * an element that the browser moves without drawing the graph again, which saves CPU time of the system.
- * `timeline` has the cuts of processes and the arrivals of markers, in seconds after its start. `stage`
- * has a `layer` for the markers, the `scale` from units of the graph to pixels, `pathOf(source, target)`,
- * `cut(process, isCut)`, and `ended()`. Returned are the slowness, and `stop`. */
-function animateMarkers(timeline, stage) {
-  const cuts = Object.entries(timeline.cuts);
-  const last = Math.max(1e-6, ...cuts.map(([, at]) => at), ...timeline.arrivals.map(([, , at]) => at));
-  const slowness = Math.max(1, SHOWN_MS / 1000 / last);
-  const isReduced = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  const shownMs = (seconds) => (isReduced ? 0 : seconds * slowness * 1000);
-  const timers = cuts.map(([process, at]) => setTimeout(() => stage.cut(process, true), shownMs(at)));
-  const marks = [];
-
-  function fly([source, target, came]) {
-    const path = stage.pathOf(source, target);
-    if (path === undefined) return;
-    const begin = shownMs(own(timeline.cuts, source));
-    const mark = make("div", { class: "flying-marker" });
-    const stations = Array.from({ length: STATIONS + 1 }, (_, station) => {
-      const { x, y } = path.at(station / STATIONS);
-      return { transform: `translate(${x * stage.scale}px, ${y * stage.scale}px) rotate(45deg)`, opacity: 1 };
-    });
-    stage.layer.append(mark);
-    marks.push(mark);
-    mark.animate(stations, { delay: begin, duration: Math.max(50, shownMs(came) - begin) });
-  }
-
-  function stop() {
-    timers.forEach(clearTimeout);
-    for (const mark of marks) mark.remove();
-    for (const [process] of cuts) stage.cut(process, false);
-    stage.ended();
-  }
-
-  const flights = timeline.arrivals.filter(([source]) => own(timeline.cuts, source) !== undefined);
-  if (!isReduced) flights.slice(0, MARKERS_MAX).forEach(fly);
-  timers.push(setTimeout(stop, SHOWN_MS + REST_MS));
-  return { slowness, stop };
 }

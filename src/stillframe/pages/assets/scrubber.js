@@ -15,17 +15,16 @@ export function showScrubber(model) {
   const side = make("div", { class: "recorded" });
   const outcome = make("p", { class: "outcome" });
   const request = originalRequest(model);
-  const view = { model, request, snapshot: null, picture, handles: [], refresh };
+  const view = { model, request, snapshot: null, picture, refresh };
   const curve = makeSvg("path", { class: "cut" });
   over.append(curve);
-  model.channels.forEach((_, channel) => view.handles.push(markerHandle(view, channel, over)));
-  view.handles.push(initiationHandle(view, over));
+  const places = [...model.channels.map((_, channel) => markerHandle(view, channel, over)), initiationHandle(view, over)];
 
   function refresh() {
     view.snapshot = simulateSnapshot(model, request);
     colour(view);
     curve.setAttribute("d", cutPath(view));
-    for (const handle of view.handles) handle.place();
+    for (const place of places) place();
     side.replaceChildren(...snapshotTables(view));
     outcome.replaceChildren(outcomeOf(view));
   }
@@ -93,19 +92,20 @@ function colour({ model, snapshot, picture }) {
 
 function cutPath({ model, snapshot }) {
   const points = snapshot.cuts.map((cut, process) => [xOf(model, cut), yOf(model, process)]);
-  const [first, last] = [points[0], points[points.length - 1]];
+  const [first, last] = [points[0], points.at(-1)];
   const all = [[first[0], first[1] - 26], ...points, [last[0], last[1] + 26]];
-  return all.reduce((path, [x, y], number) => {
-    if (number === 0) return `M${x},${y}`;
-    const [x0, y0] = all[number - 1];
+  const curves = all.slice(1).map(([x, y], index) => {
+    const [x0, y0] = all[index];
     const bow = (y - y0) * 0.45;
-    return `${path} C${x0},${y0 + bow} ${x},${y - bow} ${x},${y}`;
-  }, "");
+    return ` C${x0},${y0 + bow} ${x},${y - bow} ${x},${y}`;
+  });
+  return `M${all[0]}${curves.join("")}`;
 }
 
-/** Make a handle that pointer and keyboard can move. */
+/** Make a handle that pointer and keyboard can move, and the function that shows it at a place. */
 function handleOf(view, name, shape, { origin, move, press, value }) {
   const element = makeSvg("g", { class: "handle", role: "slider", tabindex: 0, "aria-label": name }, makeSvg("circle", { class: "grip", r: 15 }), shape);
+  const tell = () => announce(`${element.getAttribute("aria-valuetext")}: ${summaryOf(view)}`);
   element.addEventListener("pointerdown", (event) => {
     event.preventDefault();
     element.focus();
@@ -119,7 +119,7 @@ function handleOf(view, name, shape, { origin, move, press, value }) {
     element.addEventListener("pointermove", drag);
     const end = () => {
       element.removeEventListener("pointermove", drag);
-      announce(`${element.getAttribute("aria-valuetext")}: ${summaryOf(view)}`);
+      tell();
     };
     element.addEventListener("lostpointercapture", end, { once: true });
   });
@@ -127,15 +127,13 @@ function handleOf(view, name, shape, { origin, move, press, value }) {
     if (event.altKey || event.ctrlKey || event.metaKey || !press(event.key)) return;
     event.preventDefault();
     view.refresh();
-    announce(`${element.getAttribute("aria-valuetext")}: ${summaryOf(view)}`);
+    tell();
   });
   function place(x, y) {
     const [now, low, high, words] = value();
     element.setAttribute("transform", `translate(${x},${y})`);
-    element.setAttribute("aria-valuenow", now / 2);
-    element.setAttribute("aria-valuemin", low / 2);
-    element.setAttribute("aria-valuemax", high / 2);
-    element.setAttribute("aria-valuetext", words);
+    const values = { now: now / 2, min: low / 2, max: high / 2, text: words };
+    for (const [name, value] of Object.entries(values)) element.setAttribute(`aria-value${name}`, value);
   }
   return { element, place };
 }
@@ -163,7 +161,7 @@ function initiationHandle(view, over) {
     value: () => [request.at, 1, latest, `${model.processes[request.initiator]} initiates ${timeOf(model, request.at)}`],
   });
   over.append(handle.element);
-  return { place: () => handle.place(xOf(model, request.at), yOf(model, request.initiator)) };
+  return () => handle.place(xOf(model, request.at), yOf(model, request.initiator));
 }
 
 function markerHandle(view, channel, over) {
@@ -189,7 +187,7 @@ function markerHandle(view, channel, over) {
     value: () => [view.snapshot.arrivals[channel], ...room(), `marker ${name} comes ${timeOf(model, view.snapshot.arrivals[channel])}`],
   });
   over.append(makeSvg("g", { class: "marker colour-0" }, arrow, come, handle.element));
-  function place() {
+  return () => {
     const isThere = view.snapshot.arrivals[channel] !== Infinity;
     for (const element of [arrow, come, handle.element]) element.classList.toggle("away", !isThere);
     if (!isThere) return;
@@ -200,8 +198,7 @@ function markerHandle(view, channel, over) {
     arrow.setAttribute("d", `M${begin} L${end}`);
     come.setAttribute("transform", `translate(${end})`);
     handle.place(x, y);
-  }
-  return { place };
+  };
 }
 
 function stateOf({ model, snapshot }, process) {
@@ -256,7 +253,8 @@ function simulateSnapshot(model, request) {
     if (cuts[process] === Infinity) break;
     model.channels.forEach(([source, target], channel) => {
       if (source !== process) return;
-      arrivals[channel] = markerArrival(model, channel, cuts[process], request.delays[channel]);
+      const [low, high] = markerWindow(model, channel, cuts[process]);
+      arrivals[channel] = Math.min(Math.max(cuts[process] + request.delays[channel], low), high);
       cuts[target] = Math.min(cuts[target], arrivals[channel]);
     });
   }
@@ -283,11 +281,6 @@ function markerWindow(model, channel, cut) {
     else high = Math.min(high, came - 1);
   }
   return [low, Math.max(low, high)];
-}
-
-function markerArrival(model, channel, cut, delay) {
-  const [low, high] = markerWindow(model, channel, cut);
-  return Math.min(Math.max(cut + delay, low), high);
 }
 
 function inFlight(model, channel, cuts) {
