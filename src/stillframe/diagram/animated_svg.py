@@ -8,29 +8,18 @@ difference. An event is white before the chosen cut of its process and red after
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
-
-import msgspec
 
 from stillframe.diagram import layout, svg
 from stillframe.diagram.cuts import Choice
 from stillframe.diagram.scene import CUT_OVERHANG, PADDING, TOP
-from stillframe.diagram.shapes import Diagram, Dot, Mark
-from stillframe.diagram.window import Window
+from stillframe.diagram.shapes import Dot, Mark
 from stillframe.model import ProcessId
 from stillframe.trace import Trace
 
 _Span = tuple[int, int]
-
-
-class _Fragment(msgspec.Struct, frozen=True):
-    """A shape in its layer; a step has a number, and an event a colour if a cut is chosen."""
-
-    layer: int
-    shape: Any
-    step: int | None
-    colour: str | None
 
 
 def draw(
@@ -43,29 +32,31 @@ def draw(
     """Return the diagram of all steps, with the cuts to choose from, as the text of an SVG element
     without a style; a UsageError says that the trace has no such snapshot, cut or step."""
     wanted = choices or [Choice()]
-    found: dict[_Fragment, list[list[_Span]]] = {}
+    found: dict[tuple[int, Any, str | None], list[list[_Span]]] = {}
     for number, choice in enumerate(wanted):
         cuts = [choice.cut] if choice.cut is not None else []
         plan = layout.Plan(trace, choice.snapshot, cuts, first, step_count_max, is_sequence=True)
         counts = plan.chosen.counts if choices and plan.chosen is not None else None
         for step_count in range(plan.step_count + 1):
             picture = plan.draw(step_count)
-            for fragment in _fragments(picture, plan.window, counts):
-                spans = found.setdefault(fragment, [[] for _ in wanted])[number]
-                begin = spans.pop()[0] if spans and spans[-1][1] == step_count else step_count
-                spans.append((begin, step_count + 1))
+            for layer, (shapes, _) in enumerate(svg.layers(picture)):
+                for shape in shapes:
+                    key = layer, shape, _colour(shape, counts)
+                    spans = found.setdefault(key, [[] for _ in wanted])[number]
+                    begin = spans.pop()[0] if spans and spans[-1][1] == step_count else step_count
+                    spans.append((begin, step_count + 1))
     putters = [put for _, put in svg.layers(picture)]
     groups = []
-    for fragment in sorted(found, key=lambda fragment: fragment.layer):
-        drawn = putters[fragment.layer](fragment.shape)
+    for layer, shape, colour in sorted(found, key=itemgetter(0)):
+        drawn = putters[layer](shape)
         by_span: dict[_Span, list[str]] = {}
-        for number, spans in enumerate(found[fragment]):
+        for number, spans in enumerate(found[layer, shape, colour]):
             for span in spans:
                 by_span.setdefault(span, []).append(str(number))
         for (begin, after), numbers in by_span.items():
             pairs = (
-                ("class", fragment.colour),
-                ("data-step", fragment.step),
+                ("class", colour),
+                ("data-step", shape.step if isinstance(shape, Dot | Mark) else None),
                 ("data-from", begin or None),
                 ("data-to", after if after <= plan.step_count else None),
                 ("data-choices", " ".join(numbers) if len(numbers) < len(wanted) else None),
@@ -80,21 +71,9 @@ def draw(
     return "\n".join((f"{start}<title>{picture.title}</title>", *groups, "</svg>\n"))
 
 
-def _fragments(
-    picture: Diagram, window: Window, counts: Mapping[ProcessId, int] | None
-) -> Iterator[_Fragment]:
-    """Yield the shapes of a diagram; all events of a process without a count are white."""
-    events = (index for index, position in enumerate(window.positions) if position is not None)
-    others = (index for index, position in enumerate(window.positions) if position is None)
-    for layer, (shapes, _) in enumerate(svg.layers(picture)):
-        for shape in shapes:
-            step, colour = None, None
-            if isinstance(shape, Dot):
-                step = next(events) + 1
-                if counts is not None:
-                    index = shape.position.index
-                    is_white = index <= counts.get(shape.position.process, index)
-                    colour = "white" if is_white else "red"
-            elif isinstance(shape, Mark):
-                step = next(others) + 1
-            yield _Fragment(layer, shape, step, colour)
+def _colour(shape: object, counts: Mapping[ProcessId, int] | None) -> str | None:
+    """Return the colour of an event if a cut is chosen; without a count of its process, white."""
+    if counts is None or not isinstance(shape, Dot):
+        return None
+    index = shape.position.index
+    return "white" if index <= counts.get(shape.position.process, index) else "red"

@@ -246,11 +246,9 @@ class Plan:
         return words
 
     def _steps(self, step_count: int) -> Iterator[Dot | Mark]:
-        steps = self.window.steps[:step_count]
-        for step, position, place, words in zip(
-            steps, self.window.positions, self._scene.places, self._words, strict=False
-        ):
-            x, y, label = place
+        for index, step in enumerate(self.window.steps[:step_count]):
+            x, y, label = self._scene.places[index]
+            words, position = self._words[index], self.window.positions[index]
             if isinstance(step, MarkerStep):
                 yield Mark(
                     process=step.process,
@@ -263,6 +261,7 @@ class Plan:
                     label=label,
                     is_faint=step.snapshot in self._faint,
                     full=words,
+                    step=index + 1,
                 )
             else:
                 assert position is not None, step
@@ -271,7 +270,7 @@ class Plan:
                     and self.chosen.has_reached(step.process, step_count)
                     and position.index <= self.chosen.counts[step.process]
                 )
-                yield Dot(self.number(position), x, y, label, is_recorded, words)
+                yield Dot(self.number(position), x, y, label, is_recorded, words, index + 1)
 
     def _messages(self, step_count: int) -> Iterator[MessageArrow]:
         scene = self._scene

@@ -105,7 +105,7 @@ class Scene(Rows):
             above = self._alternate(preferred, texts) if alternates else preferred
             labels = list(zip(window.steps, texts, above, strict=True))
             slots = [_slot(step, text, is_above=is_above) for step, text, is_above in labels]
-            xs = assign_columns(window, slots, x_from=self.x_from, gap=gap, label_gap=LABEL_GAP)
+            xs = assign_columns(window, slots, x_from=self.x_from, gap=gap)
             ends = (x + max(slot.radius, slot.right) for x, slot in zip(xs, slots, strict=True))
             self.gap = gap
             self.x_to = max(max(ends, default=self.x_from) + 8, max(xs, default=self.x_from) + gap)
@@ -263,11 +263,11 @@ def _between(
 
 
 def assign_columns(
-    window: Window, slots: Sequence[Slot], *, x_from: float, gap: float, label_gap: float
+    window: Window, slots: Sequence[Slot], *, x_from: float, gap: float
 ) -> list[float]:
     """Return the x of each step: one for all steps of a layer. Neighbouring layers are at least
-    `gap` pixels apart, and as far as the labels on one side of a line need it, which keep
-    `label_gap` pixels between them and from `x_from`."""
+    `gap` pixels apart, and as far as the labels on one side of a line need it, which keep a gap
+    between them and from `x_from`."""
     # The layer of a step is the length of the longest chain of steps that happened before it.
     layer_of: list[int] = []
     for previous, causes in zip(window.previous, window.causes, strict=True):
@@ -285,7 +285,7 @@ def assign_columns(
             if previous is not None:
                 x = max(x, xs[previous] + slots[previous].radius + slot.radius)
             end = ends.get((window.steps[index].process, slot.is_above), x_from)
-            x = max(x, end + label_gap + slot.left)
+            x = max(x, end + LABEL_GAP + slot.left)
         for index in indices:
             xs[index] = x
             ends[window.steps[index].process, slots[index].is_above] = x + slots[index].right

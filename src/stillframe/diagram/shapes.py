@@ -76,7 +76,8 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Dot(msgspec.Struct, frozen=True):
-    """An event; `is_recorded` if it lies before the chosen cut, and that is known already."""
+    """An event, in the `step` of the diagram; `is_recorded` if it lies before the chosen cut, and
+    that is known already."""
 
     position: Position
     x: float
@@ -84,6 +85,7 @@ class Dot(msgspec.Struct, frozen=True):
     label: Label | None
     is_recorded: bool
     full: str
+    step: int = 0
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -98,6 +100,7 @@ class Mark(msgspec.Struct, frozen=True):
     y: float
     is_cut: bool
     full: str
+    step: int = 0
     source: ProcessId | None = None
     colour: int = 0
     label: Label | None = None

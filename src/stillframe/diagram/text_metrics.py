@@ -65,20 +65,20 @@ def listing(items: Sequence[Item], count_max: int, name: Callable[[Item], str] =
     return f"{names} and {more:,} more" if more > 0 else names
 
 
-def width(text: str, size: float = SIZE) -> float:
+def width(text: str) -> float:
     """Return the estimated width of `text` in a monospaced font, in pixels; rather too much."""
-    return size * sum(_advance(char) for char in text)
+    return SIZE * sum(_advance(char) for char in text)
 
 
 @lru_cache(maxsize=1024)
-def fit(text: str, width_max: float, size: float = SIZE) -> str:
+def fit(text: str, width_max: float) -> str:
     """Return as much of `text` as fits into `width_max` pixels, with an ellipsis for the rest."""
-    if width(text, size) <= width_max:
+    if width(text) <= width_max:
         return text
-    room = width_max - width(ELLIPSIS, size)
+    room = width_max - width(ELLIPSIS)
     end = 0
     for char in text:
-        room -= size * _advance(char)
+        room -= SIZE * _advance(char)
         if room < 0:
             break
         end += 1

@@ -65,13 +65,6 @@ class Explored:
     seen: dict[str, tuple[str, Run]]
 
 
-class _History(msgspec.Struct):
-    """A history that was reached: a shortest run to it, and its continuations."""
-
-    run: Run
-    following: list[int]
-
-
 def explore(
     system: SmallSystem,
     *,
@@ -88,36 +81,33 @@ def explore(
     broken: dict[str, tuple[str, Run]] = {}
     seen: dict[str, tuple[str, Run]] = {}
     index_of = {history(play(system, ())): 0}
-    histories = [_History((), [])]
+    runs: list[Run] = [()]
+    """A shortest run to each history."""
+    following: list[list[int]] = []
     states = set()
-    for index, found in enumerate(histories):  # grows meanwhile
-        world = _play_again(system, found.run)
+    for index, run in enumerate(runs):  # grows meanwhile
+        world = _play_again(system, run)
         states.add(global_state(world))
         for properties, kept in ((always, broken), (sometimes, seen)):
             for name, look in properties.items():
                 if name not in kept and (what := look(world)):
-                    kept[name] = (what, found.run)
-        for choice in enabled_choices(system, world, found.run):
-            run = (*found.run, choice)
-            following = index_of.setdefault(history(_play_again(system, run)), len(histories))
-            assert following != index, choice
-            if following == len(histories):
-                histories.append(_History(run, []))
-            found.following.append(following)
-        if len(histories) > history_count_max:
+                    kept[name] = (what, run)
+        following.append([])
+        for choice in enabled_choices(system, world, run):
+            longer = (*run, choice)
+            reached = index_of.setdefault(history(_play_again(system, longer)), len(runs))
+            assert reached != index, choice
+            if reached == len(runs):
+                runs.append(longer)
+            following[index].append(reached)
+        if len(runs) > history_count_max:
             raise UsageError(
                 f"there are more than {history_count_max:,} histories: let less happen, or raise "
                 "the maximum"
             )
         progress(index)
-    return Explored(
-        state_count=len(states),
-        history_count=len(histories),
-        end_count=sum(not found.following for found in histories),
-        run_count=_count_runs(histories),
-        broken=broken,
-        seen=seen,
-    )
+    end_count = sum(not reached for reached in following)
+    return Explored(len(states), len(runs), end_count, _count_runs(following), broken, seen)
 
 
 def _play_again(system: SmallSystem, run: Run) -> World:
@@ -201,18 +191,17 @@ def global_state(world: World) -> Hashable:
 _encoded = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str).encode
 
 
-def _count_runs(histories: list[_History]) -> int:
+def _count_runs(following: list[list[int]]) -> int:
     """Return how many ways lead from the first history to any end; none leads back to itself."""
-    counts: list[int | None] = [None] * len(histories)
+    counts: list[int | None] = [None] * len(following)
     stack = [0]
     while stack:
         index = stack[-1]
-        following = histories[index].following
-        if open_ := [i for i in following if counts[i] is None]:
+        if open_ := [i for i in following[index] if counts[i] is None]:
             stack.extend(open_)
             continue
         stack.pop()
-        counts[index] = sum(counts[i] or 0 for i in following) or 1
+        counts[index] = sum(counts[i] or 0 for i in following[index]) or 1
     return counts[0] or 0
 
 

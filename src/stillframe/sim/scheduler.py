@@ -139,7 +139,11 @@ class RandomScheduler:
         self._repeat(faults.lose_per_s, partial(self._damage, choices.Lose))
         self._run_until(self._load.safety_ms)
         self._is_safety = False
-        self._end_faults()
+        self._restart()
+        self._take(choices.Heal())
+        for channel, memory in self.world.channels.items():
+            if not memory.is_connected:
+                self._take(choices.Connect(channel))
         self._start_snapshot()
         self._run_until(float("inf"))
 
@@ -325,10 +329,3 @@ class RandomScheduler:
         busy = [channel for channel, memory in self.world.channels.items() if len(memory)]
         if busy:
             self._take(fault(self._chance.choice(busy)))
-
-    def _end_faults(self) -> None:
-        self._restart()
-        self._take(choices.Heal())
-        for channel, memory in self.world.channels.items():
-            if not memory.is_connected:
-                self._take(choices.Connect(channel))

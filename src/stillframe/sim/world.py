@@ -188,7 +188,11 @@ class World:
                 for abandoned in self.assembler.expire(self.now):
                     self._end(abandoned.snapshot, abandoned)
             case choices.DeliverNotice(process, snapshot):
-                self._notice(process, snapshot)
+                recorder = self.recorders[process]
+                if isinstance(self.epoch.outcomes[snapshot], Abandoned):
+                    recorder.abandon(snapshot)
+                if isinstance(recorder, LaiYangRecorder):
+                    recorder.ended(snapshot)
             case _:
                 self._suffer(choice)
 
@@ -438,13 +442,6 @@ class World:
         memory = self.channels[channel]
         memory.send(Frame.of_marker(memory.next_sequence, marker))
         self.sendings.append(channel)
-
-    def _notice(self, process: ProcessId, snapshot: SnapshotId) -> None:
-        recorder = self.recorders[process]
-        if isinstance(self.epoch.outcomes[snapshot], Abandoned):
-            recorder.abandon(snapshot)
-        if isinstance(recorder, LaiYangRecorder):
-            recorder.ended(snapshot)
 
     def _end(self, snapshot: SnapshotId, outcome: Snapshot | Abandoned) -> None:
         epoch = self.epoch
