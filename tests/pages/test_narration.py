@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stillframe.diagram import window
-from stillframe.pages.player_document import Narrator, script_story, trace_story
+from stillframe.pages.player_document import script_story, trace_lines, trace_story
 from stillframe.trace import Event, MarkerStep, Trace
 from tests.diagram.runs import EK, SNAPSHOT, by_chance, lecture
 from tests.diagram.scripts import NAMES, played, trace_of
@@ -21,7 +21,7 @@ def test_a_trace_is_told_as_the_narrator_does(name: str) -> None:
     """Each rule in the same words, made from the steps alone."""
     trace = trace_of(name)
     story = script_story(played(name), whole(trace))
-    told = Narrator(trace, whole(trace), story.name).lines()
+    told = trace_lines(trace, whole(trace), story.name)
     assert [lines[0] for lines in story.lines] == [line for (line,) in told]
 
 

@@ -240,9 +240,15 @@ class Plan:
         for step, at in zip(self.window.steps, self.window.positions, strict=True):
             if isinstance(step, MarkerStep):
                 words.append(_describe_marker(step))
-            else:
-                assert at is not None, step
-                words.append(_describe_event(f"event {self.number(at)}", step))
+                continue
+            assert at is not None, step
+            parts = [f"event {self.number(at)} {step.label}".rstrip()]
+            for verb, messages in (("accepts", step.accepted), ("sends", step.sent)):
+                if messages:
+                    parts.append(f"{verb} {text_metrics.listing(messages, _LISTED_MAX)}")
+            if step.at is not None:
+                parts.append(f"at {step.at:.6g} s")
+            words.append(text_metrics.clean("; ".join(parts), char_count_max=FULL_CHARS_MAX))
         return words
 
     def _steps(self, step_count: int) -> Iterator[Dot | Mark]:
@@ -359,16 +365,6 @@ def place_notices(texts: Iterable[str], width: float) -> tuple[Label, ...]:
         )
         for row, text in enumerate(texts)
     )
-
-
-def _describe_event(what: str, event: Event) -> str:
-    parts = [f"{what} {event.label}".rstrip()]
-    for verb, messages in (("accepts", event.accepted), ("sends", event.sent)):
-        if messages:
-            parts.append(f"{verb} {text_metrics.listing(messages, _LISTED_MAX)}")
-    if event.at is not None:
-        parts.append(f"at {event.at:.6g} s")
-    return text_metrics.clean("; ".join(parts), char_count_max=FULL_CHARS_MAX)
 
 
 def _describe_marker(step: MarkerStep) -> str:

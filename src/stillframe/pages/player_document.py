@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stillframe.diagram import animated_svg, layout, window
-from stillframe.diagram.cuts import Choice, record
+from stillframe.diagram.cuts import ChannelRecording, Choice, record
 from stillframe.diagram.text_metrics import count
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
@@ -17,7 +17,7 @@ from stillframe.pages.scrubber_document import scrubber_document
 from stillframe.protocol.equivalent import equivalent, interchanges
 from stillframe.sim.narration import cut_words, event_words, shown_state
 from stillframe.sim.scenario import Played
-from stillframe.trace import Cut, Event, MarkerStep, MessageId, Position, Trace, clean_label
+from stillframe.trace import Cut, MarkerStep, MessageId, Position, Trace, clean_label
 
 STEP_COUNT_MAX = 200
 """Drawing all steps takes time quadratic in their number."""
@@ -69,7 +69,7 @@ def script_story(played: Played, shown: window.Window) -> Story:
 def trace_story(trace: Trace, shown: window.Window) -> Story:
     """Return the description of a trace of any origin."""
     name = partial(layout.message_name, trace)
-    return Story(trace, tuple(Narrator(trace, shown, name).lines()), name, {})
+    return Story(trace, tuple(trace_lines(trace, shown, name)), name, {})
 
 
 def state_after(trace: Trace, process: ProcessId, event_count: int) -> str:
@@ -81,61 +81,56 @@ def state_after(trace: Trace, process: ProcessId, event_count: int) -> str:
     return f"after {count(event_count, 'event')}"
 
 
-class Narrator:
-    """Describes the steps of a trace that are shown, each with the rule that it follows, in the
-    words of the narrator of a simulated world, which knows more."""
-
-    def __init__(
-        self, trace: Trace, shown: window.Window, name: Callable[[MessageId], str]
-    ) -> None:
-        self._trace = trace
-        self._shown = shown
-        self._name = name
-        snapshots = dict.fromkeys(s.snapshot for s in shown.steps if isinstance(s, MarkerStep))
-        self._recordings = {snapshot: record(trace, Choice(snapshot)) for snapshot in snapshots}
-        self._done = dict(shown.done)
-        self._number = shown.before_count
-
-    def lines(self) -> Iterator[tuple[str]]:
-        """Yield a line for each step, in their order."""
-        for step in self._shown.steps:
-            self._number += 1
-            yield (self._event(step) if isinstance(step, Event) else self._marker_step(step),)
-
-    def _event(self, event: Event) -> str:
-        self._done[event.process] += 1
-        what = event.label or f"event {Position(event.process, self._done[event.process])}"
+def trace_lines(
+    trace: Trace, shown: window.Window, name: Callable[[MessageId], str]
+) -> Iterator[tuple[str]]:
+    """Yield a line for each step that is shown, with the rule that it follows, in the words of the
+    narrator of a simulated world, which knows more."""
+    snapshots = dict.fromkeys(s.snapshot for s in shown.steps if isinstance(s, MarkerStep))
+    recordings = {snapshot: record(trace, Choice(snapshot)) for snapshot in snapshots}
+    done = dict(shown.done)
+    for number, step in enumerate(shown.steps, shown.before_count + 1):
+        if isinstance(step, MarkerStep):
+            state = state_after(trace, step.process, done[step.process])
+            channels = recordings[step.snapshot].channels
+            yield (_marker_line(step, state, channels, number, name),)
+            continue
+        done[step.process] += 1
+        what = step.label or f"event {Position(step.process, done[step.process])}"
         kept = [
             (message, snapshot)
-            for snapshot, recording in self._recordings.items()
-            for message in event.accepted
-            if (message, self._number) in recording.channels[message.channel].caught
+            for snapshot, recording in recordings.items()
+            for message in step.accepted
+            if (message, number) in recording.channels[message.channel].caught
         ]
-        return event_words(event, what, self._name, kept)
+        yield (event_words(step, what, name, kept),)
 
-    def _marker_step(self, step: MarkerStep) -> str:
-        process, snapshot = step.process, step.snapshot
-        if step.source is not None:
-            cause = f"{process} gets the marker of {snapshot} from {step.source}"
-        else:
-            verb = "initiates" if process == snapshot.initiator else "learns of"
-            cause = f"{process} {verb} {snapshot}"
-        if step.is_cut:
-            recorded = self._recordings[snapshot].channels
-            own = [channel for channel in self._trace.channels if channel.target == process]
-            ended = [channel for channel in own if recorded[channel].end == self._number]
-            state = state_after(self._trace, process, self._done[process])
-            return f"{cause}: {cut_words(step, state, ended, [c for c in own if c not in ended])}"
-        if step.source is None:
-            return cause
-        return f"{cause}: {self._close(snapshot, Channel(step.source, process))}"
 
-    def _close(self, snapshot: SnapshotId, channel: Channel) -> str:
-        recorded = self._recordings[snapshot].channels.get(channel)
-        if recorded is None or recorded.end is None or recorded.end > self._number:
-            return f"goes on recording {channel}, where more was sent before the cut"
-        names = ", ".join(self._name(message) for message, _ in recorded.caught)
-        return f"{channel} held {names or 'nothing'}"
+def _marker_line(
+    step: MarkerStep,
+    state: str,
+    channels: Mapping[Channel, ChannelRecording],
+    number: int,
+    name: Callable[[MessageId], str],
+) -> str:
+    process, snapshot = step.process, step.snapshot
+    if step.source is not None:
+        cause = f"{process} gets the marker of {snapshot} from {step.source}"
+    else:
+        verb = "initiates" if process == snapshot.initiator else "learns of"
+        cause = f"{process} {verb} {snapshot}"
+    if step.is_cut:
+        own = [channel for channel in channels if channel.target == process]
+        ended = [channel for channel in own if channels[channel].end == number]
+        return f"{cause}: {cut_words(step, state, ended, [c for c in own if c not in ended])}"
+    if step.source is None:
+        return cause
+    channel = Channel(step.source, process)
+    recorded = channels.get(channel)
+    if recorded is None or recorded.end is None or recorded.end > number:
+        return f"{cause}: goes on recording {channel}, where more was sent before the cut"
+    names = ", ".join(name(message) for message, _ in recorded.caught)
+    return f"{cause}: {channel} held {names or 'nothing'}"
 
 
 def player_document(

@@ -57,7 +57,10 @@ class Narrator:
         for snapshot, outcome in epoch.outcomes.items():
             if (self._epoch_count, snapshot) not in self._narrated_outcomes:
                 self._narrated_outcomes.add((self._epoch_count, snapshot))
-                outcome_lines = self._outcome(outcome)
+                if isinstance(outcome, Abandoned):
+                    outcome_lines = [str(outcome)]
+                else:
+                    outcome_lines = [f"snapshot {snapshot} is complete:", *self.contents(outcome)]
                 lines += outcome_lines
                 if self.narrated:
                     self.narrated[-1] += outcome_lines
@@ -128,11 +131,6 @@ class Narrator:
         messages = [m for batch in batches for m in batch.messages()]
         return ", ".join(self._shown(channel, message) for message in messages) or "nothing"
 
-    def _outcome(self, outcome: Snapshot | Abandoned) -> list[str]:
-        if isinstance(outcome, Abandoned):
-            return [str(outcome)]
-        return [f"snapshot {outcome.id} is complete:", *self.contents(outcome)]
-
     def contents(self, snapshot: Snapshot) -> list[str]:
         """Return the content of a snapshot, a line for each process and each channel that is not
         empty, and whether the system was ever in that state."""
@@ -145,17 +143,14 @@ class Narrator:
                 empty_count += 1
         channels = "channel is" if empty_count == 1 else "channels are"
         lines += [f"  {empty_count} {channels} empty"] if empty_count else []
-        return [*lines, f"  {self._when(snapshot.id)}"]
-
-    def _when(self, snapshot: SnapshotId) -> str:
-        """Return whether the system was ever in the recorded state (Chandy & Lamport 1985, 4)."""
+        # Whether the system was ever in the recorded state: Chandy & Lamport 1985, section 4.
         trace = self._epoch.trace(self._world.description)
-        number = trace.present_at(trace.cut_of(snapshot))
+        number = trace.present_at(trace.cut_of(snapshot.id))
         if number is None:
-            return "the system was never in this state, but it could have been"
+            return [*lines, "  the system was never in this state, but it could have been"]
         before = islice(trace.positions(), number)
         event_count = sum(event.handler != RESTORED for _, event in before)
-        return f"so it was after {event_count} event{'' if event_count == 1 else 's'}"
+        return [*lines, f"  so it was after {event_count} event{'' if event_count == 1 else 's'}"]
 
 
 def event_words(

@@ -68,15 +68,12 @@ class TimedRun:
     ) -> None:
         self._world = world
         self._actions = deque(actions)
-        self._check_actions()
         self._delay = delay
         self._script = script
         self._order = 0
         self._due: dict[Channel, deque[tuple[int, int]]] = {c: deque() for c in world.channels}
         self._number = 0
         self._arrival_count = 0
-
-    def _check_actions(self) -> None:
         latest = 0
         for number, choice in self._actions:
             if not isinstance(choice, choices.Act | choices.Initiate):
