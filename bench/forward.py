@@ -13,7 +13,7 @@ from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.coordinator.membership import TIMEOUT_S
 from stillframe.runtime.events import Event
 from stillframe.runtime.network.certificate_authority import issue_certificates
-from stillframe.runtime.supervisor.epoch import LOCAL, Placement, SupervisorConfig
+from stillframe.runtime.supervisor.config import LOCAL, Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 

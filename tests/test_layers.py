@@ -144,7 +144,7 @@ def test_imports_inside_the_runtime_go_down_only() -> None:
         ("network", "from stillframe.runtime import control"),
         ("process", "from stillframe.runtime.coordinator.membership import Membership"),
         ("coordinator", "def late():\n    import stillframe.runtime.process.host"),
-        ("process", "from stillframe.runtime.supervisor import epoch"),
+        ("process", "from stillframe.runtime.supervisor import supervisor"),
     ],
 )
 def test_a_wrong_import_inside_the_runtime_is_found(importer: str, source: str) -> None:

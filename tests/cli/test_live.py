@@ -14,7 +14,7 @@ from stillframe.model import Abandoned, Channel, SnapshotId
 from stillframe.protocol.policy import Policy
 from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
 from stillframe.runtime.supervisor.admin_socket import serve_commands
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.cli.conftest import Call
 from tests.runtime.watch import new_store, program

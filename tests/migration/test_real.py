@@ -17,7 +17,7 @@ from stillframe.errors import UsageError
 from stillframe.imports import load_topology
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.runtime import events
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, take

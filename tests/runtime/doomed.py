@@ -16,7 +16,7 @@ from typing import Any
 
 from stillframe.runtime.control import ORPHANED_S, OutputDirs
 from stillframe.runtime.coordinator.coordinator import Coordinator
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store import snapshot_directory
 from stillframe.store.history import History, HistoryEvent, SnapshotBegan, SnapshotPublished

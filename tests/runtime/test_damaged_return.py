@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program, take

@@ -21,7 +21,7 @@ from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.process import event_logging, host
 from stillframe.runtime.process.event_logging import check_epoch_unused
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from stillframe.trace import MessageId, Trace

@@ -12,7 +12,7 @@ from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.run_file import find_stale
 from stillframe.runtime.supervisor import recovery
-from stillframe.runtime.supervisor.epoch import Placement, SupervisorConfig
+from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.recovery import check_placement
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store

@@ -15,8 +15,8 @@ from stillframe.imports import load_topology
 from stillframe.model import Abandoned, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.runtime import control, events
 from stillframe.runtime.control import OutputDirs
-from stillframe.runtime.supervisor import child_processes, epoch
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor import child_processes, supervisor
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
 from stillframe.store.manifest import CHANNELS, Entry
@@ -199,7 +199,7 @@ def test_a_full_disk_costs_what_is_lost(
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes end by themselves, however busy the machine is."""
-    monkeypatch.setattr(epoch, "LOG_END_S", 60.0)
+    monkeypatch.setattr(supervisor, "LOG_END_S", 60.0)
 
 
 @pytest.mark.slow

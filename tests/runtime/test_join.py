@@ -16,7 +16,7 @@ from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.process.join import Participant
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import until

@@ -11,7 +11,7 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.runtime import events
 from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.run_file import find_running
-from stillframe.runtime.supervisor.epoch import Placement, SupervisorConfig
+from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.runtime.certificate_dirs import everybody, make
 from tests.runtime.programs import Books, Tick, joining

@@ -18,7 +18,7 @@ from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime.control import OutputDirs
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.analytics.test_log_checks import faults_in, found_in

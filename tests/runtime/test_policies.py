@@ -15,7 +15,7 @@ from stillframe.model import Abandoned, Reason
 from stillframe.protocol.policy import TRY_COUNT_MAX, Policy
 from stillframe.runtime import control, events
 from stillframe.runtime.process.host import Host
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.state_codec import StateCodec
 from stillframe.store.manifest import Entry

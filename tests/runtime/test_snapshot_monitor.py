@@ -15,7 +15,7 @@ from stillframe.runtime.coordinator.coordinator import Coordinator
 from stillframe.runtime.coordinator.snapshot_monitor import UNANSWERED_COUNT_MAX
 from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.process.link import keep_connected
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from tests.runtime.links import carrier
 from tests.runtime.local import LocalSystem

@@ -13,7 +13,7 @@ from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.run_file import find_running
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.recovery import FAILURE_COUNT_MAX, RestartStrategy
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry

@@ -27,7 +27,7 @@ from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.process.join import Participant
 from stillframe.runtime.run_file import find_running, find_stale
 from stillframe.runtime.supervisor.child_processes import UNKNOWN_END
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import (
     EpochBegan,

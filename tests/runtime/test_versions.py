@@ -19,7 +19,7 @@ from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.os_process import current_process, is_alive
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.supervisor import admin_socket, recovery
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import until

@@ -26,7 +26,7 @@ from stillframe.runtime.supervisor.admin_socket import (
     send_command,
     serve_commands,
 )
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import EventCounts
 from stillframe.store.manifest import Entry

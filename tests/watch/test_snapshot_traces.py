@@ -19,7 +19,7 @@ from stillframe.imports import load_topology
 from stillframe.model import Abandoned, MarkerTimes, SnapshotId
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimeline
 from stillframe.runtime.supervisor.admin_socket import SystemStatus, serve_commands
-from stillframe.runtime.supervisor.epoch import SupervisorConfig
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import Entry

@@ -27,7 +27,7 @@ from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.network import addresses
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
-from stillframe.runtime.supervisor.epoch import Placement, SupervisorConfig
+from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store

@@ -17,7 +17,7 @@ from stillframe.protocol.wire import check_version
 from stillframe.restore import Start, start_states
 from stillframe.runtime.os_process import is_alive, kill
 from stillframe.runtime.run_file import RunFile, remove_socket
-from stillframe.runtime.supervisor.epoch import Placement
+from stillframe.runtime.supervisor.config import Placement
 from stillframe.store.history import SnapshotPublished
 from stillframe.store.layout import is_published
 from stillframe.store.store import Store

@@ -11,7 +11,9 @@ The processes outlive their supervisor for a while. Another one can take them ov
 
 import asyncio
 import contextlib
+import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -22,23 +24,25 @@ import msgspec
 
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
-from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.protocol import wire
 from stillframe.protocol.policy import AbandonmentLimit, Policy
-from stillframe.runtime import events, run_file
+from stillframe.restore import Start
+from stillframe.runtime import control, events, run_file
 from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX, Coordinator
+from stillframe.runtime.coordinator.membership import EpochStart
+from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimelines
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.os_process import current_process
 from stillframe.runtime.process.event_logging import check_epoch_unused
 from stillframe.runtime.supervisor import recovery
-from stillframe.runtime.supervisor.child_processes import first_completed
-from stillframe.runtime.supervisor.epoch import (
-    DEFAULT_CONFIG,
-    Cause,
-    Epoch,
-    EpochConfig,
-    ProcessFailed,
-    RestoreRequested,
-    ShutdownRequested,
-    SupervisorConfig,
+from stillframe.runtime.supervisor.child_processes import (
+    LOG_END_S,
+    ChildProcesses,
+    first_completed,
 )
+from stillframe.runtime.supervisor.config import DEFAULT_CONFIG, SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.store import history
@@ -48,6 +52,223 @@ from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 
 DISK_RETRY_S = 1.0
+SECRET_BYTES = 32
+START_TIMEOUT_S = 60.0
+"""A process that does not listen this long after its start is taken for dead."""
+
+
+class ProcessFailed(msgspec.Struct, frozen=True):
+    """A process has terminated; `failure` is the reason, if it reported one."""
+
+    process: ProcessId
+    failure: control.Failure | None
+
+
+class RestoreRequested(msgspec.Struct, frozen=True):
+    """A client requested to restore `snapshot`; None is the latest."""
+
+    snapshot: SnapshotId | None
+
+
+class ShutdownRequested(msgspec.Struct, frozen=True):
+    """The system is to stop."""
+
+
+Cause = ProcessFailed | RestoreRequested | ShutdownRequested
+"""What ends an epoch of a system."""
+
+
+class Epoch:
+    """The processes of one epoch, with their coordinator once it has started. It listens where the
+    epoch before did, if there was one. `on_end` is called as soon as something has `ended` it,
+    which has the cause; call ``close`` then. `forked_at` is when all processes of this machine had
+    been forked, by ``time.monotonic``."""
+
+    def __init__(self, system: "Supervisor", *, first_number: int, listen: Address) -> None:
+        grace_s = LOG_END_S if system.config.outputs.any else 0.0
+        self.children = ChildProcesses(system.server, self._child_exited, grace_s=grace_s)
+        self.ended: asyncio.Future[Cause] = asyncio.get_running_loop().create_future()
+        self.coordinator: Coordinator | None = None
+        self.next_number = first_number
+        self.listen = listen
+        self._system = system
+        self.forked_at = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every process runs and every channel is connected."""
+        if self.coordinator is None or self.ended.done():
+            return False
+        return self.coordinator.membership.running.is_set()
+
+    async def begin(
+        self, starts: dict[ProcessId, Start] | None, restored_from: SnapshotId | None
+    ) -> None:
+        """Start every process from `starts`, the states of the snapshot `restored_from`, or afresh;
+        returns when all run, or something has ended the epoch."""
+        system = self._system
+        # With TLS a certificate proves who a process is, even one that cannot be given a secret.
+        has_tls = system.config.placement.certificates is not None
+        secret = b"" if has_tls else secrets.token_bytes(SECRET_BYTES)
+        self.coordinator = coordinator = self._coordinate(secret, starts, is_taken_over=False)
+        await self._listen(coordinator)
+        await first_completed(self.children.spawn_all(system.local_processes), self.ended)
+        self.forked_at = time.monotonic()
+        if self.ended.done():
+            return
+        if (detail := system.server.newly_unshared()) is not None:
+            system.emit(events.NotShared(detail))
+        system.emit(events.EpochBegan(system.store.epoch, restored_from))
+        # Nobody begins before it is written down who must be ended if we die.
+        self._write_run_file(secret)
+        for process in system.local_processes:
+            self.children.launch(self._launch(process, secret))
+        here = system.local_processes
+        if joining := tuple(n for n in system.topology.processes if n not in here):
+            system.emit(events.AwaitingProcesses(joining))
+        began = time.monotonic()
+        running, timeout_s = coordinator.membership.running, system.config.timeout_s
+        while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
+            self._name_late(coordinator, time.monotonic() - began)
+
+    async def take_over(self, stale: run_file.RunFile) -> None:
+        """Take over the processes of an earlier supervisor; returns when every process has come
+        back, or something (such as that one did not) has ended the epoch. Raises Unavailable if the
+        port to which they come back is taken, StoreError if the run file cannot be written; nothing
+        has changed then."""
+        coordinator = self._coordinate(stale.secret, None, is_taken_over=True)
+        try:
+            self.listen = await coordinator.membership.listen(
+                stale.coordinator, self._system.config.placement.certificates
+            )
+            self.children.adopt(stale.children)
+            self._write_run_file(stale.secret)
+        except (Unavailable, StoreError):
+            self.children.release()
+            await coordinator.close()
+            raise
+        self.coordinator = coordinator
+        await first_completed(coordinator.membership.running.wait(), self.ended)
+
+    @property
+    def waiting_for(self) -> str:
+        """What is awaited until all processes run, in words."""
+        if self.coordinator is None:
+            return "what is left of an earlier run to end"
+        missing = self.coordinator.membership.missing
+        if missing:
+            return f"{', '.join(missing)} to come"
+        return "the processes to connect to each other"
+
+    def end(self, cause: Cause) -> bool:
+        """End the epoch; return False if something else had."""
+        if self.ended.done():
+            return False
+        self._system.running.clear()
+        self.ended.set_result(cause)
+        return True
+
+    async def close(self) -> None:
+        """Stop every process, finish what is being written, and close the connections."""
+        await self.children.stop()
+        if self.coordinator is not None:
+            await self.coordinator.close()
+            self.next_number = self.coordinator.next_number
+
+    async def describe(self, death: ProcessFailed) -> events.ProcessDied:
+        """Return the event for a process that has terminated."""
+        if death.failure is not None:
+            return events.ProcessDied(death.process, death.failure.detail, death.failure.story)
+        cause = await self.children.describe_end(death.process)
+        return events.ProcessDied(death.process, cause)
+
+    def _coordinate(
+        self, secret: bytes, starts: dict[ProcessId, Start] | None, *, is_taken_over: bool
+    ) -> Coordinator:
+        system = self._system
+        start = EpochStart(
+            emit=system.emit,
+            departed=self._departed,
+            runs=self.children.runs,
+            epoch=system.store.epoch,
+            secret=secret,
+            starts=starts,
+            first_number=self.next_number,
+            is_taken_over=is_taken_over,
+        )
+        check, timelines = system.topology.check_state, system.timelines
+        return Coordinator(system.store, system.config, start, check=check, timelines=timelines)
+
+    async def _listen(self, coordinator: Coordinator) -> None:
+        """Listen where the epoch before did: processes left over from it, on any machine, connect
+        there again, and are dismissed."""
+        placement, listen = self._system.config.placement, coordinator.membership.listen
+        try:
+            self.listen = await listen(self.listen, placement.certificates)
+        except Unavailable:
+            if self.listen == placement.listen:
+                raise
+            # The port was never announced, and another program has it now.
+            self.listen = await listen(placement.listen, placement.certificates)
+
+    def _write_run_file(self, secret: bytes) -> None:
+        system = self._system
+        running = run_file.RunFile(
+            supervisor=current_process(),
+            directory=run_file.identity(system.store.path),
+            epoch=system.store.epoch,
+            topology_hash=system.store.description.hash,
+            coordinator=self.listen,
+            has_tls=system.config.placement.certificates is not None,
+            secret=secret,
+            commands=str(system.socket),
+            children=self.children.identities(),
+            pipeline=None if system.binding is None else str(system.binding.root),
+            snapshot_s=system.config.timeout_s,
+            protocol_version=wire.VERSION,
+        )
+        run_file.write_run_file(system.store.path, running)
+
+    def _launch(self, process: ProcessId, secret: bytes) -> control.LaunchSpec:
+        system = self._system
+        store, binding = system.store, system.binding
+        certificates = system.config.placement.certificates
+        me = Credentials(process, store.epoch, store.description.hash, secret, certificates)
+        launch = control.LaunchSpec(
+            me=me,
+            reference=system.reference,
+            search_path=sys.path,
+            coordinator=self.listen,
+            listen=Address(self.listen.host, 0),
+            supervisor=current_process(),
+            orphaned_s=system.config.orphaned_s,
+            outputs=system.config.outputs,
+        )
+        if binding is None or process not in binding.services:
+            return launch
+        root, name = str(binding.root), binding.name
+        return msgspec.structs.replace(launch, pipeline=root, system=name)
+
+    def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
+        """Report which processes are awaited; a child that is too late is taken for dead."""
+        waiting = coordinator.membership.not_listening
+        self._system.emit(events.AwaitingProcesses(waiting))
+        stuck = [process for process in waiting if process in self._system.local_processes]
+        if stuck and waited_s > START_TIMEOUT_S:
+            detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
+            self._departed(stuck[0], control.Failure(f"process {stuck[0]}: {detail}", ""))
+
+    def _child_exited(self, process: ProcessId) -> None:
+        # A child without a connection has nothing whose end would tell; the connection of any
+        # other may still hold its last words.
+        if self.coordinator is not None and not self.coordinator.membership.is_there(process):
+            self._departed(process, None)
+
+    def _departed(self, process: ProcessId, failure: control.Failure | None) -> None:
+        assert self.coordinator is not None
+        # First: a listener that raises when it is told what is abandoned ends the epoch as well.
+        if self.end(ProcessFailed(process, failure)):
+            self.coordinator.abandon_all(Reason.PROCESS_DIED)
 
 
 class Supervisor:
@@ -74,16 +295,17 @@ class Supervisor:
     ) -> None:
         self.reference = reference
         self.store = store
-        self._binding: PipelineBinding | None = None
+        self.binding: PipelineBinding | None = None
         if config.pipeline is not None:
-            self._binding = PipelineBinding(config.pipeline, store)
+            self.binding = PipelineBinding(config.pipeline, store)
             # It is rolled back with the pipeline only: no other supervisor can take over.
             config = msgspec.structs.replace(config, orphaned_s=0.0)
-        self._config = config
+        self.config = config
         self._restore = config.restore
         self._may_migrate = config.may_migrate
         self._following: asyncio.Task[None] | None = None
         self._listener = emit
+        self.timelines = SnapshotTimelines()
         self._error: Exception | None = None
         self._tolerance = AbandonmentLimit(config.tolerated_count)
         self._restart_strategy = recovery.RestartStrategy()
@@ -92,22 +314,22 @@ class Supervisor:
         self.is_taking_over = False
         self._stop_requested = asyncio.Event()
         self._epoch: Epoch | None = None
-        self._running = asyncio.Event()
+        self.running = asyncio.Event()
         self.admin_socket: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
-        self._server = ForkServer(self.reference)
+        self.server = ForkServer(self.reference)
         # First of all: it gets ready while we do.
-        self._server.warm()
+        self.server.warm()
         try:
-            always, stale = self._prepare()
-            if not always.local_processes:
-                await self._server.close()
+            stale = self._prepare()
+            if not self.local_processes:
+                await self.server.close()
         except BaseException:
-            await self._server.close()
+            await self.server.close()
             raise
-        self.finished = asyncio.get_running_loop().create_task(self._live(always, stale))
+        self.finished = asyncio.get_running_loop().create_task(self._live(stale))
         try:
             await self.until_running()
         except BaseException:
@@ -115,21 +337,21 @@ class Supervisor:
             raise
         return self
 
-    def _prepare(self) -> tuple[EpochConfig, run_file.RunFile | None]:
-        """Check all that can be checked before anything begins; return what is the same in every
-        epoch, and what an earlier supervisor left running."""
-        self._topology = topology = load_topology(self.reference)
+    def _prepare(self) -> run_file.RunFile | None:
+        """Check all that can be checked before anything begins; return what an earlier supervisor
+        left running."""
+        self.topology = topology = load_topology(self.reference)
         is_other = topology.description.hash != self.store.description.hash
         if is_other and not self._may_migrate:
             raise recovery.changed_code(
                 self.store.path, self._restore, self.store.description, topology
             )
-        placement, outputs = self._config.placement, self._config.outputs
-        local_processes = placement.local_processes(topology)
-        if self._binding is not None:
-            if self._config.policy is not Policy.ABANDON:
-                raise self._binding.refusal(f"the policy '{self._config.policy.value}'")
-            self._restore = self._binding.initial_snapshot()
+        placement, outputs = self.config.placement, self.config.outputs
+        self.local_processes = local_processes = placement.local_processes(topology)
+        if self.binding is not None:
+            if self.config.policy is not Policy.ABANDON:
+                raise self.binding.refusal(f"the policy '{self.config.policy.value}'")
+            self._restore = self.binding.initial_snapshot()
         if self._restore is not None:
             self.store.entry(self._restore)
         if outputs.log is not None:
@@ -137,7 +359,7 @@ class Supervisor:
         if outputs.fragments is not None:
             check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
         stale = run_file.find_stale(self.store.path)
-        if stale is not None and self._config.takes_over:
+        if stale is not None and self.config.takes_over:
             recovery.check_release(stale, self.store)
             recovery.check_placement(stale, placement, local_processes)
             if recovery.takeover_obstacle(stale, self.store, placement, local_processes) is None:
@@ -146,18 +368,8 @@ class Supervisor:
                 self.is_taking_over = True
         _ = self.store.history  # one that cannot be read is an error now, not later
         self._directory = run_file.make_socket_dir()
-        always = EpochConfig(
-            reference=self.reference,
-            topology=topology,
-            server=self._server,
-            store=self.store,
-            config=self._config,
-            local_processes=local_processes,
-            binding=self._binding,
-            socket=run_file.socket_path(self._directory.name),
-            emit=self._emit,
-        )
-        return always, stale
+        self.socket = run_file.socket_path(self._directory.name)
+        return stale
 
     async def __aexit__(self, *_: object) -> None:
         """Stop the system; what was not recorded in a snapshot is lost."""
@@ -183,8 +395,8 @@ class Supervisor:
         self, initiator: ProcessId | None = None
     ) -> "asyncio.Future[Entry | Abandoned]":
         """Begin a snapshot once the system runs; see ``snapshot``."""
-        if self._binding is not None:
-            raise self._binding.refusal("a snapshot")
+        if self.binding is not None:
+            raise self.binding.refusal("a snapshot")
         coordinator = await self.until_running()
         return coordinator.begin(initiator or next(iter(self.store.description.processes)))
 
@@ -198,8 +410,8 @@ class Supervisor:
     async def restore(self, snapshot: SnapshotId | None = None) -> None:
         """Restore the running system to `snapshot`; None for the latest published one. Returns when
         it runs again. UsageError if there is no such snapshot."""
-        if self._binding is not None:
-            raise self._binding.refusal("a restore")
+        if self.binding is not None:
+            raise self.binding.refusal("a restore")
         async with self._restoring:
             await self.until_running()
             # Read it first: one that is damaged must not cost the running system.
@@ -217,7 +429,7 @@ class Supervisor:
     @property
     def is_running(self) -> bool:
         """Whether every process runs and every channel is connected."""
-        return self._running.is_set()
+        return self.running.is_set()
 
     @property
     def waiting_for(self) -> str:
@@ -227,14 +439,14 @@ class Supervisor:
     async def until_running(self) -> Coordinator:
         """Wait until every process runs and every channel is connected; return the coordinator of
         the epoch. StillframeError if the system has ended."""
-        await first_completed(self._running.wait(), self.finished)
+        await first_completed(self.running.wait(), self.finished)
         if self.finished.done():
             self.finished.result()
             raise Unavailable("the system was stopped")
         assert self.coordinator is not None
         return self.coordinator
 
-    def _emit(self, event: events.Event) -> None:
+    def emit(self, event: events.Event) -> None:
         """Record an event in the history, and pass it on to the listener."""
         record = _to_history_event(event)
         if record is not None:
@@ -262,22 +474,20 @@ class Supervisor:
         if self._epoch is not None:
             self._epoch.end(ShutdownRequested())
 
-    async def _live(self, always: EpochConfig, stale: run_file.RunFile | None) -> None:
+    async def _live(self, stale: run_file.RunFile | None) -> None:
         """Run epochs until the system is stopped or cannot continue; the first may be one that is
         taken over from an earlier supervisor."""
         ended, stop_s = time.monotonic(), 0.0
         cause: Cause = RestoreRequested(self._restore)
         for abandoned in recovery.abandon_unfinished(self.store):
-            self._emit(events.SnapshotAbandoned(abandoned))
+            self.emit(events.SnapshotAbandoned(abandoned))
         # Above all that were ever given.
         number = max(self.store.next_number(), self.store.history.last_number + 1)
-        listen = self._config.placement.listen
+        listen = self.config.placement.listen
         if stale is not None and not listen.port and stale.coordinator.host == listen.host:
             listen = stale.coordinator
         while not self._stop_requested.is_set() and self._error is None:
-            self._epoch = epoch = Epoch(
-                always, first_number=number, listen=listen, on_end=self._running.clear
-            )
+            self._epoch = epoch = Epoch(self, first_number=number, listen=listen)
             began = time.monotonic()
             try:
                 if stale is None or not await self._take_over(epoch, stale, ended):
@@ -288,11 +498,11 @@ class Supervisor:
                 ended = time.monotonic()
                 if isinstance(cause, ProcessFailed):
                     died = await epoch.describe(cause)
-                    if self._binding is not None and self._error is None:
-                        raise self._binding.died(died)
-                    self._emit(died)
+                    if self.binding is not None and self._error is None:
+                        raise self.binding.died(died)
+                    self.emit(died)
             finally:
-                self._running.clear()
+                self.running.clear()
                 if self._following is not None:
                     self._following.cancel()
                 await epoch.close()
@@ -314,14 +524,14 @@ class Supervisor:
         await self._raise_epoch(restored_from)
         self._may_migrate = False
         if plan is not None and plan.changes:
-            self._emit(events.CodeChanged(plan.snapshot, plan.changes))
+            self.emit(events.CodeChanged(plan.snapshot, plan.changes))
         state_until = time.monotonic()
         await epoch.begin(None if plan is None else plan.starts, restored_from)
         if epoch.is_running:
             self._has_run = True
-            if self._binding is not None:
+            if self.binding is not None:
                 assert epoch.coordinator is not None
-                following = self._binding.follow(epoch.coordinator, self._emit)
+                following = self.binding.follow(epoch.coordinator, self.emit)
                 self._following = asyncio.get_running_loop().create_task(following)
             now = time.monotonic()
             running = events.SystemRunning(
@@ -338,9 +548,9 @@ class Supervisor:
         """Take over the system of `stale` if that is requested and possible; otherwise kill it.
         Return whether its epoch continued, if only to end when a process did not come back."""
         reason = recovery.REQUESTED
-        if self._config.takes_over:
+        if self.config.takes_over:
             reason = recovery.takeover_obstacle(
-                stale, self.store, self._config.placement, epoch.local_processes
+                stale, self.store, self.config.placement, self.local_processes
             )
         if reason is None:
             try:
@@ -349,7 +559,7 @@ class Supervisor:
                 reason = f"they come back to a port that is not to be had: {error}"
         if reason is not None:
             if ended := await recovery.kill_all(stale):
-                self._emit(events.OrphansKilled(ended, reason))
+                self.emit(events.OrphansKilled(ended, reason))
             return False
         run_file.remove_socket(stale)
         if epoch.is_running:
@@ -362,19 +572,19 @@ class Supervisor:
         if self.admin_socket is None:
             # Whoever reads that the system runs may send a command at once.
             self.admin_socket = run_file.listen_for_commands(self._directory.name)
-        self._emit(event)
-        self._running.set()
+        self.emit(event)
+        self.running.set()
 
     async def _raise_epoch(self, restored_from: SnapshotId | None) -> None:
         """Raise the epoch; a system that ran before waits for a disk that is full meanwhile."""
         while True:
             try:
-                self.store.raise_epoch(restored_from, self._topology.description)
+                self.store.raise_epoch(restored_from, self.topology.description)
             except StoreError as error:
                 if not self._has_run or self._stop_requested.is_set():
                     raise
                 detail = f"the system waits to go back to its last snapshot: {error}"
-                self._emit(events.StoreUnavailable(detail))
+                self.emit(events.StoreUnavailable(detail))
                 await self._pause(DISK_RETRY_S)
             else:
                 return
@@ -383,12 +593,12 @@ class Supervisor:
         entry = None
         if requested is not None:
             entry = self.store.entry(requested)
-        elif self._binding is None:
+        elif self.binding is None:
             entry = self.store.current()
         if entry is None:
             return None
         return recovery.plan_recovery(
-            self.store, entry.id, self._topology, may_migrate=self._may_migrate
+            self.store, entry.id, self.topology, may_migrate=self._may_migrate
         )
 
     async def _wait_before_restart(self, death: ProcessFailed, ran_s: float) -> None:
@@ -418,7 +628,7 @@ class Supervisor:
             if self.admin_socket is not None:
                 self.admin_socket.close()
             self._directory.cleanup()
-            await self._server.close()
+            await self.server.close()
 
 
 def _to_history_event(event: events.Event) -> HistoryEvent | None:

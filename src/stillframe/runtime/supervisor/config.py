@@ -1,0 +1,68 @@
+"""How a system is run: the settings of its supervisor, and what of it is on which machine."""
+
+from pathlib import Path
+
+import msgspec
+
+from stillframe.model import ProcessId, SnapshotId
+from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, OutputDirs
+from stillframe.runtime.coordinator.membership import CoordinatorConfig
+from stillframe.runtime.network.addresses import ANY_PORT, Address
+from stillframe.runtime.network.certificates import check_own
+from stillframe.topology import Joined, Topology
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """What of a system is on the machine of the coordinator. The coordinator listens at `listen`,
+    and so do, on other ports, the processes started here. `certificates` is the directory of
+    theirs, None for no TLS: on a loopback address only. The processes `elsewhere` are not started
+    here but wait to join, besides those that the topology has as ``Joined``."""
+
+    listen: Address = ANY_PORT
+    certificates: str | None = None
+    elsewhere: tuple[ProcessId, ...] = ()
+
+    def local_processes(self, topology: Topology) -> tuple[ProcessId, ...]:
+        """Return the processes of `topology` that are started on this machine. Raises a UsageError
+        if one that is `elsewhere` does not exist, or our certificate cannot speak for the
+        coordinator and for all that are here."""
+        for process in self.elsewhere:
+            topology.description.check_process(process)
+        here = tuple(
+            name
+            for name, process in topology.processes.items()
+            if not isinstance(process, Joined) and name not in self.elsewhere
+        )
+        if self.certificates is not None:
+            for speaker in (None, *here):
+                check_own(Path(self.certificates), speaker)
+        return here
+
+
+LOCAL = Placement()
+"""A system on one machine that no other machine can reach."""
+
+
+class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
+    """How to run a system.
+
+    `restore` is the snapshot to start from, None for the store's current one or a fresh start; with
+    `may_migrate` one that was taken with other code. The `pipeline` is the directory of that in
+    which some processes are services, and then determines the snapshot. `tolerated_count` is how
+    many abandoned snapshots in a row are tolerated: one more stops the system; None for any number.
+    If it `takes_over`, it continues with what an earlier supervisor left running if that is
+    possible; otherwise that is killed. `orphaned_s` is how many seconds processes keep running
+    without a supervisor.
+    """
+
+    restore: SnapshotId | None = None
+    may_migrate: bool = False
+    pipeline: Path | None = None
+    outputs: OutputDirs = NO_OUTPUT
+    tolerated_count: int | None = None
+    placement: Placement = LOCAL
+    takes_over: bool = False
+    orphaned_s: float = ORPHANED_S
+
+
+DEFAULT_CONFIG = SupervisorConfig()
