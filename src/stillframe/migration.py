@@ -97,20 +97,18 @@ class Fields:
         cut: list[str] = []
         for name in self.names:
             if name in sources:
-                values[name] = self._decoded_again(name, recorded[sources[name]])
-                if not _keeps(_plain(recorded[sources[name]]), _plain(values[name])):
+                raw = recorded[sources[name]]
+                try:
+                    values[name] = msgspec.Raw(_encode(self._decoders[name].decode(raw)))
+                except (*DECODING_ERRORS, TypeError, ValueError) as error:
+                    raise Misfit(f"{name} was {shown(raw)}: {error}") from error
+                if not _keeps(_plain(raw), _plain(values[name])):
                     cut.append(name)
             elif name in starts:
                 values[name] = starts[name]
             else:
                 raise Misfit(f"{name} is new and has no value to begin with: give it a default")
         return values, tuple(cut)
-
-    def _decoded_again(self, name: str, raw: msgspec.Raw) -> msgspec.Raw:
-        try:
-            return msgspec.Raw(_encode(self._decoders[name].decode(raw)))
-        except (*DECODING_ERRORS, TypeError, ValueError) as error:
-            raise Misfit(f"{name} was {shown(raw)}: {error}") from error
 
 
 def encoded_values(values: Mapping[str, Any]) -> dict[str, msgspec.Raw]:
@@ -439,7 +437,7 @@ class _Conversion:
         accepts = self._topology.accepts[channel.target]
         accepted = set(map(_tag, accepts))
         decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
-        refused: dict[str, tuple[str, int]] = {}
+        refused: dict[str, list[str]] = {}
 
         def convert(raw: bytes, number: int) -> bytes:
             kind = _kind(raw)
@@ -451,8 +449,7 @@ class _Conversion:
                 decoder.decode(converted)
             except (Misfit, *DECODING_ERRORS) as error:
                 where = f"message {number} on channel {channel} ({kind}): {error}"
-                first, count = refused.get(kind, (where, 0))
-                refused[kind] = (first, count + 1)
+                refused.setdefault(kind, []).append(where)
                 return raw
             return converted
 
@@ -460,8 +457,8 @@ class _Conversion:
             Batch.of(b.first, [convert(raw, b.first + i) for i, raw in enumerate(_messages(b))])
             for b in batches
         )
-        for first, count in refused.values():
-            more = f" (and {count - 1} more of that class there)" if count > 1 else ""
+        for first, *others in refused.values():
+            more = f" (and {len(others)} more of that class there)" if others else ""
             self.refusals.append(first + more)
         return converted
 

@@ -68,7 +68,14 @@ class StateCodec:
 
     def others(self, process: object) -> dict[str, Any]:
         """Return the current values of the fields that are not keyed, by name."""
-        self._check_declared(process)
+        known = self.types.keys() | ATTACHED
+        for name in getattr(process, "__dict__", ()):
+            if name not in known and not name.startswith("_"):
+                raise UsageError(
+                    f"{self.kind.__name__}.{name} was set but is not declared: a snapshot would "
+                    f"lose it. Declare it ('{name}: <type>') or, if it must not be recorded, call "
+                    f"it '_{name}'"
+                )
         try:
             return {name: getattr(process, name) for name in self._other_names}
         except AttributeError as error:
@@ -166,16 +173,6 @@ class StateCodec:
             ) from error
         fields = {name: getattr(state, name) for name in self.types}
         return fields | {name: Keyed(fields[name]) for name in self.keyed}
-
-    def _check_declared(self, process: object) -> None:
-        known = self.types.keys() | ATTACHED
-        for name in getattr(process, "__dict__", ()):
-            if name not in known and not name.startswith("_"):
-                raise UsageError(
-                    f"{self.kind.__name__}.{name} was set but is not declared: a snapshot would "
-                    f"lose it. Declare it ('{name}: <type>') or, if it must not be recorded, call "
-                    f"it '_{name}'"
-                )
 
     def _find_unencodable(self, values: dict[str, Any]) -> str:
         for name, value in values.items():

@@ -56,9 +56,9 @@ class Activity(msgspec.Struct, frozen=True):
     channels: dict[Channel, int]
 
     def __str__(self) -> str:
-        active = [f"active: {', '.join(self.processes)}"] if self.processes else []
+        active = f"active: {', '.join(self.processes)}" if self.processes else ""
         counts = ", ".join(f"{channel} {count}" for channel, count in self.channels.items())
-        return "; ".join([*active, *([f"messages on their way: {counts}"] if counts else [])])
+        return "; ".join(filter(None, (active, counts and f"messages on their way: {counts}")))
 
 
 def find_activity(view: View) -> Activity | None:
@@ -291,17 +291,12 @@ def not_stable(evaluations: list[Evaluation]) -> tuple[Evaluation, Evaluation] |
     """Return two evaluations that show that a predicate is not stable; None if none do. It held in
     the first, and not in the second, whose snapshot was initiated in the same epoch when the first
     was complete. Snapshots that overlap show nothing: neither comes after the other."""
-    first_held: dict[int, Evaluation] = {}
+    held = [seen for seen in evaluations if seen.verdict.holds]
+    held.sort(key=lambda seen: seen.completed_at, reverse=True)
+    first_held = {seen.epoch: seen for seen in held}
     for seen in evaluations:
-        if seen.verdict.holds:
-            before = first_held.get(seen.epoch)
-            if before is None or seen.completed_at < before.completed_at:
-                first_held[seen.epoch] = seen
-    for seen in evaluations:
-        before = first_held.get(seen.epoch)
-        if seen.verdict.holds or before is None:
-            continue
-        if seen.initiated_at >= before.completed_at:
+        before = None if seen.verdict.holds else first_held.get(seen.epoch)
+        if before is not None and seen.initiated_at >= before.completed_at:
             return before, seen
     return None
 

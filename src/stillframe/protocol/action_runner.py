@@ -80,18 +80,17 @@ class ActionRunner:
         """Accept messages, one or several, in one atomic action; return what it sent. Raises
         ApplicationError if the handler did; UsageError if it sent an invalid message, or waits for
         something outside."""
-        try:
-            for channel, message in messages:
-                self._call(RECEIVE, channel, message)
-            return self._outbox
-        finally:
-            self._outbox = []
+        return self._act(RECEIVE, messages)
 
     def perform(self, handler: str, *arguments: SnapshotId) -> list[Sent]:
         """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as
         ``receive``."""
+        return self._act(handler, [arguments])
+
+    def _act(self, handler: str, calls: Iterable[tuple[object, ...]]) -> list[Sent]:
         try:
-            self._call(handler, *arguments)
+            for arguments in calls:
+                self._call(handler, *arguments)
             return self._outbox
         finally:
             self._outbox = []

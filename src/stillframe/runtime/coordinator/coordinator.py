@@ -45,6 +45,8 @@ from stillframe.store.store import Store
 
 PENDING_COUNT_MAX = 64
 """How many snapshots may be under way; further ones are refused."""
+Result = asyncio.Future[Entry | Abandoned]
+"""The entry of a snapshot in the store, or why its last attempt was abandoned."""
 STOPPING = "the system is being stopped, and its last snapshot comes first: none begins any more"
 
 
@@ -98,12 +100,12 @@ class Coordinator:
         self._announcements = PublicationNotices()
         self._excluded: dict[SnapshotId, frozenset[ProcessId]] = {}
         self._requested: set[ProcessId] = set()
-        self._results: dict[SnapshotId, asyncio.Future[Entry | Abandoned]] = {}
+        self._results: dict[SnapshotId, Result] = {}
         self._tried: dict[SnapshotId, tuple[ProcessId, ...]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._writing: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._last: tuple[ProcessId, asyncio.Future[Entry | Abandoned]] | None = None
+        self._last: tuple[ProcessId, Result] | None = None
         self._is_last_begun = False
         # Wall time that advances evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
@@ -117,10 +119,9 @@ class Coordinator:
         """The snapshots that have begun and are neither published nor abandoned, oldest first."""
         return tuple(self._results)
 
-    def begin(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
-        """Begin a snapshot; the future has its entry in the store, or why its last attempt was
-        abandoned. Raises a UsageError if there is no such process, or too many snapshots are under
-        way."""
+    def begin(self, initiator: ProcessId) -> Result:
+        """Begin a snapshot; raises a UsageError if there is no such process, or too many snapshots
+        are under way."""
         self._description.check_process(initiator)
         if self._last is not None:
             raise Unavailable(STOPPING)
@@ -128,17 +129,17 @@ class Coordinator:
             raise UsageError(
                 f"{PENDING_COUNT_MAX} snapshots are under way already: wait until one has ended"
             )
-        result: asyncio.Future[Entry | Abandoned] = asyncio.get_running_loop().create_future()
+        result: Result = asyncio.get_running_loop().create_future()
         self._begin(initiator, result, ())
         return result
 
-    def begin_last(self, initiator: ProcessId) -> asyncio.Future[Entry | Abandoned]:
+    def begin_last(self, initiator: ProcessId) -> Result:
         """Begin the last snapshot of this epoch as soon as no other is in progress, and no other
         from now on; return as ``begin`` does. One that overlaps another could not be a restore
         point. Those in progress are abandoned when the timeout of a snapshot has passed."""
         self._description.check_process(initiator)
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[Entry | Abandoned] = loop.create_future()
+        result: Result = loop.create_future()
         self._last = initiator, result
         self._requested.clear()
         self._begin_last_if_alone()
@@ -160,10 +161,7 @@ class Coordinator:
             self.abandon_all(Reason.STOPPED)
 
     def _begin(
-        self,
-        initiator: ProcessId,
-        result: asyncio.Future[Entry | Abandoned],
-        tried: tuple[ProcessId, ...],
+        self, initiator: ProcessId, result: Result, tried: tuple[ProcessId, ...]
     ) -> SnapshotId:
         """Begin an attempt at the snapshot of `result`, after those of the initiators `tried`."""
         snapshot = SnapshotId(initiator, self.next_number)

@@ -80,9 +80,8 @@ Cause = ProcessFailed | RestoreRequested | ShutdownRequested
 
 class Epoch:
     """The processes of one epoch, with their coordinator once it has started. It listens where the
-    epoch before did, if there was one. `on_end` is called as soon as something has `ended` it,
-    which has the cause; call ``close`` then. `forked_at` is when all processes of this machine had
-    been forked, by ``time.monotonic``."""
+    epoch before did, if there was one. `ended` has the cause of its end; call ``close`` then.
+    `forked_at` is when all processes of this machine had been forked, by ``time.monotonic``."""
 
     def __init__(self, system: "Supervisor", *, first_number: int, listen: Address) -> None:
         grace_s = LOG_END_S if system.config.outputs.any else 0.0
@@ -123,8 +122,8 @@ class Epoch:
         self._write_run_file(secret)
         for process in system.local_processes:
             self.children.launch(self._launch(process, secret))
-        here = system.local_processes
-        if joining := tuple(n for n in system.topology.processes if n not in here):
+        joining = tuple(n for n in system.topology.processes if n not in system.local_processes)
+        if joining:
             system.emit(events.AwaitingProcesses(joining))
         began = time.monotonic()
         running, timeout_s = coordinator.membership.running, system.config.timeout_s
