@@ -108,7 +108,7 @@ def test_a_task_needs_arrow_and_pyspark_alone(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['msgspec'] = None\n"
         "import pyarrow as pa\n"
-        "from stillframe.spark.source import RecordsSlice, SlicesReader\n"
+        "from stillframe.spark.slices import RecordsSlice, SlicesReader\n"
         f"schema = pa.ipc.read_schema(pa.py_buffer({schema!r}))\n"
         f"part = RecordsSlice(1, [({str(path)!r}, {checksum_of(path)}, 5)], schema)\n"
         "print([row for batch in SlicesReader([]).read(part) for row in batch.to_pylist()])"

@@ -28,7 +28,8 @@ from stillframe.pipeline.pending_snapshot import (
 )
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.protocol.aligner import Mode
-from stillframe.spark.source import ChannelSource, ChannelStreamReader
+from stillframe.spark.scan_planner import ChannelStreamReader
+from stillframe.spark.source import ChannelSource
 from stillframe.store.sealed_json import seal
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -30,24 +30,8 @@ from stillframe.channel_accounting import imbalance
 from stillframe.durable_files import partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import GlobalState, ProcessId, Reason, SnapshotId
+from stillframe.store import history, layout
 from stillframe.store.fragments import FragmentPlace
-from stillframe.store.history import (
-    History,
-    SnapshotAbandoned,
-    SnapshotBegan,
-    SnapshotPublished,
-    shortened,
-)
-from stillframe.store.layout import (
-    ASSEMBLED,
-    HEAD,
-    SNAPSHOTS,
-    check_unused,
-    explain_io_errors,
-    make_store,
-    remove_unfinished,
-    take_lock,
-)
 from stillframe.store.manifest import (
     MANIFEST,
     FileRecord,
@@ -121,14 +105,14 @@ def _exclusive_writer(
 ) -> Iterator[tuple[Published, Mapping[int, str]]]:
     """Write to the store `out` alone while the body runs, which gets what is there and the run of
     each epoch; then say where a restore goes back to. The topologies of `good` are known before."""
-    with explain_io_errors(out, "written"):
+    with layout.explain_io_errors(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
-        check_unused(out)
-        lock = take_lock(out)
+        layout.check_unused(out)
+        lock = layout.take_lock(out)
     try:
-        with explain_io_errors(out, "written"):
-            mark = _mark(out)
-            if (out / HEAD).exists() and read_sealed(out / HEAD, Head).epoch > mark.epoch:
+        with layout.explain_io_errors(out, "written"):
+            mark, path = _mark(out), out / layout.HEAD
+            if path.exists() and read_sealed(path, Head).epoch > mark.epoch:
                 raise UsageError(
                     f"a system went on from the store {out}, which has snapshots of its own since: "
                     "give a new directory"
@@ -138,27 +122,27 @@ def _exclusive_writer(
                 runs.setdefault(group.epoch, str(group.run))
             epoch = max(mark.epoch, *(group.epoch for group in groups if group.fragments))
             # First of all: without it a crash would leave a store of another kind.
-            replace_durably(out / ASSEMBLED, seal(_Mark(epoch=epoch, runs=runs)))
-            if not (out / HEAD).exists():
+            replace_durably(out / layout.ASSEMBLED, seal(_Mark(epoch=epoch, runs=runs)))
+            if not path.exists():
                 present = good[-1].described
                 head = Head(reference=present.reference, description=present.description)
-                make_store(out, head)
-            remove_unfinished(out)
+                layout.make_store(out, head)
+            layout.remove_unfinished(out)
             published = read_published(out)
             for why in published.damages.values():
                 raise Damaged(why)
             _put_topologies(out, published.head, good)
         yield read_published(out), runs
-        with explain_io_errors(out, "written"):
+        with layout.explain_io_errors(out, "written"):
             _put_epoch(out, epoch, groups)
     finally:
         os.close(lock)
 
 
 def _mark(out: Path) -> _Mark:
-    if (out / ASSEMBLED).exists():
-        return read_sealed(out / ASSEMBLED, _Mark)
-    if (out / HEAD).exists():
+    if (out / layout.ASSEMBLED).exists():
+        return read_sealed(out / layout.ASSEMBLED, _Mark)
+    if (out / layout.HEAD).exists():
         raise UsageError(
             f"{out} is a store of another kind: fragments are assembled into one of their own; "
             "give a new directory"
@@ -174,7 +158,7 @@ def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
     for description in (*new.values(), before.description):
         head = with_topology(head, description, used)
     if head != before:
-        replace_durably(out / HEAD, seal(head))
+        replace_durably(out / layout.HEAD, seal(head))
 
 
 def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
@@ -206,7 +190,7 @@ def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
         restored_from=None if point is None else point.snapshot,
     )
     if head != published.head:
-        replace_durably(out / HEAD, seal(head))
+        replace_durably(out / layout.HEAD, seal(head))
 
 
 def assemble(
@@ -373,7 +357,8 @@ def _add(
         group = outcome.group
         damaged = next((file for file in merged.get(group.snapshot, ()) if file.why), None)
         if outcome.is_consistent and damaged is not None:
-            shutil.rmtree(partial_path(out / SNAPSHOTS / str(group.snapshot)), ignore_errors=True)
+            partial = partial_path(out / layout.SNAPSHOTS / str(group.snapshot))
+            shutil.rmtree(partial, ignore_errors=True)
             group = msgspec.structs.replace(
                 group,
                 chains={p: chain for p, chain in group.chains.items() if p != damaged.process},
@@ -404,8 +389,8 @@ def _merge(
     items: list[tuple[str, str, str, list[FragmentFiles]]] = []
     schemas: dict[str, dict[str, pa.Schema]] = {}
     for group in groups:
-        partial = partial_path(out / SNAPSHOTS / str(group.snapshot))
-        with explain_io_errors(partial, "written"):
+        partial = partial_path(out / layout.SNAPSHOTS / str(group.snapshot))
+        with layout.explain_io_errors(partial, "written"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
         topology = group.topology_hash
@@ -465,36 +450,36 @@ def _publish(
     points: list[Group],
 ) -> None:
     """Publish snapshots in order, and record each outcome."""
-    with contextlib.closing(History(out)) as history:
+    with contextlib.closing(history.History(out)) as lines:
         for outcome in outcomes:
             group, snapshot = outcome.group, outcome.group.snapshot
-            directory = out / SNAPSHOTS / str(snapshot)
+            directory = out / layout.SNAPSHOTS / str(snapshot)
             partial = partial_path(directory)
             if not outcome.is_consistent:
-                if group.fragments and snapshot.number > history.last_number:
-                    history.append(SnapshotBegan(snapshot))
-                    history.append(_abandoned(outcome))
+                if group.fragments and snapshot.number > lines.last_number:
+                    lines.append(history.SnapshotBegan(snapshot))
+                    lines.append(_abandoned(outcome))
                 continue
             is_point = _is_point(group, points)
             manifest = _manifest(group, merged[snapshot], is_point=is_point)
             # No system that starts from here gives its number again.
-            history.append(SnapshotBegan(snapshot))
-            with explain_io_errors(directory, "written"):
+            lines.append(history.SnapshotBegan(snapshot))
+            with layout.explain_io_errors(directory, "written"):
                 write_new(partial / MANIFEST, seal(manifest))
                 sync(partial / MANIFEST)
                 sync(partial)
                 publish_directory(directory)
-            history.append(SnapshotPublished(snapshot, is_removal_noted=True))
+            lines.append(history.SnapshotPublished(snapshot, is_removal_noted=True))
             if is_point:
                 points.append(group)
                 points.sort(key=lambda point: point.snapshot.number)
 
 
-def _abandoned(outcome: Outcome) -> SnapshotAbandoned:
+def _abandoned(outcome: Outcome) -> history.SnapshotAbandoned:
     is_wrong = outcome.verdict == INCONSISTENT
     reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
-    missing, why = outcome.missing[:_NAMED_MAX], shortened(outcome.why)
-    return SnapshotAbandoned(outcome.group.snapshot, reason.name, missing, why)
+    missing, why = outcome.missing[:_NAMED_MAX], history.shortened(outcome.why)
+    return history.SnapshotAbandoned(outcome.group.snapshot, reason.name, missing, why)
 
 
 def _manifest(group: Group, merged: Iterable[Merged], *, is_point: bool) -> Manifest:

@@ -16,7 +16,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -132,26 +132,21 @@ def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
     """
     catalog = read_catalog(out)
 
-    def rows(table: str) -> DataFrame:
-        return _rows(spark, version_path(out, catalog.version) / table, catalog, table)
-
-    return {name: rows(name) for name in (INDEX, *catalog.columns)}
+    of_version = version_path(out, catalog.version)
+    return {
+        name: _rows(spark, of_version / name, catalog.files(name), catalog.schema(name))
+        for name in (INDEX, *catalog.columns)
+    }
 
 
 def _rows(
-    spark: SparkSession,
-    directory: Path,
-    catalog: Compacted,
-    table: str,
-    parts: Sequence[TablePart] | None = None,
+    spark: SparkSession, directory: Path, files: Iterable[CatalogFile], schema: pa.Schema
 ) -> DataFrame:
-    """Return the rows of a table, all or those of some parts."""
-    files = catalog.files(table) if parts is None else _files_of(parts, table)
     listed: list[verified_parquet.File] = [
         (None, str(directory.absolute() / file.name), file.bytes, file.hash, file.row_count)
         for file in files
     ]
-    return verified_parquet.rows(spark, listed, catalog.schema(table))
+    return verified_parquet.rows(spark, listed, schema)
 
 
 def _files_of(parts: Iterable[TablePart], table: str) -> list[CatalogFile]:
@@ -396,7 +391,8 @@ class _Update(msgspec.Struct, frozen=True):
         """Return the new rows of a table, sorted within each file; None if there can be none."""
         found = []
         if self.rewritten and table in self.catalog.columns:
-            rows = _rows(self.spark, self.old / table, self.catalog, table, parts=self.rewritten)
+            files, schema = _files_of(self.rewritten, table), self.catalog.schema(table)
+            rows = _rows(self.spark, self.old / table, files, schema)
             rows = rows.where(F.col("snapshot").isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
         if self.full.has(table):

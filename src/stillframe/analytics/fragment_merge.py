@@ -16,13 +16,7 @@ import pyarrow.parquet as pq
 
 from stillframe.durable_files import FRAGMENT_ADVICE, read_hashed, replace_by
 from stillframe.errors import Damaged, StoreError
-from stillframe.store.parquet import (
-    apply_changes,
-    as_written,
-    identity_of,
-    read_parquet,
-    to_parquet,
-)
+from stillframe.store import parquet
 
 PROCESSES, CHANNELS, MESSAGES = "processes", "channels", "messages"
 PLAIN = (PROCESSES, CHANNELS, MESSAGES)
@@ -75,7 +69,7 @@ def merge_files(
     table = pa.concat_tables(tables)
     if order := _ORDER.get(what):
         table = table.sort_by([(name, "ascending") for name in order])
-    content = to_parquet(table)
+    content = parquet.to_parquet(table)
     # A name of its own: the same task may be run twice, at the same time.
     replace_by(target.with_name(f".{target.name}.{secrets.token_hex(8)}"), target, content)
     return Merged(snapshot, target.name, len(content), sha256(content).hexdigest())
@@ -87,11 +81,11 @@ def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema)
     for name, byte_count, digest in fragment["links"]:
         path = Path(name)
         content = read_hashed(path, byte_count, digest, advice=FRAGMENT_ADVICE)
-        with as_written(path):
+        with parquet.as_written(path):
             row_count = pq.read_metadata(pa.BufferReader(content)).num_rows
             if what in PLAIN and row_count != _row_count(fragment, what):
                 raise ValueError(f"it has {row_count} rows, and its manifest says otherwise")
-            table = read_parquet(content)
+            table = parquet.read_parquet(content)
             if table.schema != schema:
                 raise ValueError("it has other columns than such a file")
             if not _CHECKS.get(what, _is_of_process)(table, fragment):
@@ -101,9 +95,9 @@ def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema)
             links.append(table)
     if what in PLAIN:
         return links[0]
-    with as_written(path):
-        table = apply_changes(links)
-        identity = table.column(identity_of(table.column_names))
+    with parquet.as_written(path):
+        table = parquet.apply_changes(links)
+        identity = table.column(parquet.identity_of(table.column_names))
         if pc.count_distinct(identity).as_py() != table.num_rows:
             raise ValueError("it has a key twice")
         # They are rows of this snapshot, whichever recorded them.

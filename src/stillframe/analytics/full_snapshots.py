@@ -134,15 +134,6 @@ def as_object(columns: Iterable[tuple[fields.Column, Column]]) -> Column:
     return F.concat(F.lit("{"), *members, F.lit("}"))
 
 
-def converted(value: Column, kind: str, wanted: str) -> Column:
-    """Return a value as a column of another kind holds it, one where several classes meet."""
-    if kind == wanted:
-        return value
-    if wanted == "json":
-        return F.when(value.isNotNull(), as_json(value, kind))
-    return value.cast("double")
-
-
 class FullSnapshots:
     """Some snapshots of a store, each with its full state; all that they are based on exists.
     `is_chained`: any is incremental."""
@@ -265,11 +256,23 @@ def align_schema(
     own: Iterable[fields.Column],
     wanted: Iterable[fields.Column],
 ) -> DataFrame:
-    """Return the rows of a table, whose fields are in the columns `own`, with those `wanted`."""
+    """Return the rows of a table, whose fields are in the columns `own`, with those `wanted`; of
+    another kind is a column where several classes meet."""
     kinds = {column.name: column.kind for column in own}
+
+    def value(column: fields.Column) -> Column:
+        if column.name not in kinds:
+            return F.lit(None).cast(from_arrow_type(ARROW_TYPES[column.kind]))
+        found, kind = rows[f"`{column.name}`"], kinds[column.name]
+        if kind == column.kind:
+            return found
+        if column.kind == "json":
+            return F.when(found.isNotNull(), as_json(found, kind))
+        return found.cast("double")
+
     return rows.select(
         *_OWN_SCHEMAS.get(table, _KEYED_SCHEMA).names,
-        *(_column(rows, kinds.get(column.name), column).alias(column.name) for column in wanted),
+        *(value(column).alias(column.name) for column in wanted),
     )
 
 
@@ -314,9 +317,3 @@ def _links(chains: Chains) -> Iterator[tuple[str, str | None, str, int]]:
         for process, chain in list(of_processes.items())[: 1 if is_one else None]:
             for place, link in enumerate(chain):
                 yield str(snapshot), None if is_one else process, str(link), place
-
-
-def _column(rows: DataFrame, kind: str | None, wanted: fields.Column) -> Column:
-    if kind is None:
-        return F.lit(None).cast(from_arrow_type(ARROW_TYPES[wanted.kind]))
-    return converted(rows[f"`{wanted.name}`"], kind, wanted.kind)

@@ -3,7 +3,7 @@
 Executors of a cluster could not: they know nothing of what seals a manifest.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.store import layout
 from stillframe.store.fragments import (
     FragmentManifest,
     FragmentPlace,
@@ -22,14 +23,6 @@ from stillframe.store.fragments import (
     find_fragments,
     read_fragment,
     read_topologies,
-)
-from stillframe.store.layout import (
-    HEAD,
-    SNAPSHOTS,
-    check_is_store,
-    explain_missing,
-    find_snapshot,
-    snapshot_ids,
 )
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
@@ -53,6 +46,7 @@ _READER_COUNT = 16
 
 _ATTEMPT_COUNT = 5
 _Answer = TypeVar("_Answer")
+_Place = TypeVar("_Place")
 _LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX
 """No process writes so many incremental fragments in a row."""
 Found = FragmentManifest | str
@@ -76,7 +70,7 @@ class Published(msgspec.Struct, frozen=True):
 
     def directory(self, snapshot: SnapshotId) -> Path:
         """Return the directory of a snapshot."""
-        return self.path / SNAPSHOTS / str(snapshot)
+        return self.path / layout.SNAPSHOTS / str(snapshot)
 
     def description(self, snapshot: SnapshotId) -> Description:
         """Return the topology that a snapshot was taken of."""
@@ -99,11 +93,11 @@ class Published(msgspec.Struct, frozen=True):
     def find(self, text: str) -> SnapshotId:
         """Return the snapshot that `text` names, a savepoint or an id, if its manifest can be
         read."""
-        snapshot = find_snapshot(text, self.head.savepoints)
+        snapshot = layout.find_snapshot(text, self.head.savepoints)
         if snapshot in self.damages:
             raise Damaged(self.damages[snapshot])
         if snapshot not in self.manifests:
-            raise UsageError(explain_missing(self.path, snapshot, self.manifests))
+            raise UsageError(layout.explain_missing(self.path, snapshot, self.manifests))
         return snapshot
 
     def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
@@ -112,25 +106,24 @@ class Published(msgspec.Struct, frozen=True):
         for snapshot in snapshots:
             for needed in self.manifests[snapshot].based_on & self.damages.keys():
                 raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
-            check_chain(reachable(snapshot, self.manifests.get), self.path / SNAPSHOTS)
+            check_chain(reachable(snapshot, self.manifests.get), self.path / layout.SNAPSHOTS)
 
     def entries(self) -> list[Entry]:
         """Return what ``Store.entries`` does, without the snapshots that are damaged."""
-        snapshots = self.path / SNAPSHOTS
+        snapshots = self.path / layout.SNAPSHOTS
         return [entry_of(self.manifests, one, self.head, snapshots) for one in self.manifests]
 
 
 def read_published(path: Path) -> Published:
     """Read all manifests of the store at `path`, which may be written to meanwhile."""
-    check_is_store(path)
+    layout.check_is_store(path)
     # In this order: the topology of each snapshot that is found is known then.
-    snapshots = snapshot_ids(path / SNAPSHOTS)
-    head = read_sealed(path / HEAD, Head)
+    snapshots = layout.snapshot_ids(path / layout.SNAPSHOTS)
+    head = read_sealed(path / layout.HEAD, Head)
     topologies = TopologyHistory(head)
-    with ThreadPoolExecutor(_READER_COUNT) as pool:
-        read = partial(_read, topologies=topologies.described)
-        directories = [path / SNAPSHOTS / str(snapshot) for snapshot in snapshots]
-        found = dict(zip(snapshots, pool.map(read, directories), strict=True))
+    directories = [path / layout.SNAPSHOTS / str(snapshot) for snapshot in snapshots]
+    read = partial(_read, topologies=topologies.described)
+    found = dict(zip(snapshots, _side_by_side(read, directories), strict=True))
     manifests = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
     return Published(
         path.absolute(),
@@ -139,6 +132,11 @@ def read_published(path: Path) -> Published:
         {snapshot: why for snapshot, why in found.items() if isinstance(why, str)},
         topologies,
     )
+
+
+def _side_by_side(read: Callable[[_Place], _Answer], places: Sequence[_Place]) -> list[_Answer]:
+    with ThreadPoolExecutor(_READER_COUNT) as pool:
+        return list(pool.map(read, places))
 
 
 def expected_of(head: Head) -> Expected:
@@ -242,13 +240,9 @@ def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]
     """Return the fragments in a directory by snapshot, in the order of epochs and numbers."""
     places = places_of(directory, epoch)
     topologies = read_topologies(directory)
-    with ThreadPoolExecutor(_READER_COUNT) as pool:
-        read = partial(_read_fragment, directory, topologies=topologies)
-        found = {
-            place: manifest
-            for place, manifest in zip(places, pool.map(read, places), strict=True)
-            if manifest is not None
-        }
+    read = partial(_read_fragment, directory, topologies=topologies)
+    manifests = zip(places, _side_by_side(read, places), strict=True)
+    found = {place: manifest for place, manifest in manifests if manifest is not None}
     by_snapshot: dict[tuple[int, int, SnapshotId], list[FragmentPlace]] = {}
     for place in found:
         key = place.epoch, place.snapshot.number, place.snapshot

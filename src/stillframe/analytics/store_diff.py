@@ -5,6 +5,7 @@ value, and ``null`` a value that is None.
 """
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,47 +67,56 @@ def difference(
 ) -> Difference:
     """Return the difference of two snapshots of a store whose manifests were read."""
     sides = tuple(
-        _Side(str(one), published.manifests[one].topology, published.description(one))
-        for one in (before, after)
+        _Side(name, str(one), published.manifests[one].topology, published.description(one))
+        for name, one in (("before", before), ("after", after))
     )
     both = FullSnapshots(spark, published, dict.fromkeys((before, after)))
-    messages = _messages(both, *sides)
+    messages = _messages(both, sides)
     counts = channel_counts(spark, published, (before, after))
+    keys = [_keys_of(both, name, sides) for name in both.keyed_names]
     return Difference(
-        _fields(both, *sides),
-        _keys(spark, both, *sides),
-        _channels(counts, messages, before, after),
+        _fields(both, sides),
+        functools.reduce(DataFrame.unionByName, keys, spark.createDataFrame([], KEYS_SCHEMA)),
+        _channels(counts, messages, sides),
         messages,
     )
 
 
 class _Side(NamedTuple):
-    """One of the two snapshots, the hash of its topology, and what that describes."""
+    """One of the two snapshots (`side` is ``before`` or ``after``), the hash of its topology, and
+    what that describes."""
 
-    name: str
+    side: str
+    snapshot: str
     topology: str
     description: Description
 
-    def of(self, rows: DataFrame) -> DataFrame:
-        """Return the rows of this snapshot, without its name."""
-        return rows.where(F.col("snapshot") == self.name).drop("snapshot")
+    def holds(self, value: str) -> Column:
+        """Return a value of this snapshot, null in the rows of the other."""
+        return F.when(F.col("snapshot") == self.snapshot, F.col(value))
 
 
-def _fields(both: FullSnapshots, before: _Side, after: _Side) -> DataFrame:
-    kinds = {column.name: column.kind for column in both.columns("processes")}
+_Sides = tuple[_Side, ...]
+
+
+def _differing(rows: DataFrame, place: Sequence[str], sides: _Sides) -> DataFrame:
+    """Return the places whose `value` differs, with both; null where there is none."""
+    values = [F.first(one.holds("value"), ignorenulls=True).alias(one.side) for one in sides]
+    return rows.groupBy(*place).agg(*values).where(_differ("before", "after"))
+
+
+def _fields(both: FullSnapshots, sides: _Sides) -> DataFrame:
     rows = both.table("processes")
-    found = [_values(side.of(rows), side.description, kinds) for side in (before, after)]
-    old, new = (
-        values.withColumnRenamed("value", name)
-        for values, name in zip(found, ("before", "after"), strict=True)
-    )
-    return old.join(new, ["process", "field"], "full_outer").where(_differ("before", "after"))
+    kinds = {column.name: column.kind for column in both.columns("processes")}
+    values = [_values(rows, side, kinds) for side in sides]
+    return _differing(functools.reduce(DataFrame.union, values), ["process", "field"], sides)
 
 
-def _values(rows: DataFrame, description: Description, kinds: dict[str, str]) -> DataFrame:
-    """Return process, field, value as JSON; only fields that the class of a process has."""
+def _values(rows: DataFrame, side: _Side, kinds: dict[str, str]) -> DataFrame:
+    """Return snapshot, process, field, value as JSON; only fields that the class of a process
+    has."""
     owners: dict[str, list[str]] = {}
-    for kind, columns in description.states.items():
+    for kind, columns in side.description.states.items():
         for column in columns:
             if column.kind != fields.KEYED:
                 owners.setdefault(column.name, []).append(kind)
@@ -119,91 +129,71 @@ def _values(rows: DataFrame, description: Description, kinds: dict[str, str]) ->
         )
         for name, kinds_of in owners.items()
     ]
-    if not values:
-        return rows.select("process", F.lit("").alias("field"), F.lit("").alias("value")).limit(0)
-    each = rows.select("process", F.explode(F.array(*values)).alias("one"))
-    return each.select("process", "one.field", "one.value").where("value IS NOT NULL")
+    listed = F.array(*values).cast("array<struct<field: string, value: string>>")
+    each = rows.where(F.col("snapshot") == side.snapshot).select(
+        "snapshot", "process", F.inline(listed)
+    )
+    return each.where("value IS NOT NULL")
 
 
-def _messages(both: FullSnapshots, before: _Side, after: _Side) -> DataFrame:
-    kinds = {column.name: column.kind for column in both.columns("messages")}
+def _messages(both: FullSnapshots, sides: _Sides) -> DataFrame:
     rows = both.table("messages")
-    found = [_contents(side.of(rows), side.description, kinds) for side in (before, after)]
+    kinds = {column.name: column.kind for column in both.columns("messages")}
     place = [*_CHANNEL, "number"]
-    old, new = (
-        contents.select(*place, F.struct("kind", "message").alias(name))
-        for contents, name in zip(found, ("before", "after"), strict=True)
-    )
-    differing = old.join(new, place, "full_outer").where(_differ("before", "after"))
-    sides = F.array(
-        *(
-            F.when(
-                F.col(name).isNotNull(),
-                F.struct(F.lit(name).alias("caught"), f"{name}.kind", f"{name}.message"),
-            )
-            for name in ("before", "after")
+    contents = [_contents(rows, side, kinds) for side in sides]
+    differing = _differing(functools.reduce(DataFrame.union, contents), place, sides)
+    caught = [
+        F.when(
+            F.col(one.side).isNotNull(),
+            F.struct(F.lit(one.side).alias("caught"), f"{one.side}.kind", f"{one.side}.message"),
         )
-    )
-    each = differing.select(*place, F.explode(F.array_compact(sides)).alias("one"))
-    return each.select(*place, "one.caught", "one.kind", "one.message")
+        for one in sides
+    ]
+    return differing.select(*place, F.inline(F.array_compact(F.array(*caught))))
 
 
-def _contents(rows: DataFrame, description: Description, kinds: dict[str, str]) -> DataFrame:
+def _contents(rows: DataFrame, side: _Side, kinds: dict[str, str]) -> DataFrame:
     message: Column = F.lit("{}")
-    for kind, columns in description.messages.items():
+    for kind, columns in side.description.messages.items():
         values = [
             (fields.Column(column.name, kinds[column.name]), F.col(f"`{column.name}`"))
             for column in columns
         ]
         message = F.when(F.col("kind") == kind, as_object(values)).otherwise(message)
-    return rows.select(*_CHANNEL, "number", "kind", message.alias("message"))
+    value = F.struct("kind", message.alias("message")).alias("value")
+    of_side = rows.where(F.col("snapshot") == side.snapshot)
+    return of_side.select("snapshot", *_CHANNEL, "number", value)
 
 
-def _channels(
-    counts: DataFrame, messages: DataFrame, before: SnapshotId, after: SnapshotId
-) -> DataFrame:
-    sides = [
-        counts.where(F.col("snapshot") == str(snapshot)).select(
-            *_CHANNEL, *(F.col(f"{what}_count").alias(f"{what}_count_{name}") for what in _COUNTS)
+def _channels(counts: DataFrame, messages: DataFrame, sides: _Sides) -> DataFrame:
+    both = counts.groupBy(*_CHANNEL).agg(
+        *(
+            F.max(one.holds(f"{what}_count")).alias(f"{what}_count_{one.side}")
+            for one in sides
+            for what in _COUNTS
         )
-        for snapshot, name in ((before, "before"), (after, "after"))
-    ]
-    only = messages.groupBy(*_CHANNEL).agg(
-        *(F.count_if(F.col("caught") == name).alias(f"only_{name}") for name in ("before", "after"))
     )
-    joined = (
-        sides[0].join(sides[1], list(_CHANNEL), "full_outer").join(only, list(_CHANNEL), "left")
+    only = messages.groupBy(*_CHANNEL).agg(
+        *(F.count_if(F.col("caught") == one.side).alias(f"only_{one.side}") for one in sides)
     )
     # A channel that one of them does not have, after a change of code, has carried nothing there.
-    filled = joined.fillna(0)
+    filled = both.join(only, list(_CHANNEL), "left").fillna(0)
     differing = [_differ(f"{what}_count_before", f"{what}_count_after") for what in _COUNTS]
     differing.append((F.col("only_before") + F.col("only_after")) > 0)
     return filled.where(functools.reduce(Column.__or__, differing))
 
 
-def _keys(spark: SparkSession, both: FullSnapshots, before: _Side, after: _Side) -> DataFrame:
-    found = [_keys_of(both, name, before, after) for name in both.keyed_names]
-    return functools.reduce(DataFrame.unionByName, found, spark.createDataFrame([], KEYS_SCHEMA))
-
-
-def _keys_of(both: FullSnapshots, name: str, before: _Side, after: _Side) -> DataFrame:
-    rows, field, columns = _keyed_rows(both, name, before, after)
+def _keys_of(both: FullSnapshots, name: str, sides: _Sides) -> DataFrame:
+    rows, field, columns = _keyed_rows(both, name, sides)
     identity = "key_encoded" if "key_encoded" in rows.columns else "key"
-    row = F.struct(
+    value = F.struct(
         _compared(rows, columns).alias("compared"),
         F.struct("key", *(f"`{column.name}`" for column in columns.values)).alias("shown"),
     )
-    held = [
-        F.first(F.when(F.col("snapshot") == side.name, row), ignorenulls=True).alias(name)
-        for side, name in ((before, "before"), (after, "after"))
-    ]
+    packed = rows.select("snapshot", "process", identity, value.alias("value"))
+    differing = _differing(packed, ["process", identity], sides)
     was, there = F.col("before").isNotNull(), F.col("after").isNotNull()
-    differing = (
-        rows.groupBy("process", F.col(identity).alias("identity"))
-        .agg(*held)
-        .where(~(was & there & F.col("before.compared").eqNullSafe(F.col("after.compared"))))
-    )
-    keys = [as_json(F.col(f"{name}.shown.key"), columns.key) for name in ("before", "after")]
+    keys = [as_json(F.col(f"{one.side}.shown.key"), columns.key) for one in sides]
     return differing.select(
         "process",
         F.lit(field).alias("field"),
@@ -215,17 +205,15 @@ def _keys_of(both: FullSnapshots, name: str, before: _Side, after: _Side) -> Dat
 
 
 def _keyed_rows(
-    both: FullSnapshots, name: str, before: _Side, after: _Side
+    both: FullSnapshots, name: str, sides: _Sides
 ) -> tuple[DataFrame, str, fields.KeyedColumns]:
+    described = {side.topology: side.description for side in sides}
     found = [
         (topology, table, description.keyed[table.kind][table.field])
-        for topology, description in {
-            side.topology: side.description for side in (before, after)
-        }.items()
+        for topology, description in described.items()
         if (table := both.keyed(topology, name)) is not None
     ]
-    is_same = before.topology == after.topology
-    parts = [both.keyed_rows(*one[:2], only_changed=is_same) for one in found]
+    parts = [both.keyed_rows(*one[:2], only_changed=len(described) == 1) for one in found]
     columns = found[0][2]
     if any(one[2] != columns for one in found):
         # After a change of code the columns can differ: their values are compared as JSON.

@@ -1,24 +1,40 @@
-"""Plan what ``source`` reads: find snapshots, channels, records. On the driver alone."""
+"""Plan what ``source`` reads, and where micro-batches end. On the driver alone."""
 
 import datetime
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import IntegerType, LongType, StructType
 
 from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
+from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
+from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.participant_logs import QueryParticipant
 from stillframe.pipeline.pending_snapshot import ServiceState
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, find
-from stillframe.spark.slices import LOG_FORMAT, SNAPSHOT_FORMAT, RecordsSlice, TableSlice
+from stillframe.spark.slices import (
+    LOG_FORMAT,
+    SNAPSHOT_FORMAT,
+    RecordsSlice,
+    SlicesReader,
+    TableSlice,
+)
 from stillframe.store.tables import to_array
 from stillframe.topology import Column
 
@@ -44,6 +60,11 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (datetime.datetime, "time"),
 )
 """The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
+
+
+BARRIER_COUNT_MAX = 100
+"""How many barriers may stand before a query that has nothing else to read; then an empty micro-
+batch steps over them, because each status report looks at every one."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
@@ -96,6 +117,146 @@ def channels_of(options: ReadOptions) -> list[Log]:
                 "read each with a readStream of its own"
             )
     return logs
+
+
+def channel_schema(options: Mapping[str, str]) -> StructType:
+    """Return the columns that the channels declare."""
+    logs = channels_of(read_options(options))
+    return from_arrow_schema(logs[0].arrow_schema) if logs else StructType()
+
+
+class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads logs for one query, and evaluates the barrier rules before each micro-batch."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = read_options(options)
+        self._logs = [log.name for log in channels_of(self._options)]
+        self._targets: dict[str, int] | None = None
+        self._checked: dict[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
+        """Return where a query begins that has no checkpoint yet."""
+        starts = self._participant.metadata.starts[self._options.query]
+        return offset_of({log: starts[log] for log in self._logs})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's
+        """Return how much a micro-batch may read."""
+        rows = self._options.max_rows
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's
+        """Remember the present ends of the logs: such a run ends there."""
+        participant = self._participant
+        participant.is_patient = False
+        starts = participant.positions()
+        for log in self._logs:
+            participant.readers[log].check_whole(starts[log])
+        self._targets = {log: participant.readers[log].tail(starts[log]) for log in self._logs}
+
+    def latestOffset(  # noqa: N802 - Spark's
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Return where the next micro-batch ends; record and pass on a barrier if it is time."""
+        positions = start[OFFSET_KEY]
+        participant = self._participant
+        participant.check_epoch()
+        if positions != self._checked:
+            # Once for each micro-batch: Spark calls this every few milliseconds.
+            participant.check_stands_at(positions)
+            self._checked = positions
+        reached = positions
+        if positions.keys() != participant.readers.keys():
+            # Another source of this query reads the other logs, from the end of the last committed
+            # micro-batch.
+            reached = participant.positions()
+        ends = participant.at_boundary(participant.tails(reached))
+        if self._targets is not None:
+            ends = {log: min(ends[log], self._targets[log]) for log in self._logs}
+        ends = {log: max(ends[log], positions[log]) for log in self._logs}
+        if isinstance(limit, ReadMaxRows):
+            ends = _limited(participant.readers, positions, ends, limit.max_rows)
+        new = {
+            log: _without_trailing_barriers(participant.readers[log], positions[log], ends[log])
+            for log in self._logs
+        }
+        for log, reader in participant.readers.items():
+            reader.forget(reached[log])
+        return offset_of(new)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return a task for each partition of each log."""
+        slices: list[InputPartition] = []
+        for log in self._logs:
+            reader = self._participant.readers[log]
+            ends = start[OFFSET_KEY][log], end[OFFSET_KEY][log]
+            schema = from_arrow_schema(reader.log.arrow_schema)
+            slices += record_slices(reader, *ends, schema, is_placed=False)
+        return slices
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one task."""
+        return SlicesReader([]).read(partition)
+
+    def __reduce__(self) -> tuple[type[SlicesReader], tuple[list[InputPartition]]]:
+        """Travel to executors as what needs no more than Arrow."""
+        return SlicesReader, ([],)
+
+    @functools.cached_property
+    def _participant(self) -> QueryParticipant:
+        query, root = self._options.query, Path(self._options.pipeline)
+        if not is_running(root, query):
+            raise UsageError(
+                f"query {query} of {root} was not started with start_query, and its sink is "
+                "none of to_channel: no snapshot could hold what it writes; use one of them, "
+                "or read with spark.read"
+            )
+        return QueryParticipant(root, query)
+
+
+def _without_trailing_barriers(reader: LogReader, begin: int, end: int) -> int:
+    """Return `end`, or an earlier one with no records in between: a micro-batch is not for barriers
+    alone, unless there are very many."""
+    if end - begin > BARRIER_COUNT_MAX:
+        return end
+    while end > begin and not reader.entry(end - 1).files:
+        end -= 1
+    return end
+
+
+def _limited(
+    readers: Mapping[str, LogReader],
+    begins: Mapping[str, int],
+    ends: Mapping[str, int],
+    row_limit: int,
+) -> dict[str, int]:
+    """Return up to where to read each log for about `row_limit` records. Each gets an equal share,
+    at least one item; what some leave goes to those with more. A rest of up to half a micro-batch
+    is taken along: to cut it off before each barrier would cost as much as a full one."""
+    waiting_count = sum(begins[log] < end for log, end in ends.items())
+    share = max(1, row_limit // max(1, waiting_count))
+    reached, rest_count = {}, row_limit
+    for log, end in ends.items():
+        reached[log], count = _reach(readers[log], begins[log], end, share)
+        rest_count -= count
+    for log, end in ends.items():
+        reached[log], count = _reach(readers[log], reached[log], end, rest_count)
+        rest_count -= count
+    further, more_count = {}, 0
+    for log, end in ends.items():
+        wanted = row_limit // 2 - more_count + 1
+        further[log], count = _reach(readers[log], reached[log], end, wanted)
+        more_count += count
+    is_short = further == dict(ends) and 2 * more_count <= row_limit
+    return further if is_short else reached
+
+
+def _reach(reader: LogReader, begin: int, end: int, row_limit: int) -> tuple[int, int]:
+    """Return the position with at least `row_limit` records before it, and how many they are."""
+    position, count = begin, 0
+    while position < end and count < row_limit:
+        count += reader.entry(position).record_count
+        position += 1
+    return position, count
 
 
 class ScanPlan(msgspec.Struct, frozen=True):

@@ -3,12 +3,13 @@
 Executors import it: it needs no more than Arrow.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from stillframe.durable_files import check_file
 
@@ -56,6 +57,27 @@ class RecordsSlice(InputPartition):
                 )
                 yield pa.RecordBatch.from_arrays([*batch.columns, *where], schema=self.schema)
                 offset += count
+
+
+class SlicesReader(DataSourceReader):
+    """Reads slices that were planned on the driver."""
+
+    def __init__(self, slices: Sequence[InputPartition]) -> None:
+        self._slices = list(slices)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a slice for each task."""
+        return self._slices
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one slice."""
+        if isinstance(partition, TableSlice | RecordsSlice):
+            yield from partition.batches()
+        # Else there is nothing to read: where no slice is planned, Spark makes one up.
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to executors without the slices: each task is sent its own."""
+        return {"_slices": []}
 
 
 def record_batches(files: Iterable[tuple[str, int]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
