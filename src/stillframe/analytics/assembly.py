@@ -111,7 +111,14 @@ def _exclusive_writer(
         lock = layout.take_lock(out)
     try:
         with layout.explain_io_errors(out, "written"):
-            mark, path = _mark(out), out / layout.HEAD
+            mark, path = _Mark(), out / layout.HEAD
+            if (out / layout.ASSEMBLED).exists():
+                mark = read_sealed(out / layout.ASSEMBLED, _Mark)
+            elif path.exists():
+                raise UsageError(
+                    f"{out} is a store of another kind: fragments are assembled into one of their "
+                    "own; give a new directory"
+                )
             if path.exists() and read_sealed(path, Head).epoch > mark.epoch:
                 raise UsageError(
                     f"a system went on from the store {out}, which has snapshots of its own since: "
@@ -137,17 +144,6 @@ def _exclusive_writer(
             _put_epoch(out, epoch, groups)
     finally:
         os.close(lock)
-
-
-def _mark(out: Path) -> _Mark:
-    if (out / layout.ASSEMBLED).exists():
-        return read_sealed(out / layout.ASSEMBLED, _Mark)
-    if (out / layout.HEAD).exists():
-        raise UsageError(
-            f"{out} is a store of another kind: fragments are assembled into one of their own; "
-            "give a new directory"
-        )
-    return _Mark()
 
 
 def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
@@ -230,7 +226,7 @@ def assemble(
             "them; give a directory of its own"
         )
     groups = group_fragments(directory, epoch=epoch)
-    outcomes = drop_duplicates([classify(group, timeout_s=timeout_s) for group in groups])
+    outcomes = [*drop_duplicates([classify(group, timeout_s=timeout_s) for group in groups])]
     good = [one.group for one in outcomes if one.is_consistent]
     if good:
         with _exclusive_writer(out, groups, good) as (published, runs):
@@ -241,7 +237,18 @@ def assemble(
                 for block in _blocks(_new(outcomes, published, runs))
                 for outcome in _add(spark, directory, out, block, points)
             ]
-    return spark.createDataFrame(_table(outcomes))
+    rows = [
+        {
+            **msgspec.structs.asdict(outcome),
+            "snapshot": str(outcome.group.snapshot),
+            "epoch": outcome.group.epoch,
+            "fragment_count": len(outcome.group.fragments),
+            "recorded_at": moment(outcome.group.recorded_at),
+            "completed_at": moment(outcome.group.completed_at),
+        }
+        for outcome in outcomes
+    ]
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema=ASSEMBLED_SCHEMA))
 
 
 def is_after(group: Group, earlier: Group) -> bool:
@@ -274,22 +281,19 @@ def classify(group: Group, *, timeout_s: float) -> Outcome:
     return Outcome(group, INCOMPLETE if missing else CONSISTENT, missing, late, why)
 
 
-def drop_duplicates(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def drop_duplicates(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
     """Leave of consistent snapshots with one number only that of the newest epoch consistent: in a
     store numbers are unique."""
-    newest = {o.group.snapshot.number: o.group.epoch for o in outcomes if o.is_consistent}
-    found = []
+    newest = {one.group.snapshot.number: one.group.epoch for one in outcomes if one.is_consistent}
     for outcome in outcomes:
-        epoch = newest.get(outcome.group.snapshot.number)
-        if outcome.is_consistent and outcome.group.epoch != epoch:
-            why = (
-                f"epoch {epoch} gave the same number again: assemble this one with --epoch "
-                f"{outcome.group.epoch}, into a directory of its own"
-            )
-            found.append(outcome.refused(why))
-        else:
-            found.append(outcome)
-    return found
+        own, epoch = outcome.group.epoch, newest.get(outcome.group.snapshot.number)
+        if not outcome.is_consistent or own == epoch:
+            yield outcome
+            continue
+        yield outcome.refused(
+            f"epoch {epoch} gave the same number again: assemble this one with --epoch {own}, into "
+            "a directory of its own"
+        )
 
 
 def _contradictions(group: Group, description: Description) -> Iterator[str]:
@@ -457,8 +461,11 @@ def _publish(
             partial = partial_path(directory)
             if not outcome.is_consistent:
                 if group.fragments and snapshot.number > lines.last_number:
+                    is_wrong = outcome.verdict == INCONSISTENT
+                    reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
+                    named, why = outcome.missing[:_NAMED_MAX], history.shortened(outcome.why)
                     lines.append(history.SnapshotBegan(snapshot))
-                    lines.append(_abandoned(outcome))
+                    lines.append(history.SnapshotAbandoned(snapshot, reason.name, named, why))
                 continue
             is_point = _is_point(group, points)
             manifest = _manifest(group, merged[snapshot], is_point=is_point)
@@ -473,13 +480,6 @@ def _publish(
             if is_point:
                 points.append(group)
                 points.sort(key=lambda point: point.snapshot.number)
-
-
-def _abandoned(outcome: Outcome) -> history.SnapshotAbandoned:
-    is_wrong = outcome.verdict == INCONSISTENT
-    reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
-    missing, why = outcome.missing[:_NAMED_MAX], history.shortened(outcome.why)
-    return history.SnapshotAbandoned(outcome.group.snapshot, reason.name, missing, why)
 
 
 def _manifest(group: Group, merged: Iterable[Merged], *, is_point: bool) -> Manifest:
@@ -504,18 +504,3 @@ def _manifest(group: Group, merged: Iterable[Merged], *, is_point: bool) -> Mani
         topology=description.hash,
         files=tuple(records[name] for name in file_names(description, is_full=True)),
     )
-
-
-def _table(outcomes: Iterable[Outcome]) -> pa.Table:
-    rows = [
-        {
-            **msgspec.structs.asdict(outcome),
-            "snapshot": str(outcome.group.snapshot),
-            "epoch": outcome.group.epoch,
-            "fragment_count": len(outcome.group.fragments),
-            "recorded_at": moment(outcome.group.recorded_at),
-            "completed_at": moment(outcome.group.completed_at),
-        }
-        for outcome in outcomes
-    ]
-    return pa.Table.from_pylist(rows, schema=ASSEMBLED_SCHEMA)

@@ -80,11 +80,16 @@ def audit(
 ) -> Audit:
     """Do what ``audit_store`` says in a given session; a running system may write to the store."""
     published = read_published(store_path)
-    lost, history_damage = _losses(store_path)
+    lost, history_damage = set[SnapshotId](), None
+    try:
+        lost = set(lost_snapshots(store_path))
+    except Damaged as error:
+        history_damage = str(error)  # it would tell what is lost
     if published.is_empty and not lost:
         raise UsageError(f"the store {store_path} holds no snapshot yet: there is nothing to audit")
     changed, books = _verify_snapshots(spark, published)
-    damages = {**published.damages, **changed, **lost}
+    damages = {**published.damages, **changed}
+    damages |= {snapshot: explain_loss(store_path, snapshot) for snapshot in lost}
     by_topology = published.by_topology(books).values()
     amounts = [
         None
@@ -101,16 +106,6 @@ def audit(
         for snapshot in sorted(damages.keys() - published.manifests.keys(), key=str)
     ]
     return _verdict(rows, history_damage)
-
-
-def _losses(store_path: Path) -> tuple[dict[SnapshotId, str], str | None]:
-    """Return the lost snapshots and what to do; or what is wrong with the history, which would
-    tell."""
-    try:
-        lost = lost_snapshots(store_path)
-    except Damaged as error:
-        return {}, str(error)
-    return {snapshot: explain_loss(store_path, snapshot) for snapshot in lost}, None
 
 
 def _verify_snapshots(

@@ -262,13 +262,21 @@ def _compact(
     of: str | None,
     keep: int | None,
 ) -> Compaction:
-    members = catalog.snapshots | _members(published, of)
-    _check_same(published, catalog, out)
+    members = _members(published, of, catalog, out)
     staying = _staying(members, keep, published)
     added = [one for one in published.manifests if str(one) in staying - catalog.snapshots.keys()]
     removed = [SnapshotId.parse(name) for name in catalog.snapshots if name not in staying]
     known = _read_index(out, catalog)
-    index = _index(published, known, staying)
+    # Each that stays is as the store has it now, if it still does.
+    rows = {
+        row["snapshot"]: row
+        for some in (known, snapshot_table(published))
+        for row in some.to_pylist()
+    }
+    index = pa.Table.from_pylist(
+        sorted((rows[name] for name in staying), key=lambda row: row["sequence"]),
+        schema=SNAPSHOTS_SCHEMA,
+    )
     if index.equals(known):
         return Compaction((), (), catalog)
     partial = partial_path(version_path(out, catalog.version + 1))
@@ -303,23 +311,25 @@ def _compact(
     return Compaction(tuple(added), tuple(removed), now)
 
 
-def _members(published: Published, of: str | None) -> dict[str, CatalogMember]:
+def _members(
+    published: Published, of: str | None, catalog: Compacted, out: Path
+) -> dict[str, CatalogMember]:
+    """Return the snapshots that the tables have, and those of the store that are wanted."""
     for snapshot, why in published.damages.items() if of is None else ():
         raise Damaged(f"snapshot {snapshot} cannot be taken over: {why}")
-    wanted = published.manifests if of is None else [published.find(of)]
+    there = {
+        str(snapshot): CatalogMember(manifest.sequence, manifest.published_at)
+        for snapshot, manifest in published.manifests.items()
+    }
+    wanted = [*there] if of is None else [str(published.find(of))]
     if not wanted:
         raise UsageError(f"the store {published.path} holds no snapshot yet")
-    manifests = [published.manifests[snapshot] for snapshot in wanted]
-    return {str(m.snapshot): CatalogMember(m.sequence, m.published_at) for m in manifests}
-
-
-def _check_same(published: Published, catalog: Compacted, out: Path) -> None:
-    for snapshot, manifest in published.manifests.items():
-        known = catalog.snapshots.get(str(snapshot))
-        if known not in (None, CatalogMember(manifest.sequence, manifest.published_at)):
+    for name, member in there.items():
+        if catalog.snapshots.get(name, member) != member:
             raise UsageError(
-                f"{out} holds snapshot {snapshot} of another store: give another directory"
+                f"{out} holds snapshot {name} of another store: give another directory"
             )
+    return catalog.snapshots | {name: there[name] for name in wanted}
 
 
 def _staying(members: dict[str, CatalogMember], keep: int | None, published: Published) -> set[str]:
@@ -416,16 +426,6 @@ def _read_index(out: Path, catalog: Compacted) -> pa.Table:
     content = read_hashed(path, catalog.index.bytes, catalog.index.hash, advice=ADVICE)
     with as_written(path):
         return read_parquet(content).cast(SNAPSHOTS_SCHEMA)
-
-
-def _index(published: Published, known: pa.Table, staying: AbstractSet[str]) -> pa.Table:
-    """Return a row for each snapshot that stays, as the store has it now, if it still does."""
-    rows = {row["snapshot"]: row for row in known.to_pylist()}
-    rows |= {row["snapshot"]: row for row in snapshot_table(published).to_pylist()}
-    chosen = sorted(
-        (row for name, row in rows.items() if name in staying), key=lambda row: row["sequence"]
-    )
-    return pa.Table.from_pylist(chosen, schema=SNAPSHOTS_SCHEMA)
 
 
 def _publish(out: Path, partial: Path, now: Compacted) -> None:

@@ -6,6 +6,7 @@ can be merged as Spark can sort.
 """
 
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -78,7 +79,8 @@ _LINKS = pa.schema(
         pa.field("place", pa.int32()),  # in the chain, the oldest first
     ]
 )
-Chains = Mapping[tuple[SnapshotId, ProcessId], Sequence[SnapshotId]]
+Chains = Mapping[SnapshotId, Mapping[ProcessId, Sequence[SnapshotId]]]
+"""The links of each snapshot and process, the oldest first."""
 
 
 def table_schema(table: str, columns: Iterable[fields.Column]) -> pa.Schema:
@@ -194,7 +196,8 @@ class FullSnapshots:
         stored. With `only_changed` keys are left out that are only in links that all snapshots
         share: they are the same in all, and need not be sorted."""
         chains = self._chains(topology, table)
-        links = dict.fromkeys(link for chain in chains.values() for link in chain)
+        every = [chain for of_one in chains.values() for chain in of_one.values()]
+        links = dict.fromkeys(itertools.chain.from_iterable(every))
         common = _common(chains) if only_changed else set()
         rows = self._keyed_files(table, [link for link in links if link not in common])
         identity = "key_encoded" if "key_encoded" in rows.columns else "key"
@@ -202,18 +205,17 @@ class FullSnapshots:
             changed = rows.select("process", identity).distinct()
             before = self._keyed_files(table, [link for link in links if link in common])
             rows = rows.unionByName(before.join(changed, ["process", identity], "left_semi"))
-        if any(len(chain) > 1 for chain in chains.values()):
+        if any(len(chain) > 1 for chain in every):
             rows = _newest(self._spark, rows, chains, identity)
         return rows.where("NOT is_removed").drop("is_removed")
 
     def _chains(self, topology: str, table: KeyedTable) -> Chains:
         manifests = self._published.manifests
-        described = self._described(topology).processes
-        processes = [process for process, kind in described.items() if kind == table.kind]
+        kinds = self._published.topologies.described[topology].processes
+        processes = [process for process, kind in kinds.items() if kind == table.kind]
         return {
-            (snapshot, process): links_of(manifests, snapshot, process)
+            snapshot: {process: links_of(manifests, snapshot, process) for process in processes}
             for snapshot in self._by_topology[topology]
-            for process in processes
         }
 
     def _keyed_files(self, table: KeyedTable, links: Collection[SnapshotId]) -> DataFrame:
@@ -227,10 +229,7 @@ class FullSnapshots:
         return verified_parquet.rows(self._spark, files, pa.schema([*_KEYED_SCHEMA, *plain]))
 
     def _columns_of(self, topology: str, name: str) -> tuple[fields.Column, ...]:
-        return field_columns(self._described(topology), name)
-
-    def _described(self, topology: str) -> Description:
-        return self._published.topologies.described[topology]
+        return field_columns(self._published.topologies.described[topology], name)
 
 
 def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
@@ -280,9 +279,10 @@ def _common(chains: Chains) -> set[SnapshotId]:
     """Return the links that all snapshots have in the chain of each process that has them in
     any."""
     by_process: dict[ProcessId, list[set[SnapshotId]]] = {}
-    for (_, process), chain in chains.items():
-        by_process.setdefault(process, []).append(set(chain))
-    links = {link for chain in chains.values() for link in chain}
+    for of_snapshot in chains.values():
+        for process, chain in of_snapshot.items():
+            by_process.setdefault(process, []).append(set(chain))
+    links = set[SnapshotId]().union(*itertools.chain.from_iterable(by_process.values()))
     for of_one in by_process.values():
         links -= set[SnapshotId]().union(*of_one) - of_one[0].intersection(*of_one)
     return links
@@ -309,11 +309,8 @@ def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str)
 
 def _links(chains: Chains) -> Iterator[tuple[str, str | None, str, int]]:
     """Yield the rows of `_LINKS`; most often the chains of all processes are the same."""
-    by_snapshot: dict[SnapshotId, dict[ProcessId, tuple[SnapshotId, ...]]] = {}
-    for (snapshot, process), chain in chains.items():
-        by_snapshot.setdefault(snapshot, {})[process] = tuple(chain)
-    for snapshot, of_processes in by_snapshot.items():
-        is_one = len(set(of_processes.values())) == 1
+    for snapshot, of_processes in chains.items():
+        is_one = len(set(map(tuple, of_processes.values()))) == 1
         for process, chain in list(of_processes.items())[: 1 if is_one else None]:
             for place, link in enumerate(chain):
                 yield str(snapshot), None if is_one else process, str(link), place

@@ -7,7 +7,6 @@ need no more than Arrow and numpy.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -137,31 +136,17 @@ def _after_round(waits: DataFrame) -> DataFrame:
 
 def _deadlocks_in(waits: DataFrame) -> DataFrame:
     task_count = _TASKS_PER_CORE * waits.sparkSession.sparkContext.defaultParallelism
-    together = waits.repartition(task_count, "snapshot").sortWithinPartitions("snapshot")
-    return together.mapInArrow(_find_deadlocks, from_arrow_schema(DEADLOCKS_SCHEMA))
+    together = waits.repartition(task_count, "snapshot").groupBy("snapshot")
+    return together.applyInArrow(_deadlock, from_arrow_schema(DEADLOCKS_SCHEMA))
 
 
-def _find_deadlocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for snapshot, segments in itertools.groupby(_segments(batches), key=lambda one: one[0]):
-        waits = pa.Table.from_batches([batch for _, batch in segments])
-        if (found := _deadlock(snapshot, waits)) is not None:
-            yield pa.RecordBatch.from_pylist([found], schema=DEADLOCKS_SCHEMA)
-
-
-def _segments(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    for batch in batches:
-        runs = pc.run_end_encode(batch.column("snapshot"))
-        first = 0
-        for end, snapshot in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-            yield snapshot, batch.slice(first, end - first)
-            first = end
-
-
-def _deadlock(snapshot: str, waits: pa.Table) -> dict[str, object] | None:
+def _deadlock(waits: pa.Table) -> pa.Table:
+    """Return a row of `DEADLOCKS_SCHEMA` for a snapshot, or none."""
+    snapshot = waits.column("snapshot")[0].as_py()
     names, graph = _numbered(snapshot, waits)
     blocked = blocked_for_ever(graph)
     if not any(blocked):
-        return None
+        return DEADLOCKS_SCHEMA.empty_table()
     found, texts = [], []
     among: set[int] = set()
     for ring in rings(graph, blocked):
@@ -171,12 +156,13 @@ def _deadlock(snapshot: str, waits: pa.Table) -> dict[str, object] | None:
         among.update(ring.processes)
     deadlocked = [number for number, is_blocked in enumerate(blocked) if is_blocked]
     behind = [names[number] for number in deadlocked if number not in among]
-    return {
+    row = {
         "snapshot": snapshot,
         "processes": [names[number] for number in deadlocked],
         "rings": found,
         "sentence": deadlock_text(texts, behind),
     }
+    return pa.Table.from_pylist([row], schema=DEADLOCKS_SCHEMA)
 
 
 def _words(names: list[str], graph: Graph, processes: list[int]) -> dict[str, str]:

@@ -4,6 +4,7 @@ Importing this package needs no Spark; calling what is in it does. Functions of 
 event logs are in ``stillframe.analytics``; their names here are their old home.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from stillframe.spark.session import import_with_pyspark, lazy_attribute, spark_session
@@ -36,39 +37,25 @@ _MODULES = {
     "snapshot_reader": "diff log_records query_state",
 }
 _ANALYTICS = "stillframe.analytics"
-_OLD_HOME = {
-    # It registers the format of the analytics, too.
-    "register": (f"{_ANALYTICS}.verdict_stream", "register"),
-    **{
-        name: (_ANALYTICS, name)
-        for name in (
-            *("assemble", "audit_store", "channel_history", "channel_spread", "compact_store"),
-            *("compacted_tables", "deadlocks", "detect", "diff_store", "event_rows", "follow"),
-            *("locate", "log_pieces", "marker_paths", "marker_steps", "published_cuts"),
-            *("snapshot_history", "spread", "store_tables", "vector_clock", "verify"),
-        )
-    },
-    **{
-        old: (f"{_ANALYTICS}.{new}", None)
-        for old, new in {
-            "audit": "audit",
-            "compacted": "compaction",
-            "compaction": "compaction",
-            "detection": "predicate_history",
-            "difference": "store_diff",
-            "eventrows": "log_events",
-        }.items()
-    },
+_MOVED_MODULES = {
+    "audit": "audit",
+    "compacted": "compaction",
+    "compaction": "compaction",
+    "detection": "predicate_history",
+    "difference": "store_diff",
+    "eventrows": "log_events",
 }
-"""The names that moved to ``stillframe.analytics``: name -> its module and attribute, None for the
-module itself. They still work from here, their former home; import them from there. They are found
-by name, so that no import goes up from this package."""
+"""The old names of modules that moved to ``stillframe.analytics``. They and its functions still
+work from here, their former home; import them from there. They are found by name, so that no import
+goes up from this package."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs PySpark when it is used."""
-    if name in _OLD_HOME:
-        module, attribute = _OLD_HOME[name]
-        found = import_with_pyspark(module)
-        return found if attribute is None else getattr(found, attribute)
-    return lazy_attribute(__name__, _MODULES, name)
+    if name == "register":  # it registers the format of the analytics, too
+        return import_with_pyspark(f"{_ANALYTICS}.verdict_stream").register
+    if name in _MOVED_MODULES:
+        return import_with_pyspark(f"{_ANALYTICS}.{_MOVED_MODULES[name]}")
+    if name in __all__:
+        return lazy_attribute(__name__, _MODULES, name)
+    return getattr(importlib.import_module(_ANALYTICS), name)

@@ -206,7 +206,9 @@ def start_query(
                 "give it a channel without targets, or a sink"
             )
         for log in outgoing:
-            _check_columns(frame, query, log)
+            columns = to_arrow_schema(frame.schema, timezone="UTC")
+            if (wrong := schema_difference(log.arrow_schema, columns)) is not None:
+                raise UsageError(f"query {query} does not fit channel {log.name}: {wrong}")
         check_sources(frame, pipeline.path, head, query)
         check_checkpoint(pipeline.path, head, query)
         appenders = [_appender(pipeline.path, head, log) for log in outgoing]
@@ -225,7 +227,10 @@ def start_query(
         if trigger:
             writer = writer.trigger(**trigger)
         started = writer.start()
-        _wait_for_sources(started)
+        # Spark gives each source's Python process ten seconds to start: queries that all started at
+        # once would delay each other.
+        while started.isActive and started.status["message"] == _STARTING:
+            time.sleep(_POLL_S)
     except BaseException:
         run.end()
         raise
@@ -268,13 +273,6 @@ class _Run:
                 started.awaitTermination()
         finally:
             self.end()
-
-
-def _wait_for_sources(started: StreamingQuery) -> None:
-    """Return when a query's sources have started, or the query has ended. Spark gives each source's
-    Python process ten seconds to start: queries that all started at once would delay each other."""
-    while started.isActive and started.status["message"] == _STARTING:
-        time.sleep(_POLL_S)
 
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:
@@ -351,13 +349,6 @@ def _kept(batch: DataFrame, use_count: int) -> Any:
         yield
     finally:
         batch.unpersist()
-
-
-def _check_columns(frame: DataFrame, query: str, log: Log) -> None:
-    found = to_arrow_schema(frame.schema, timezone="UTC")
-    difference = schema_difference(log.arrow_schema, found)
-    if difference is not None:
-        raise UsageError(f"query {query} does not fit channel {log.name}: {difference}")
 
 
 def check_spark(version: str) -> None:
