@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +179,8 @@ def _put_paths(hops: list[Fields]) -> None:
     def milliseconds(name: str) -> Callable[[Fields], str]:
         return lambda hop: "" if hop[name] is None else f"{hop[name]:,.1f} ms"
 
-    paths: dict[str, list[Fields]] = {}
-    for hop in hops:
-        paths.setdefault(hop["snapshot"], []).append(hop)
-    slowest = sorted(paths.values(), key=lambda path: -(path[-1]["elapsed_ms"] or 0.0))
+    paths = (list(path) for _, path in groupby(hops, itemgetter("snapshot")))
+    slowest = sorted(paths, key=lambda path: -(path[-1]["elapsed_ms"] or 0.0))
     columns: output.Columns[Fields] = {
         "snapshot": itemgetter("snapshot"),
         "hop": lambda hop: f"{hop['source']}->{hop['target']}",

@@ -230,19 +230,20 @@ def progress(
     }
     output.answer(document, lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2))
     output.say(_progress_summary(found, now))
-    if _is_left_over(pipeline, found):
-        output.say(f"no: {_left_over(found)}")
+    if why := _left_over(pipeline, found):
+        output.say(f"no: {why}")
 
 
 def _watch(pipeline: Pipeline, first: Progress) -> None:
     now: Progress | None = first
+    why = ""
     with moving() as draw:
         while True:
             if now is not None and now.snapshot == first.snapshot:
                 draw(now)
             elif not is_being_published(pipeline.path, first.snapshot):
                 break
-            if _is_left_over(pipeline, first):
+            if why := _left_over(pipeline, first):
                 break
             time.sleep(POLL_S)
             now = pipeline.progress()
@@ -252,7 +253,7 @@ def _watch(pipeline: Pipeline, first: Progress) -> None:
         output.say(f"snapshot {first.snapshot} is published")
         return
     is_over = now is None or now.snapshot != first.snapshot
-    end_with_no(f"snapshot {first.snapshot} was given up" if is_over else _left_over(first))
+    end_with_no(f"snapshot {first.snapshot} was given up" if is_over else why)
 
 
 @contextlib.contextmanager
@@ -294,22 +295,17 @@ def _age(since: float, now: float) -> str:
     return quantities.duration(max(0.0, now - since))
 
 
-def _is_left_over(pipeline: Pipeline, progress: Progress) -> bool:
-    """Return whether nobody takes the snapshot any more: its coordinator was killed."""
+def _left_over(pipeline: Pipeline, progress: Progress) -> str:
+    """Say that nobody takes the snapshot any more, because its coordinator was killed; else nothing
+    is said."""
     # Only after the deadline, because asking for the lock could be in the way of the next snapshot.
     if time.time() <= progress.deadline_at:
-        return False
+        return ""
     lock = Lock(pipeline.path / COORDINATOR)
     is_free = lock.try_acquire()
     lock.release()
-    return is_free
-
-
-def _left_over(progress: Progress) -> str:
-    return (
-        f"the program that took snapshot {progress.snapshot} is gone, and its deadline has "
-        "passed: take another, which clears this one away"
-    )
+    words = "is gone, and its deadline has passed: take another, which clears this one away"
+    return f"the program that took snapshot {progress.snapshot} {words}" if is_free else ""
 
 
 @app.add("Example: stillframe spark list shop.pipeline", name="list")

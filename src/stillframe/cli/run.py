@@ -16,7 +16,7 @@ import typer
 import uvloop
 
 from stillframe.cli import options, output, quantities
-from stillframe.cli.command import Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_no, flag, option
 from stillframe.cli.snapshots import ask, not_stable_sentence
 from stillframe.cli.supervision import (
     NOT_NEEDED,
@@ -77,7 +77,15 @@ def run(
     config.check_initiators(topology.description)
     if until is not None:
         check_predicate_name(until)
-    _refuse_used(store)
+    try:
+        is_used = bool(Store.open(store).entries())
+    except UsageError:  # there is no store yet
+        is_used = False
+    if is_used:
+        raise UsageError(
+            f"the store {store} has snapshots already: use 'stillframe restore {store}' to go on "
+            "from the last one, or give another directory for a fresh start"
+        )
     with contextlib.closing(
         Store.create(store, description=topology.description, reference=reference)
     ) as made:
@@ -272,44 +280,28 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
 
 def _say_what_was_seen(condition: StopCondition) -> None:
     is_known = condition.evaluate_last()
-    present = [
-        seen for seen in condition.evaluations if seen.epoch == condition.evaluations[-1].epoch
-    ]
-    held = [seen for seen in present if seen.verdict.holds]
+    name, seen = condition.name, condition.evaluations
+    present = [one for one in seen if one.epoch == seen[-1].epoch]
+    held = [one for one in present if one.verdict.holds]
     broken = not_stable(present)
-    shown = held[-1] if held else (present[-1] if present else None)
-    output.answer(
-        {
-            "event": "Judged",
-            "predicate": condition.name,
-            "holds": bool(held) and broken is None,
-            "newest": shown,
-            "not_stable": broken and [seen.snapshot for seen in broken],
-        }
-    )
+    shown = next(reversed(held or present), None)
+    document = {
+        "event": "Judged",
+        "predicate": name,
+        "holds": bool(held) and broken is None,
+        "newest": shown,
+        "not_stable": broken and [one.snapshot for one in broken],
+    }
+    output.answer(document)
     if broken is not None:
-        end_with_no(not_stable_sentence(condition.name, *broken))
-    if held and shown is not None:
-        output.say(f"yes: {condition.name} holds in {shown.snapshot}: {shown.verdict.sentence}")
-        return
-    if not is_known:
-        output.say(f"no answer: {condition.name} was still being asked when the system was stopped")
+        end_with_no(not_stable_sentence(name, *broken))
+    if not held and not is_known:
+        output.say(f"no answer: {name} was still being asked when the system was stopped")
         end_with_no()
     if shown is None:
-        end_with_no(f"no snapshot was published in which {condition.name} could have held")
-    end_with_no(f"{condition.name} did not hold in {shown.snapshot}: {shown.verdict.sentence}")
-
-
-def _refuse_used(path: Path) -> None:
-    try:
-        is_used = bool(Store.open(path).entries())
-    except UsageError:  # there is no store yet
-        return
-    if is_used:
-        raise UsageError(
-            f"the store {path} has snapshots already: use 'stillframe restore {path}' to go on "
-            "from the last one, or give another directory for a fresh start"
-        )
+        end_with_no(f"no snapshot was published in which {name} could have held")
+    holds = "holds" if held else "did not hold"
+    conclude(bool(held), f"{name} {holds} in {shown.snapshot}: {shown.verdict.sentence}")
 
 
 @contextlib.contextmanager

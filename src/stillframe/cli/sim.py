@@ -389,19 +389,16 @@ def _put_explored(found: exploration.Explored) -> None:
 
 
 def serve(world: World, extras: Extras) -> None:
-    """Write the trace of `world`, and prove a snapshot of it, if that is wanted; end with 1 if it
-    is not what it should be."""
+    """Write the trace of `world`, and prove a snapshot of it, with its real processes, if that is
+    wanted; end with 1 if it is not what it should be."""
     if extras.trace is not None:
         path = extras.trace
         tracefile.write(path, world.epoch.trace(world.description), inputs=extras.inputs)
         which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
         output.say(f"{which}is in {path}: stillframe view {path}")
-    if extras.prove is not None:
-        _put_proof(world, extras.prove)
-
-
-def _put_proof(world: World, name: str) -> None:
-    snapshot = SnapshotId.parse(name)
+    if extras.prove is None:
+        return
+    snapshot = SnapshotId.parse(extras.prove)
     known = {name: epoch for epoch in world.epochs for name in epoch.initiated}
     if snapshot not in known:
         names = ", ".join(map(str, known)) or "none"

@@ -137,14 +137,11 @@ def token_for(address: Address, file: Path | None) -> str | None:
     if file is None:
         return None if address.is_loopback else secrets.token_urlsafe(TOKEN_BYTES)
     try:
-        try:
+        with contextlib.suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            token = file.read_text(encoding="ascii").strip()
-        else:
             with os.fdopen(descriptor, "w", encoding="ascii") as made:
-                token = secrets.token_urlsafe(TOKEN_BYTES)
-                made.write(f"{token}\n")
+                made.write(f"{secrets.token_urlsafe(TOKEN_BYTES)}\n")
+        token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"the token in {file} cannot be read or written: {error}") from error
     is_plain = token.replace("-", "").replace("_", "").isalnum()
