@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.durable_files import partial_path
 from stillframe.store.manifest import MANIFEST, FileRecord
-from stillframe.store.snapshot_directory import NewDirectory
+from stillframe.store.snapshot_directory import new_directory
 
 
 class Listing(msgspec.Struct):
@@ -27,7 +27,7 @@ def test_files_are_written_in_this_thread(tmp_path: Path) -> None:
         return name.encode()
 
     tables = {name: pa.table({}) for name in ("a", "b")}
-    with NewDirectory(tmp_path / "x", None) as new:
+    with new_directory(tmp_path / "x", None) as new:
         listing = Listing(new.write_tables(tables, encode))
         new.publish(listing)
     assert [record.name for record in listing.files] == ["a", "b"]
@@ -42,7 +42,7 @@ def test_an_error_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     def fail(name: str, table: pa.Table) -> bytes:
         raise error
 
-    with pytest.raises(type(error)), NewDirectory(tmp_path / "x", None) as new:
+    with pytest.raises(type(error)), new_directory(tmp_path / "x", None) as new:
         new.write_tables({"a": pa.table({})}, fail)
     assert not (tmp_path / "x").exists()
     assert not partial_path(tmp_path / "x").exists()

@@ -28,7 +28,7 @@ from stillframe.store.manifest import (
     links_of,
     table_name,
 )
-from stillframe.store.tables import ARROW_TYPES, KeyedTable, merged_columns
+from stillframe.store.tables import ARROW_TYPES, KeyedTable, keyed_tables, merged_columns
 from stillframe.topology import Description
 
 TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
@@ -152,8 +152,10 @@ class FullSnapshots:
     @property
     def keyed_names(self) -> tuple[str, ...]:
         """The names of the tables of keyed fields, such as ``Account_owners``."""
-        topologies = map(self._published.topologies.tables, self._by_topology)
-        return tuple(dict.fromkeys(table.name for one in topologies for table in one.keyed))
+        tables = (
+            keyed_tables(self._published.head.described[topology]) for topology in self._by_topology
+        )
+        return tuple(dict.fromkeys(table.name for some in tables for table in some))
 
     def has(self, name: str) -> bool:
         """Whether there is a table of that name."""
@@ -186,7 +188,7 @@ class FullSnapshots:
 
     def keyed(self, topology: str, name: str) -> KeyedTable | None:
         """Return the table of a keyed field in the topology with that hash, if it is there."""
-        tables = self._published.topologies.tables(topology).keyed
+        tables = keyed_tables(self._published.head.described[topology])
         return next((table for table in tables if table.name == name), None)
 
     def keyed_rows(
@@ -211,7 +213,7 @@ class FullSnapshots:
 
     def _chains(self, topology: str, table: KeyedTable) -> Chains:
         manifests = self._published.manifests
-        kinds = self._published.topologies.described[topology].processes
+        kinds = self._published.head.described[topology].processes
         processes = [process for process, kind in kinds.items() if kind == table.kind]
         return {
             snapshot: {process: links_of(manifests, snapshot, process) for process in processes}
@@ -219,8 +221,7 @@ class FullSnapshots:
         }
 
     def _keyed_files(self, table: KeyedTable, links: Collection[SnapshotId]) -> DataFrame:
-        stored = table.no_rows().schema
-        plain = [field for field in stored if field.name != "process"]
+        plain = [field for field in table.schema if field.name != "process"]
         files = [
             self._published.file(link, keyed_file(table.name, is_full=is_whole))
             for link in links
@@ -229,7 +230,7 @@ class FullSnapshots:
         return verified_parquet.rows(self._spark, files, pa.schema([*_KEYED_SCHEMA, *plain]))
 
     def _columns_of(self, topology: str, name: str) -> tuple[fields.Column, ...]:
-        return field_columns(self._published.topologies.described[topology], name)
+        return field_columns(self._published.head.described[topology], name)
 
 
 def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:

@@ -38,7 +38,6 @@ from stillframe.store.manifest import (
     read_manifest,
 )
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed
-from stillframe.store.tables import TopologyHistory
 from stillframe.topology import Description
 
 _READER_COUNT = 16
@@ -61,7 +60,6 @@ class Published(msgspec.Struct, frozen=True):
     head: Head
     manifests: dict[SnapshotId, Manifest]
     damages: dict[SnapshotId, str]
-    topologies: TopologyHistory
 
     @property
     def is_empty(self) -> bool:
@@ -74,7 +72,7 @@ class Published(msgspec.Struct, frozen=True):
 
     def description(self, snapshot: SnapshotId) -> Description:
         """Return the topology that a snapshot was taken of."""
-        return self.topologies.described[self.manifests[snapshot].topology]
+        return self.head.described[self.manifests[snapshot].topology]
 
     def by_topology(self, snapshots: Iterable[SnapshotId]) -> dict[str, list[SnapshotId]]:
         """Return the snapshots that were taken of each topology."""
@@ -120,9 +118,8 @@ def read_published(path: Path) -> Published:
     # In this order: the topology of each snapshot that is found is known then.
     snapshots = layout.snapshot_ids(path / layout.SNAPSHOTS)
     head = read_sealed(path / layout.HEAD, Head)
-    topologies = TopologyHistory(head)
     directories = [path / layout.SNAPSHOTS / str(snapshot) for snapshot in snapshots]
-    read = partial(_read, topologies=topologies.described)
+    read = partial(_read, topologies=head.described)
     found = dict(zip(snapshots, _side_by_side(read, directories), strict=True))
     manifests = [manifest for manifest in found.values() if isinstance(manifest, Manifest)]
     return Published(
@@ -130,7 +127,6 @@ def read_published(path: Path) -> Published:
         head,
         {m.snapshot: m for m in sorted(manifests, key=lambda m: m.sequence)},
         {snapshot: why for snapshot, why in found.items() if isinstance(why, str)},
-        topologies,
     )
 
 
@@ -142,13 +138,13 @@ def _side_by_side(read: Callable[[_Place], _Answer], places: Sequence[_Place]) -
 def expected_of(head: Head) -> Expected:
     """Return what tasks need for a verdict on any snapshot of a store (``verdict_for``)."""
     topologies = {
-        description.hash: Topology(
+        topology: Topology(
             sorted(description.processes),
             [(channel.source, channel.target) for channel in description.channels],
             list(file_names(description, is_full=True)),
             list(file_names(description, is_full=False)),
         )
-        for description in (*head.former, head.description)
+        for topology, description in head.described.items()
     }
     return Expected(FORMAT, MANIFEST, SEALED_BYTES_MAX, topologies)
 

@@ -39,16 +39,14 @@ from stillframe.store.layout import (
     visible,
 )
 from stillframe.store.manifest import (
-    FILES,
     MANIFEST,
     FileRecord,
     are_files,
-    keyed_file,
+    file_names,
     shared_fields,
-    table_name,
 )
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
-from stillframe.store.snapshot_directory import NewDirectory
+from stillframe.store.snapshot_directory import new_directory
 from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
@@ -164,10 +162,11 @@ class FragmentWriter:
         state = self._tables.split(fragment.snapshot, _alone(fragment))
         state.check_books()
         (own,) = state.processes
-        description = self._topology.description
-        names = fragment_files(description, source.process, is_full=own.base is None)
+        names = file_names(
+            self._topology.description, is_full=own.base is None, process=source.process
+        )
         made = self._tables.of(fragment.snapshot, state)
-        with NewDirectory(path, None) as new:
+        with new_directory(path, None) as new:
             manifest = FragmentManifest(
                 topology=self._hash,
                 moment_s=moment_s,
@@ -240,15 +239,6 @@ def evict_oldest(own: Path) -> None:
         # Rename it first: no reader may see it disappear file by file.
         dropped = dropped_path(path)
         shutil.rmtree(path.rename(dropped))
-
-
-def fragment_files(
-    description: Description, process: ProcessId, *, is_full: bool
-) -> tuple[str, ...]:
-    """Return the names of the files of a fragment, in the order of its manifest."""
-    kind = description.processes[process]
-    fields = description.keyed.get(kind, {})
-    return FILES + tuple(keyed_file(table_name(kind, f), is_full=is_full) for f in fields)
 
 
 def _alone(fragment: Fragment) -> GlobalState:
@@ -368,7 +358,7 @@ def _check_names(path: Path, description: Description) -> None:
     try:
         for process, kind in description.processes.items():
             check_process_id(process)
-            fragment_files(description, process, is_full=True)
+            file_names(description, is_full=True, process=process)
             if kind not in description.states:
                 raise UsageError(f"nothing is known of the class of process {process}")
         for channel in description.channels:
@@ -391,7 +381,7 @@ def _place(epoch: int, path: Path) -> FragmentPlace | None:
 
 
 def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
-    process = manifest.process
+    process, base, began_from = manifest.process, manifest.base, manifest.began_from
     if process not in description.processes:
         return False
     counts = [*manifest.sent.values()]
@@ -401,19 +391,16 @@ def _is_possible(manifest: FragmentManifest, description: Description) -> bool:
         *(manifest.moment_s, manifest.recorded_at, manifest.completed_at),
         *(manifest.pause_s, manifest.capture_s),
     )
-    base, began_from = manifest.base, manifest.began_from
+    is_keyed = description.processes[process] in description.keyed
+    is_base = base is not None and base != manifest.snapshot and is_snapshot_id(base)
+    names = file_names(description, is_full=base is None, process=process)
     return (
-        (base is None or _can_be_base(base, manifest, description))
+        (base is None or (is_keyed and is_base))
         and (began_from is None or is_snapshot_id(began_from))
         and 0 < len(manifest.run) <= _RUN_LENGTH_MAX
         and tuple(sorted(manifest.sent)) == tuple(sorted(description.outgoing(process)))
         and tuple(sorted(manifest.received)) == tuple(sorted(description.incoming(process)))
         and all(0 <= count <= _COUNT_MAX for count in counts)
         and all(0 <= seconds <= _SECONDS_MAX for seconds in times)
-        and are_files(manifest.files, fragment_files(description, process, is_full=base is None))
+        and are_files(manifest.files, names)
     )
-
-
-def _can_be_base(base: SnapshotId, manifest: FragmentManifest, description: Description) -> bool:
-    is_keyed = description.processes[manifest.process] in description.keyed
-    return is_keyed and base != manifest.snapshot and is_snapshot_id(base)

@@ -83,9 +83,8 @@ def check_unused(path: Path) -> None:
     """Check that a directory is empty or a store; a UsageError names what else is in it."""
     if (path / HEAD).exists():
         return
-    made_first = path / ASSEMBLED
-    left_by_a_crash = {_LOCK, SNAPSHOTS, partial_path(path / HEAD).name}
-    left_by_a_crash |= {made_first.name, partial_path(made_first).name}
+    left_by_a_crash = {_LOCK, SNAPSHOTS, ASSEMBLED}
+    left_by_a_crash |= {partial_path(path / name).name for name in (HEAD, ASSEMBLED)}
     foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(

@@ -7,6 +7,7 @@ A base has a lower sequence, so a chain has an end.
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ FILES = (PROCESSES, CHANNELS, MESSAGES)
 """The files of every snapshot, in the order in which a manifest lists them; those of keyed fields
 follow (`file_names`)."""
 
-HASH = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The content of ``store.json``.
 
     `reference` is where the topology is defined, ``module:attribute``. `restored_from` is the
@@ -45,6 +46,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     former: tuple[Description, ...] = ()
     savepoints: dict[str, SnapshotId] = {}
 
+    @cached_property
+    def described(self) -> dict[str, Description]:
+        """All topologies, by the hash that each manifest has."""
+        return {description.hash: description for description in (*self.former, self.description)}
+
 
 FORMER_COUNT_MAX = 100
 """Maximum former topologies; more would take too long to read."""
@@ -54,7 +60,7 @@ def with_topology(head: Head, description: Description, used: Collection[str]) -
     """Return the head of a store whose topology is `description` from now on; it may be a former
     one. Former topologies that are not among `used`, the hashes that snapshots have, are forgotten.
     """
-    known = {d.hash: d for d in (*head.former, head.description) if d.hash in used}
+    known = {digest: d for digest, d in head.described.items() if digest in used}
     known.pop(description.hash, None)
     if len(known) > FORMER_COUNT_MAX:
         raise UsageError(
@@ -168,11 +174,17 @@ def keyed_file(table: str, *, is_full: bool) -> str:
     return f"{table}.{'whole' if is_full else 'changes'}.parquet"
 
 
-def file_names(description: Description, *, is_full: bool) -> tuple[str, ...]:
-    """Return the names of the files of a snapshot, in the order of its manifest."""
-    keyed = [(kind, field) for kind, fields in description.keyed.items() for field in fields]
+def file_names(
+    description: Description, *, is_full: bool, process: ProcessId | None = None
+) -> tuple[str, ...]:
+    """Return the names of the files of a snapshot, in the order of its manifest; or of a fragment
+    of `process`."""
+    own = None if process is None else description.processes[process]
     return FILES + tuple(
-        keyed_file(table_name(kind, field), is_full=is_full) for kind, field in keyed
+        keyed_file(table_name(kind, field), is_full=is_full)
+        for kind, fields in description.keyed.items()
+        for field in fields
+        if own in (None, kind)
     )
 
 
@@ -202,7 +214,7 @@ def are_files(records: tuple[FileRecord, ...], names: tuple[str, ...]) -> bool:
     """Return whether a manifest lists the files with these names, which are only compared with what
     it says: that could be '../x'."""
     return tuple(record.name for record in records) == names and all(
-        record.bytes >= 0 and HASH.fullmatch(record.hash) for record in records
+        record.bytes >= 0 and _HASH.fullmatch(record.hash) for record in records
     )
 
 

@@ -27,7 +27,7 @@ from stillframe.store.manifest import (
 )
 from stillframe.store.sealed_json import read_sealed
 from stillframe.store.snapshot_directory import SnapshotChain
-from stillframe.store.tables import TopologyHistory
+from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 _Answer = TypeVar("_Answer")
@@ -46,7 +46,7 @@ class StoreReader:
         self.path = path
         self._snapshots = path / SNAPSHOTS
         self._head = self._read_head()
-        self._topologies = TopologyHistory(self._head)
+        self._tables: dict[str, Tables] = {}
 
     @property
     def description(self) -> Description:
@@ -115,7 +115,7 @@ class StoreReader:
 
     def description_of(self, snapshot: SnapshotId) -> Description:
         """Return the topology that a snapshot was taken of."""
-        return self._topologies.described[self._manifest(snapshot).topology]
+        return self._head.described[self._manifest(snapshot).topology]
 
     def load(self, snapshot: SnapshotId) -> Snapshot:
         """Read a full snapshot; every file that is read is verified. A NotConsistent if its books
@@ -183,19 +183,23 @@ class StoreReader:
         """Check that a snapshot and its bases can be read together, and return them."""
         check_chain(manifests, self._snapshots)
         manifest = manifests[snapshot]
-        tables = self._topologies.tables(manifest.topology)
+        tables = self._tables_of(manifest.topology)
         return SnapshotChain(self._snapshots, manifest, manifests, tables)
+
+    def _tables_of(self, topology: str) -> Tables:
+        if topology not in self._tables:
+            self._tables[topology] = Tables(self._head.described[topology])
+        return self._tables[topology]
 
     def _read_head(self) -> Head:
         return read_sealed(self.path / HEAD, Head)
 
     def _head_now(self) -> Head:
         """Read ``store.json`` again: the writer may have raised the epoch."""
-        self._take(self._read_head())
+        head = self._read_head()
+        if head != self._head:  # the same object, most often, knows its topologies by hash already
+            self._head = head
         return self._head
-
-    def _take(self, head: Head) -> None:
-        self._head, self._topologies = head, self._topologies.following(head)
 
     def _manifests(self) -> dict[SnapshotId, Manifest]:
         """Return all manifests, or raise the error of one."""
@@ -243,7 +247,7 @@ class StoreReader:
         """Return the manifest of a snapshot; None if that was dropped meanwhile."""
         directory = self._snapshots / str(snapshot)
         try:
-            return read_manifest(directory, self._topologies.described)
+            return read_manifest(directory, self._head.described)
         except Damaged:
             if directory.is_dir():
                 raise

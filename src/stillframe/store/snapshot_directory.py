@@ -6,10 +6,10 @@ Keyed fields are read together with the bases of the snapshot (``manifest``).
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, wait
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -74,42 +74,13 @@ class SnapshotChain(msgspec.Struct, frozen=True):
 
 
 class NewDirectory:
-    """A directory that is written under a partial name, and published by one rename.
-
-    Call ``write_tables``, then ``publish``, in a ``with`` statement: when that is left by an error,
-    nothing of the directory exists; a StoreError says that the disk is full or failed.
-
-    `path` is where it will be; nothing is there yet. `executor` writes the files side by side;
-    None: one after the other, in this thread. Beside a process that is always busy, each turn of
-    another thread costs more than it gains.
-    """
+    """A directory that is written under a partial name, and published by one rename: call
+    ``write_tables``, then ``publish``."""
 
     def __init__(self, path: Path, executor: Executor | None) -> None:
         self._path = path
         self._partial = partial_path(path)
         self._executor = executor
-
-    def __enter__(self) -> Self:
-        # An earlier attempt may not have been able to remove this.
-        shutil.rmtree(self._partial, ignore_errors=True)
-        try:
-            self._partial.mkdir()
-        except OSError as error:
-            raise self._explained(error) from error
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            shutil.rmtree(self._partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise self._explained(error) from error
-
-    def _explained(self, error: OSError) -> StoreError:
-        return StoreError(
-            f"{self._path} could not be written: {error.strerror or error}: nothing was "
-            "published. Make room on that disk or give another directory; the next "
-            "snapshot is tried afresh"
-        )
 
     def write_tables(
         self, tables: Mapping[str, pa.Table], to_parquet: Callable[[str, pa.Table], bytes]
@@ -137,6 +108,30 @@ class NewDirectory:
         futures = [self._executor.submit(act, item) for item in items]
         wait(futures)
         return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, executor: Executor | None) -> Iterator[NewDirectory]:
+    """Make a directory at `path`, where nothing is yet. When the body is left by an error, nothing
+    of the directory exists; a StoreError says that the disk is full or failed.
+
+    `executor` writes the files side by side; None: one after the other, in this thread. Beside a
+    process that is always busy, each turn of another thread costs more than it gains.
+    """
+    partial = partial_path(path)
+    # An earlier attempt may not have been able to remove this.
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        yield NewDirectory(path, executor)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        raise StoreError(
+            f"{path} could not be written: {error.strerror or error}: nothing was published. "
+            "Make room on that disk or give another directory; the next snapshot is tried afresh"
+        ) from error
 
 
 def publish_directory(directory: Path) -> None:
@@ -261,7 +256,7 @@ def _with_changes(chain: SnapshotChain, state: GlobalState) -> GlobalState:
         for process, recorded in processes.items():
             if recorded.kind != table.kind:
                 continue
-            of_one = rows.get(process, table.no_rows())
+            of_one = rows.get(process, table.schema.empty_table())
             change = table.change(of_one)
             if change.removed_count and process not in bases:
                 raise NotConsistent(

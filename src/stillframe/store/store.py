@@ -55,8 +55,8 @@ from stillframe.store.manifest import (
 from stillframe.store.reader import StoreReader
 from stillframe.store.sealed_json import seal
 from stillframe.store.snapshot_directory import (
-    NewDirectory,
     check_described,
+    new_directory,
     remove_changes,
     write_full,
 )
@@ -199,14 +199,15 @@ class Store(StoreReader):
             )
         check_described(snapshot, self._head.description)
         snapshot.state.check_books()
-        tables = self._topologies.tables(self._topologies.present)
+        topology = self._head.description.hash
+        tables = self._tables_of(topology)
         state = tables.split(snapshot.id, snapshot.state)
         bases = {s.process: s.base for s in state.processes if s.base is not None}
         made = tables.of(snapshot.id, state)
         with self._writing:
-            self._check_bases(snapshot.id, bases)
+            self._check_bases(snapshot.id, bases, topology)
             point, sequence = self._newest_restore_point(), self._sequence + 1
-            with NewDirectory(directory, self._files) as new:
+            with new_directory(directory, self._files) as new:
                 files = new.write_tables(made, tables.to_parquet)
                 manifest = Manifest(
                     snapshot=snapshot.id,
@@ -218,7 +219,7 @@ class Store(StoreReader):
                     process_count=len(snapshot.state.processes),
                     channel_count=len(snapshot.state.channels),
                     message_count=snapshot.state.message_count,
-                    topology=self._topologies.present,
+                    topology=topology,
                     files=files,
                     **shared_fields(snapshot, Manifest),
                 )
@@ -340,7 +341,7 @@ class Store(StoreReader):
         except Damaged as damage:
             self._restore_point = damage
         for manifest in self._published.values():
-            description = self._topologies.described[manifest.topology]
+            description = self._head.described[manifest.topology]
             names = {name for w in (True, False) for name in file_names(description, is_full=w)}
             directory = self._snapshots / str(manifest.snapshot)
             layout.remove_unlisted(directory, manifest, {MANIFEST, *names})
@@ -354,9 +355,9 @@ class Store(StoreReader):
                 replace_durably(self.path / HEAD, seal(head))
             except OSError:
                 # The new file may exist already: no epoch is used twice.
-                self._take(self._read_head())
+                self._head = self._read_head()
                 raise
-        self._take(head)
+        self._head = head
 
     def _put_savepoints(self, names: dict[str, SnapshotId]) -> None:
         self._put_head(msgspec.structs.replace(self._head, savepoints=names))
@@ -371,11 +372,13 @@ class Store(StoreReader):
     def _needed(self) -> dict[SnapshotId, str]:
         return retention.needed(self._published, self._current(), self._head.savepoints)
 
-    def _check_bases(self, snapshot: SnapshotId, bases: dict[ProcessId, SnapshotId]) -> None:
+    def _check_bases(
+        self, snapshot: SnapshotId, bases: dict[ProcessId, SnapshotId], topology: str
+    ) -> None:
         for process, base in bases.items():
             is_there = (self._snapshots / str(base)).is_dir()
             found = self._published.get(base) if is_there else None
-            if found is None or found.topology != self._topologies.present:
+            if found is None or found.topology != topology:
                 raise UsageError(
                     f"snapshot {snapshot}: the fragment of process {process} holds changes since "
                     f"snapshot {base}, and the store {self.path} "
@@ -440,8 +443,7 @@ class Store(StoreReader):
                     replace_durably(chain.directory / MANIFEST, seal(full))
                 except OSError:
                     # It may have its name and not be forced to the disk.
-                    described = self._topologies.described
-                    self._published[snapshot] = read_manifest(chain.directory, described)
+                    self._published[snapshot] = read_manifest(chain.directory, self._head.described)
                     raise
                 self._published[snapshot] = full
             remove_changes(chain)

@@ -40,7 +40,6 @@ from stillframe.store.manifest import (
     CHANNELS,
     MESSAGES,
     PROCESSES,
-    Head,
     keyed_file,
     table_name,
 )
@@ -87,6 +86,14 @@ _CONVERSION_ERRORS = (
     RecursionError,
     msgspec.MsgspecError,
 )
+
+_ENCODINGS = {"int": "DELTA_BINARY_PACKED", "time": "DELTA_BINARY_PACKED"}
+_KEY_ENCODINGS = _ENCODINGS | {
+    "text": "DELTA_BYTE_ARRAY",
+    "json": "DELTA_BYTE_ARRAY",
+    "bool": "PLAIN",
+}
+"""Kind of column -> its encoding in Parquet. Unique texts are not worth a dictionary."""
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
@@ -229,8 +236,8 @@ def _with_pairs(value: Any) -> Any:
 
 
 class KeyedTable:
-    """The table `name` of one keyed field of one class (`kind`); `encodings` are those of some of
-    its columns in Parquet."""
+    """The table `name` of one keyed field of one class (`kind`), with the columns of `schema`;
+    `encodings` are those of some of them in Parquet."""
 
     def __init__(self, kind: str, field: str, columns: KeyedColumns) -> None:
         self.kind = kind
@@ -241,9 +248,12 @@ class KeyedTable:
         self._is_key_exact = columns.key in _EXACT
         self._is_value_exact = columns.layout == "value" and columns.values[0].kind in _EXACT
         self._identity = KEY if self._is_key_exact else KEY_ENCODED
-        self._struct_decoder = None if columns.layout == "value" else _decoder_of(columns)
+        row = _struct_of("Row", columns.values, array_like=columns.layout == "array")
+        self._struct_decoder = (
+            None if columns.layout == "value" else msgspec.msgpack.Decoder(list[row]).decode  # type: ignore[valid-type]
+        )
         self._queryable = ["process", KEY, *(column.name for column in columns.values)]
-        self._schema = pa.schema(
+        self.schema = pa.schema(
             [
                 ("process", pa.dictionary(pa.int32(), pa.string())),
                 ("is_removed", pa.bool_()),
@@ -254,9 +264,10 @@ class KeyedTable:
             ]
         )
         self.encodings = {
-            column.name: encoding
-            for column, is_unique in ((self._key, True), *((v, False) for v in self._values))
-            if (encoding := _encoding(column.kind, is_unique=is_unique)) is not None
+            column.name: known[column.kind]
+            for known, some in ((_KEY_ENCODINGS, [self._key]), (_ENCODINGS, self._values))
+            for column in some
+            if column.kind in known
         }
 
     def rows(self, snapshot: str, states: Iterable[ProcessState]) -> pa.Table:
@@ -276,13 +287,13 @@ class KeyedTable:
 
     def of_snapshot(self, snapshot: str, tables: Sequence[pa.Table]) -> pa.Table:
         """Return rows, such as ``merged`` gives for each process, as the table of a snapshot."""
-        table = pa.concat_tables([self.no_rows(), *tables]).unify_dictionaries()
+        table = pa.concat_tables([self.schema.empty_table(), *tables]).unify_dictionaries()
         return table.add_column(0, "snapshot", repeated([(snapshot, table.num_rows)]))
 
     def read(self, content: bytes) -> dict[ProcessId, pa.Table]:
         """Return the rows in a file of this table, by process."""
-        table = read_parquet(content, self._schema.names, dictionaries=["process"])
-        check_columns(table, self._schema, filled={"process", "is_removed", self._identity})
+        table = read_parquet(content, self.schema.names, dictionaries=["process"])
+        check_columns(table, self.schema, filled={"process", "is_removed", self._identity})
         table = table.unify_dictionaries()
         found: dict[ProcessId, list[pa.Table]] = {}
         for process, first, end in _runs(table.column("process")):
@@ -291,7 +302,9 @@ class KeyedTable:
 
     def merged(self, links: Sequence[pa.Table]) -> pa.Table:
         """Return the keys that one process has after the last of the `links`, the oldest first."""
-        return apply_changes([pa.concat_tables([self.no_rows(), *links[:1]]), *links[1:]])
+        return apply_changes(
+            [pa.concat_tables([self.schema.empty_table(), *links[:1]]), *links[1:]]
+        )
 
     def as_map(self, table: pa.Table) -> bytes:
         """Return the keys of one process, none of them removed, as a MessagePack map."""
@@ -333,10 +346,6 @@ class KeyedTable:
             return list(map(_encode, table.column(what).to_pylist()))
         return list(table.column(f"{what}_encoded").to_pylist())
 
-    def no_rows(self) -> pa.Table:
-        """Return an empty table."""
-        return self._schema.empty_table()
-
     def _table(
         self, process: ProcessId, count: int, columns: dict[str, pa.Array], *, is_removed: bool
     ) -> pa.Table:
@@ -345,9 +354,9 @@ class KeyedTable:
         columns["is_removed"] = pa.repeat(pa.scalar(is_removed), count)
         arrays = [
             columns[field.name] if field.name in columns else pa.nulls(count, field.type)
-            for field in self._schema
+            for field in self.schema
         ]
-        return pa.table(arrays, schema=self._schema)
+        return pa.table(arrays, schema=self.schema)
 
     def _keys(self, where: str, encoded: bytes, count: int) -> dict[str, pa.Array]:
         keys = _items(where, encoded, count)
@@ -371,6 +380,15 @@ class KeyedTable:
         if not self._is_value_exact:
             columns["value_encoded"] = _raw_array(rows.values)
         return columns
+
+
+def keyed_tables(description: Description) -> list[KeyedTable]:
+    """Return the tables of all keyed fields, in the order of the description."""
+    return [
+        KeyedTable(kind, field, columns)
+        for kind, fields in description.keyed.items()
+        for field, columns in fields.items()
+    ]
 
 
 def as_changes(snapshot: str, state: ProcessState, description: Description) -> ProcessState:
@@ -427,24 +445,10 @@ def _raw_array(encoded: bytes) -> pa.Array:
     return pa.array(map(bytes, _decode_raw(encoded)), pa.binary())
 
 
-def _decoder_of(columns: KeyedColumns) -> Any:
-    row = msgspec.defstruct(
-        "Row",
-        [(column.name, Any, None) for column in columns.values],
-        array_like=columns.layout == "array",
-        frozen=True,
-        gc=False,
-    )
-    return msgspec.msgpack.Decoder(list[row]).decode  # type: ignore[valid-type]
-
-
-def _encoding(kind: str, *, is_unique: bool) -> str | None:
-    """Return the Parquet encoding of a column: unique texts are not worth a dictionary."""
-    if kind in ("int", "time"):
-        return "DELTA_BINARY_PACKED"
-    if not is_unique:
-        return None
-    return {"text": "DELTA_BYTE_ARRAY", "json": "DELTA_BYTE_ARRAY", "bool": "PLAIN"}.get(kind)
+def _struct_of(kind: str, columns: Iterable[Column], **options: Any) -> type[msgspec.Struct]:
+    """Return a class with a field for each column, any of which may be missing."""
+    fields = [(column.name, Any, None) for column in columns]
+    return msgspec.defstruct(kind, fields, frozen=True, gc=False, **options)
 
 
 def _runs(column: pa.ChunkedArray) -> Iterable[tuple[str, int, int]]:
@@ -462,11 +466,7 @@ class Tables:
 
     def __init__(self, description: Description) -> None:
         self.description = description
-        self.keyed = [
-            KeyedTable(kind, field, columns)
-            for kind, fields in description.keyed.items()
-            for field, columns in fields.items()
-        ]
+        self.keyed = keyed_tables(description)
         self._encodings = {
             keyed_file(table.name, is_full=is_full): table.encodings
             for table in self.keyed
@@ -474,7 +474,6 @@ class Tables:
         }
         self._state_columns = merged_columns(description.states)
         self._message_columns = merged_columns(description.messages)
-        self._kinds = list(description.messages)
         self._decoder = self._message_decoder()
 
     def _message_decoder(self) -> Any:
@@ -488,15 +487,13 @@ class Tables:
             own = {column.name for column in columns}
             absent = {c.name: None for c in self._message_columns if c.name not in own}
             structs.append(
-                msgspec.defstruct(
+                _struct_of(
                     kind,
-                    [(column.name, Any, None) for column in columns],
+                    columns,
                     namespace={**absent, "kind": index},
                     tag=kind,
                     array_like=True,
                     forbid_unknown_fields=True,
-                    frozen=True,
-                    gc=False,
                 )
             )
         message = typing.Union[tuple(structs)] if structs else typing.Never  # noqa: UP007
@@ -569,7 +566,10 @@ class Tables:
             "source": repeated([(channel.source, count) for channel, count in counts]),
             "target": repeated([(channel.target, count) for channel, count in counts]),
             "number": pa.array(list(itertools.chain.from_iterable(numbers)), pa.int64()),
-            "kind": self._kind_array(messages),
+            "kind": pa.DictionaryArray.from_arrays(
+                pa.array(list(map(operator.attrgetter("kind"), messages)), pa.int32()),
+                pa.array(list(self.description.messages), pa.string()),
+            ),
         }
         for column in self._message_columns:
             values = list(map(operator.attrgetter(column.name), messages))
@@ -583,38 +583,10 @@ class Tables:
         except DECODING_ERRORS as error:
             raise NotConsistent(
                 f"{where}: these are not messages of the classes that the topology accepts "
-                f"({', '.join(self._kinds) or 'none'}): {error}"
+                f"({', '.join(self.description.messages) or 'none'}): {error}"
             ) from error
         assert len(messages) == batch.count, f"{where}: the books were not checked"
         return messages
-
-    def _kind_array(self, messages: list[Any]) -> pa.Array:
-        if len(self._kinds) <= 1:
-            return repeated([(kind, len(messages)) for kind in self._kinds])
-        indices = pa.array(list(map(operator.attrgetter("kind"), messages)), pa.int32())
-        return pa.DictionaryArray.from_arrays(indices, pa.array(self._kinds, pa.string()))
-
-
-class TopologyHistory:
-    """The topologies in ``store.json``, by the hash that each manifest has (`described`); `present`
-    is the hash of the topology of new snapshots."""
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self.present = head.description.hash
-        self.described = {d.hash: d for d in (*head.former, head.description)}
-        self._tables: dict[str, Tables] = {}
-
-    def following(self, head: Head) -> "TopologyHistory":
-        """Return the topologies after `head` was read; most often the same object."""
-        is_same = (head.description, head.former) == (self._head.description, self._head.former)
-        return self if is_same else TopologyHistory(head)
-
-    def tables(self, topology: str) -> Tables:
-        """Return the tables of the topology with that hash."""
-        if topology not in self._tables:
-            self._tables[topology] = Tables(self.described[topology])
-        return self._tables[topology]
 
 
 def _decode_state(snapshot: str, state: ProcessState) -> dict[str, Any]:
