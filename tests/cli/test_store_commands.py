@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.cli import run
 from stillframe.model import Snapshot, SnapshotId
-from stillframe.store.history import NEWER, History, SnapshotBegan
+from stillframe.store.history import NEWER, History, SnapshotAbandoned, SnapshotBegan
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, state_of
 
@@ -240,6 +240,15 @@ def test_history_shows_what_a_damaged_line_does_not_hide(call: Call, money: Path
     assert [one["detail"].partition(" was")[0] for one in found["damaged"]] == [
         f"line 1 of {money / NEWER}"
     ]
+
+
+def test_history_shows_a_reason_that_a_newer_version_knows(call: Call, money: Path) -> None:
+    """Its name is all that is known of it."""
+    with contextlib.closing(History(money)) as past:
+        past.append(SnapshotAbandoned(SnapshotId("A", 9), "ECLIPSE", ("B",), "it was dark"))
+    result = call("history", money)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("snapshot A-9 was abandoned: ECLIPSE; it was dark\n")
 
 
 def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> None:

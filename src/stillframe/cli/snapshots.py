@@ -31,11 +31,9 @@ from stillframe.detect.predicate import (
 )
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
 from stillframe.model import (
-    Abandoned,
     ChannelState,
     GlobalState,
     ProcessId,
-    Reason,
     Snapshot,
     SnapshotId,
 )
@@ -270,8 +268,8 @@ def sentence(what: HistoryEvent) -> str:
             text = f"snapshot {snapshot} was published"
         case store_history.SnapshotRemoved(snapshot):
             text = f"snapshot {snapshot} was removed"
-        case store_history.SnapshotAbandoned(snapshot, reason, missing, detail):
-            text = str(Abandoned(snapshot, Reason[reason], missing, detail))
+        case store_history.SnapshotAbandoned():
+            text = str(what)
         case store_history.Rollover():
             text = "older events are in the file before"
         case _:

@@ -31,7 +31,7 @@ import msgspec
 
 from stillframe.durable_files import FILE_ADVICE, partial_path, read_file, sync, write_new
 from stillframe.errors import Damaged, StoreError
-from stillframe.model import DECODING_ERRORS, ProcessId, SnapshotId
+from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published
 
 NEWER = "history.ndjson"
@@ -97,6 +97,12 @@ class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
     reason: str
     missing: tuple[ProcessId, ...]
     detail: str
+
+    def __str__(self) -> str:
+        known = Reason.__members__.get(self.reason)
+        if known is None:  # a newer version wrote it
+            return f"snapshot {self.snapshot} was abandoned: {self.reason}; {self.detail}"
+        return str(Abandoned(self.snapshot, known, self.missing, self.detail))
 
 
 class EventCounts(msgspec.Struct):

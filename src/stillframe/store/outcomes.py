@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import Damaged
-from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.model import ProcessId, SnapshotId
 from stillframe.store import history
 from stillframe.store.history import (
     HistoryCursor,
@@ -256,14 +256,12 @@ def _damaged(damage: Damaged) -> SnapshotOutcome:
 def _outcome(line: HistoryRecord, snapshot: SnapshotId, started: Started) -> SnapshotOutcome:
     if not isinstance(line.what, history.SnapshotAbandoned):
         return SnapshotOutcome(snapshot=str(snapshot), how=PUBLISHED, started=started, at=line.at)
-    _, name, missing, detail = msgspec.structs.astuple(line.what)
-    known = Reason.__members__.get(name)
     return SnapshotOutcome(
         snapshot=str(snapshot),
         how=ABANDONED,
         started=started,
         at=line.at,
-        reason=name,
-        missing=missing,
-        why=str(Abandoned(snapshot, known, missing, detail)) if known else f"{name}: {detail}",
+        reason=line.what.reason,
+        missing=line.what.missing,
+        why=str(line.what),
     )

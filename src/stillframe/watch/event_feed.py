@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stillframe.errors import Damaged
-from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.model import ProcessId, SnapshotId
 from stillframe.store import history
 from stillframe.store.history import (
     EventCounts,
@@ -85,14 +85,8 @@ class EventReader:
             case history.ProcessDied(process, cause):
                 self.dead |= {process}
                 kind, sentence = "death", f"process {process} died: {cause}"
-            case history.SnapshotAbandoned(snapshot, name, missing, detail):
-                reason = Reason.__members__.get(name)
-                kind = "abandoned"
-                sentence = (
-                    str(Abandoned(snapshot, reason, missing, detail))
-                    if reason
-                    else f"snapshot {snapshot} was abandoned: {name}; {detail}"
-                )
+            case history.SnapshotAbandoned():
+                kind, sentence = "abandoned", str(record.what)
         self._keep_outcome(record, sentence or "")
         return None if kind is None else {"at": record.at, "kind": kind, "sentence": sentence}
 
