@@ -1,5 +1,4 @@
-"""The differences between two snapshots: fields of processes, keys of keyed fields, and
-channels."""
+"""The differences between two snapshots: fields, keys of keyed fields, and channels."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

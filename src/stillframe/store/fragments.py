@@ -62,8 +62,7 @@ _RUN_LENGTH_MAX = 64
 
 
 class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of an incoming channel: the number of messages received before the cut, and the number
-    recorded as in transit."""
+    """Of an incoming channel: how many messages were received before the cut, and in transit."""
 
     count: int
     recorded_count: int
@@ -242,8 +241,7 @@ def evict_oldest(own: Path) -> None:
 
 
 def _alone(fragment: Fragment) -> GlobalState:
-    """Return the state of a system of this process alone, with the counts of sent messages
-    derived."""
+    """Return the state of a system of this process alone; what was sent to it is derived."""
     process = fragment.state.process
     channels = tuple(
         ChannelState(
@@ -262,8 +260,7 @@ def _received(record: IncomingRecord) -> Received:
 
 
 def check_own_unused(directory: Path, source: FragmentSource) -> None:
-    """Check that no other run has written fragments of this process and epoch into `directory`; a
-    UsageError if one has."""
+    """Raise a UsageError if another run has written fragments of this process and epoch."""
     own = directory / f"e{source.epoch}" / source.process
     with explain_io_errors(own, "read"):
         there = next(iter(visible(own)), None)
@@ -286,8 +283,7 @@ def check_fragments_unused(directory: Path, epoch: int) -> None:
 
 
 def find_fragments(directory: Path) -> list[FragmentPlace]:
-    """Return the fragments in `directory`, by epoch, snapshot and process; none without a
-    directory. A UsageError if it is a file, or holds something else."""
+    """Return the fragments in `directory`, sorted; a UsageError if it holds something else."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: fragments are in a directory")
     found: list[FragmentPlace] = []
@@ -315,8 +311,7 @@ def find_fragments(directory: Path) -> list[FragmentPlace]:
 
 
 def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
-    """Return the topologies of the fragments in `directory`, by hash; errors as for
-    ``read_sealed``."""
+    """Return the topologies of fragments by hash; errors as for ``read_sealed``."""
     found = {}
     topologies = directory / TOPOLOGIES
     with explain_io_errors(topologies, "read"):
@@ -333,8 +328,7 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
 def read_fragment(
     directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
 ) -> FragmentManifest:
-    """Read the manifest of a fragment; errors as for ``read_sealed``, also if it belongs somewhere
-    else."""
+    """Read a manifest; errors as for ``read_sealed``, also if it belongs somewhere else."""
     path = place.path(directory) / MANIFEST
     manifest = read_sealed(path, FragmentManifest, advice=FRAGMENT_ADVICE)
     if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:
@@ -369,7 +363,6 @@ def _check_names(path: Path, description: Description) -> None:
 
 
 def _place(epoch: int, path: Path) -> FragmentPlace | None:
-    """Return the fragment at `path`; None if that is none."""
     try:
         process = check_process_id(path.parent.name)
     except UsageError:

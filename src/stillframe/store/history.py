@@ -252,8 +252,7 @@ class History:
             self._file = -1
 
     def _must_be_known(self, event: HistoryEvent) -> bool:
-        """Return whether the history is wrong without `what`: not for the end of a snapshot that
-        could not start, of which there may be many."""
+        """The end of one that could not start need not be known: there may be many."""
         match event:
             case SnapshotBegan():
                 return False
@@ -315,8 +314,7 @@ class History:
 
 
 def read_history(store: Path) -> list[HistoryRecord]:
-    """Return the events of the system of `store`, the oldest first; a Damaged if a line was
-    changed."""
+    """Return the events of a system, the oldest first; a Damaged if a line was changed."""
     lines, damages = readable_history(store)
     for damage in damages:
         raise damage
@@ -392,8 +390,7 @@ def _read(store: Path) -> list[list[_Line]]:
 
 
 def _whole_lines(path: Path, content: bytes, *, first: int = 1) -> list[_Line]:
-    """Return all lines in `content` but the last, if that has no end; the first is number
-    `first` of the file at `path`."""
+    """Return the lines in `content` that have an end; the first is number `first`."""
     encoded = content.split(b"\n")[:-1]
     lines = parse_lines(path, encoded, first=first)
     return [(line, len(text) + 1) for line, text in zip(lines, encoded, strict=True)]
@@ -402,8 +399,7 @@ def _whole_lines(path: Path, content: bytes, *, first: int = 1) -> list[_Line]:
 def parse_lines(
     path: Path, encoded: Iterable[bytes], *, first: int = 1
 ) -> Iterator[HistoryRecord | Damaged]:
-    """Yield the records in lines of the file at `path`, or their errors; the first line is number
-    `first`."""
+    """Yield the records in lines of a file, or their errors; the first is number `first`."""
     for number, line in enumerate(encoded, first):
         found = _LINE.fullmatch(line)
         if found is None or _checksum(found[1]) != found[2]:
@@ -513,7 +509,6 @@ def _records(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[P
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes] | None]:
-    """Open the file at `path` for the body; None if there is none."""
     with explain_io_errors(path, "read"), contextlib.ExitStack() as stack:
         file = None
         with contextlib.suppress(FileNotFoundError):

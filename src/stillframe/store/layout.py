@@ -1,5 +1,4 @@
-"""The layout of a store directory: it is created, recognised and locked here, and names are
-checked."""
+"""The layout of a store directory: how it is created, recognised, locked and cleared up."""
 
 import contextlib
 import re
@@ -53,8 +52,7 @@ def explain_io_errors(path: Path, action: str) -> Iterator[None]:
 
 
 def take_lock(path: Path) -> int:
-    """Become the one writer of the store at `path`, until the returned descriptor is closed;
-    Unavailable if there is another writer."""
+    """Be the one writer of a store, else Unavailable, until the descriptor is closed."""
     lock = try_lock(path / _LOCK)
     if lock is None:
         raise Unavailable(
@@ -100,8 +98,7 @@ def _check_no_snapshots(path: Path) -> None:
 
 
 def make_store(path: Path, head: Head) -> None:
-    """Write ``store.json``, or take over a store without snapshots; a UsageError if it has some, or
-    another topology."""
+    """Write ``store.json``, or take over a store of the same topology without snapshots."""
     if (path / HEAD).exists():
         existing = read_sealed(path / HEAD, Head)
         if visible(path / SNAPSHOTS):
@@ -130,8 +127,7 @@ def visible(directory: Path) -> list[Path]:
 
 
 def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
-    """Return all published snapshots in the directory `snapshots`, in the order of their numbers; a
-    StoreError if something in it is no snapshot."""
+    """Return all published snapshots by number; a StoreError if something else is there."""
     with explain_io_errors(snapshots, "read"):
         names = [path.name for path in snapshots.iterdir() if not path.name.startswith(".")]
     found = []
@@ -144,8 +140,7 @@ def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
 
 
 def parse_snapshot_id(name: str) -> SnapshotId | None:
-    """Return the snapshot whose directory has this name; None if that is no id, or another way to
-    write one, as 'P1-017' for P1-17."""
+    """Return the snapshot whose directory has this name: not P1-17 for 'P1-017'."""
     try:
         snapshot = SnapshotId.parse(name)
     except UsageError:
@@ -194,21 +189,21 @@ def remove_unlisted(directory: Path, manifest: Manifest, names: Iterable[str]) -
 _SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
 
 
-def check_savepoint_name(name: str) -> str:
-    """Return `name` if it can name a savepoint, else raise a UsageError."""
+def check_savepoint_name(name: str) -> None:
+    """Raise a UsageError if a savepoint cannot be called `name`."""
     try:
         SnapshotId.parse(name)
     except UsageError:
-        if _SAVEPOINT_NAME.fullmatch(name) is not None:
-            return name
+        if _SAVEPOINT_NAME.fullmatch(name) is None:
+            raise UsageError(
+                f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' or "
+                "'-', with a letter or digit first and no sign of punctuation last"
+            ) from None
+    else:
         raise UsageError(
-            f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', "
-            "with a letter or digit first and no sign of punctuation last"
-        ) from None
-    raise UsageError(
-        f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name that "
-        "does not end with '-' and a number"
-    )
+            f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name "
+            "that does not end with '-' and a number"
+        )
 
 
 def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId]) -> SnapshotId:

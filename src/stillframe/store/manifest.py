@@ -177,8 +177,7 @@ def keyed_file(table: str, *, is_full: bool) -> str:
 def file_names(
     description: Description, *, is_full: bool, process: ProcessId | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the files of a snapshot, in the order of its manifest; or of a fragment
-    of `process`."""
+    """Return the names of the files of a snapshot, or of a fragment of `process`, in order."""
     own = None if process is None else description.processes[process]
     return FILES + tuple(
         keyed_file(table_name(kind, field), is_full=is_full)

@@ -29,8 +29,7 @@ def unpacked_bytes_max(size: int) -> int:
 
 @contextlib.contextmanager
 def as_written(where: Path) -> Iterator[None]:
-    """Turn errors of the body, which reads the file or the directory `where`, into a Damaged: it is
-    no table as the store writes it."""
+    """Turn errors of the body, which reads what is at `where`, into a Damaged."""
     try:
         yield
     except _NO_TABLE as error:
@@ -89,16 +88,14 @@ def to_parquet(table: pa.Table, encodings: Mapping[str, str] | None = None) -> b
 def read_parquet(
     content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
 ) -> pa.Table:
-    """Read a Parquet file, or some of its columns, with `dictionaries` as they are in the file;
-    ``as_written`` turns its errors into one."""
+    """Read a Parquet file, or some columns; ``as_written`` turns its errors into one."""
     return pa.concat_tables(row_groups(content, columns, dictionaries=dictionaries))
 
 
 def row_groups(
     content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
 ) -> Iterator[pa.Table]:
-    """Read a Parquet file as ``read_parquet`` does, one row group at a time; without a row group,
-    one empty table."""
+    """Read one row group at a time; without a row group, one empty table."""
     file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=list(dictionaries))
     bytes_max = unpacked_bytes_max(len(content))
     # Only from groups: reading the metadata of a column can end this operating-system process.

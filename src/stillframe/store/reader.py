@@ -74,8 +74,7 @@ class StoreReader:
         return dict(self._head_now().savepoints)
 
     def find(self, text: str) -> SnapshotId:
-        """Return the snapshot that `text` names: a savepoint, or an id, which need not exist. A
-        UsageError if it is neither."""
+        """Return the snapshot that `text` names: a savepoint, or an id, which need not exist."""
         return layout.find_snapshot(text, self._head_now().savepoints)
 
     def check_savepoint(self, name: str) -> None:
@@ -93,8 +92,7 @@ class StoreReader:
         return self._entries_of(self._manifests())
 
     def listing(self) -> tuple[list[Entry], dict[SnapshotId, Damaged]]:
-        """Return the snapshots with a readable manifest, as ``entries``, and the errors of the
-        others."""
+        """Return ``entries`` without those whose manifest is damaged, and the errors of these."""
         manifests, damages = self._readable()
         return self._entries_of(manifests), dict(sorted(damages.items()))
 
@@ -118,8 +116,7 @@ class StoreReader:
         return self._head.described[self._manifest(snapshot).topology]
 
     def load(self, snapshot: SnapshotId) -> Snapshot:
-        """Read a full snapshot; every file that is read is verified. A NotConsistent if its books
-        do not balance."""
+        """Read a full snapshot, verified; a NotConsistent if its books do not balance."""
         return self._reading(snapshot, snapshot_directory.read_snapshot)
 
     def tables(self, snapshot: SnapshotId) -> dict[str, pa.Table]:
@@ -202,14 +199,12 @@ class StoreReader:
         return self._head
 
     def _manifests(self) -> dict[SnapshotId, Manifest]:
-        """Return all manifests, or raise the error of one."""
         manifests, damages = self._readable()
         for damage in damages.values():
             raise damage
         return manifests
 
     def _readable(self) -> tuple[dict[SnapshotId, Manifest], dict[SnapshotId, Damaged]]:
-        """Return the manifests that can be read, and the errors of the others."""
         # In this order: ``store.json`` then has the topology of every snapshot found.
         snapshots = snapshot_ids(self._snapshots)
         self._head_now()

@@ -158,8 +158,7 @@ def record_of(name: str, content: bytes) -> FileRecord:
 
 
 def check_described(snapshot: Snapshot, description: Description) -> None:
-    """Check that a snapshot has exactly the described processes and channels, in order; a
-    UsageError names the first difference."""
+    """Raise a UsageError if a snapshot has other processes or channels, or in another order."""
     processes = [(state.process, state.kind) for state in snapshot.state.processes]
     channels = [state.channel for state in snapshot.state.channels]
     for found, expected in (
@@ -226,8 +225,7 @@ def merged_rows(chain: SnapshotChain, table: KeyedTable) -> dict[ProcessId, pa.T
 
 
 def verify_snapshot(chain: SnapshotChain) -> None:
-    """Read every byte of a snapshot, without its bases, and compare redundant data; errors as for
-    ``StoreReader.verify``."""
+    """Do what ``StoreReader.verify`` does, but for the bases of a snapshot."""
     directory = chain.directory
     content = {record.name: chain.read(record.name) for record in chain.manifest.files}
     snapshot = _stored(chain, content)
@@ -282,8 +280,7 @@ def verify_links(chain: SnapshotChain) -> None:
 
 
 def read_tables(chain: SnapshotChain) -> dict[str, pa.Table]:
-    """Return the tables of a snapshot by name: processes, channels, messages, and one for each
-    keyed field with a row for each key."""
+    """Do what ``StoreReader.tables`` does."""
     found = {}
     for file in FILES:
         content = chain.read(file)
@@ -304,8 +301,7 @@ def _all_rows(chain: SnapshotChain, table: KeyedTable) -> pa.Table:
 
 def write_full(chain: SnapshotChain) -> Manifest:
     """Write all keys of the keyed fields of a snapshot next to its files of changes; if that fails,
-    nothing is left of the new files. The manifest returned lists these instead: the next step is to
-    replace the other by it, and the last one ``remove_changes``."""
+    nothing is left of the new files. The manifest returned lists these instead."""
     records = [record for record in chain.manifest.files if record.name in FILES]
     written: list[Path] = []
     try:
@@ -321,10 +317,3 @@ def write_full(chain: SnapshotChain) -> Manifest:
                 path.unlink(missing_ok=True)
         raise
     return msgspec.structs.replace(chain.manifest, bases=None, files=tuple(records))
-
-
-def remove_changes(chain: SnapshotChain) -> None:
-    """Remove the files of changes of a snapshot that is full now. After an OSError, the next writer
-    that opens the store removes them."""
-    for table in chain.tables.keyed:
-        (chain.directory / keyed_file(table.name, is_full=False)).unlink(missing_ok=True)

@@ -54,12 +54,7 @@ from stillframe.store.manifest import (
 )
 from stillframe.store.reader import StoreReader
 from stillframe.store.sealed_json import seal
-from stillframe.store.snapshot_directory import (
-    check_described,
-    new_directory,
-    remove_changes,
-    write_full,
-)
+from stillframe.store.snapshot_directory import check_described, new_directory, write_full
 from stillframe.topology import Description
 
 _THREAD_COUNT = 16
@@ -301,8 +296,7 @@ class Store(StoreReader):
         return last.exception() if last is not None and last.done() else None
 
     def settle(self) -> None:
-        """Wait until all background work is done, and raise its error; it is tried again after the
-        next snapshot."""
+        """Wait for the background work, and raise its error; it is tried again later."""
         if self._last_run is not None:
             self._last_run.result()
 
@@ -446,7 +440,9 @@ class Store(StoreReader):
                     self._published[snapshot] = read_manifest(chain.directory, self._head.described)
                     raise
                 self._published[snapshot] = full
-            remove_changes(chain)
+            # After an error, the next writer that opens the store removes them.
+            changes = file_names(chain.tables.description, is_full=False)
+            layout.remove_unlisted(chain.directory, full, changes)
 
     def _remove(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
