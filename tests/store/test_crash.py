@@ -53,15 +53,15 @@ class StepCounter:
 
         return counted
 
-    def torn(self, write_new: Callable[[Path, bytes], None]) -> Callable[[Path, bytes], None]:
+    def torn(self, write_new: Callable[..., None]) -> Callable[..., None]:
         """The same for a write: half of it is there."""
         whole = self.step(write_new)
 
-        def written(path: Path, content: bytes) -> None:
+        def written(path: Path, content: bytes, **how: int) -> None:
             try:
-                whole(path, content)
+                whole(path, content, **how)
             except Killed:
-                write_new(path, content[: len(content) // 2])
+                write_new(path, content[: len(content) // 2], **how)
                 raise
 
         return written
