@@ -182,7 +182,7 @@ class Failing:
         return call
 
 
-ASIDE = ["write", "sync", "open", "open", "rename", "rename", "sync", "open"]
+ASIDE = ["write", "open", "sync", "open", "open", "rename", "rename", "sync", "open"]
 """The calls that put a file aside, in their order."""
 
 
