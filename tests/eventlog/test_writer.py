@@ -120,10 +120,10 @@ CHUNKS = st.lists(
     chunks=CHUNKS,
     row_count=st.integers(1, 9),
     group_count=st.integers(1, 5),
-    code_max=st.sampled_from([7, 300]),
+    is_wide=st.booleans(),
 )
 def test_the_files_hold_what_was_noted(
-    chunks: list[tuple[list[Any], bool]], row_count: int, group_count: int, code_max: int
+    chunks: list[tuple[list[Any], bool]], row_count: int, group_count: int, is_wide: bool
 ) -> None:
     """Whatever a process does, the rows are those of a dumb list, in files of any size; what there
     was no room for is missing, and the next file says how much that was."""
@@ -133,7 +133,7 @@ def test_the_files_hold_what_was_noted(
         patch.setattr(segments, "ROW_GROUP_COUNT", group_count)
         log = Path(folder) / "log"
         logging = Logging(log, SOURCES, TARGETS)
-        logging.writer._code_max = code_max  # as if there were so many channels
+        logging.writer._rows.is_wide = is_wide  # as if there were so many channels
         kept: list[Row] = []
         starts = [(0, dict(logging.received), dict(logging.sent), 0)]
         lost = 0

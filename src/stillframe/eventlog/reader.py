@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -12,8 +12,14 @@ import pyarrow.parquet as pq
 
 from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, UsageError
-from stillframe.eventlog import segments
-from stillframe.eventlog.segments import SCHEMA, STREAM, as_written, whole_batches, whole_stream
+from stillframe.eventlog.segments import (
+    SCHEMA,
+    STREAM,
+    as_written,
+    read_rows,
+    whole_batches,
+    whole_stream,
+)
 from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
 
 VERSION = 1
@@ -21,34 +27,30 @@ HEADER_KEY = b"stillframe"
 """The key of the header in the metadata of the schema; its value is JSON."""
 _NAME = re.compile(r"events-(\d{6})\.(parquet|arrows)")
 _EPOCH = re.compile(r"e([1-9]\d{0,8})")
-_COUNT_MAX = 2**62
 _LISTING_COUNT_MAX = 16
 """How often a listing is restarted because a file was removed meanwhile."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whose log a segment is part of, and what came before it.
 
-    Attributes:
-        version: of this form.
-        process: whose log it is.
-        epoch: of the system.
-        number: of this segment among those of the process in that epoch, from 1.
-        event_count: number of actions before its first row, lost ones included.
-        sent: target -> number of messages sent there before its first row.
-        received: source -> number of messages received from there before its first row.
-        lost_count: how many of these actions, the last before its first row, are in no segment,
-            because there was no time or no room to write them.
+    `number` is that of this segment among those of the process in that epoch, from 1. Before its
+    first row are `event_count` actions, lost ones included, and so many messages `sent` to each
+    target and `received` from each source. `lost_count` of these actions, the last, are in no
+    segment: there was no time or no room to write them.
     """
 
     version: int = VERSION
     process: ProcessId
     epoch: int
     number: int = msgspec.field(name="part")
-    event_count: int
-    sent: dict[ProcessId, int]
-    received: dict[ProcessId, int]
-    lost_count: int = 0
+    event_count: Count
+    sent: dict[ProcessId, Count]
+    received: dict[ProcessId, Count]
+    lost_count: Count = 0
 
 
 def schema_with(header: SegmentHeader) -> pa.Schema:
@@ -56,20 +58,30 @@ def schema_with(header: SegmentHeader) -> pa.Schema:
     return SCHEMA.with_metadata({HEADER_KEY: msgspec.json.encode(header)})
 
 
-def header_of(metadata: dict[bytes, bytes] | None, path: Any) -> SegmentHeader:
-    """Return the header in the metadata of a schema; a Damaged if the file at `path` has none."""
+def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
+    """Return the header in the metadata of the schema of the file at `path`; Damaged if it has
+    none, or one that cannot be of that file."""
     encoded = (metadata or {}).get(HEADER_KEY)
     if encoded is None:
-        raise Damaged(f"{path} is no part of an event log: move it out of the directory")
+        raise _foreign(path)
     try:
         header = msgspec.json.decode(encoded, type=SegmentHeader)
-    except DECODING_ERRORS as error:
+        for process in (header.process, *header.sent, *header.received):
+            check_process_id(process)
+    except (*DECODING_ERRORS, UsageError) as error:
         raise Damaged(f"{path} does not say what it is a part of: {error}") from error
     if header.version != VERSION:
         raise Damaged(
             f"{path} is of version {header.version}, and this program reads version {VERSION}: use "
             "a newer one"
         )
+    if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
+        raise Damaged(
+            f"{path} says that it is part {header.number} of {header.process} in epoch "
+            f"{header.epoch}: put it back where it was"
+        )
+    if header.event_count < header.lost_count:
+        raise Damaged(f"{path} says of what came before it what cannot be")
     return header
 
 
@@ -86,14 +98,8 @@ def segment_of(path: Path) -> tuple[int, int] | None:
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One file of an event log.
-
-    Attributes:
-        path: of the file.
-        header: whose log it is part of, and what came before it.
-        row_count: how many rows it has now.
-        row_group_count: how many row groups, if it is Parquet; 0 for a stream of batches.
-    """
+    """One file of an event log, with the rows that it has now; `row_group_count` is 0 for a stream
+    of batches."""
 
     path: Path
     header: SegmentHeader
@@ -114,22 +120,25 @@ def epochs(log: Path) -> tuple[int, ...]:
         Damaged: something there does not belong to an event log.
     """
     try:
-        found = [path for path in log.iterdir() if not path.name.startswith(".")]
+        found = _visible(log)
     except FileNotFoundError:
         return ()
     except NotADirectoryError:
         raise UsageError(f"{log} is a file: an event log is a directory") from None
-    return tuple(sorted(_epoch_of(path) for path in found))
+    numbers = []
+    for path in found:
+        named = segment_of(path / "P" / "events-000001.arrows")
+        if named is None or not path.is_dir():
+            raise _foreign(path)
+        numbers.append(named[0])
+    return tuple(sorted(numbers))
 
 
 def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
-    """Return the segments of the event log `log`, by epoch, process and number.
+    """Return the segments of the event log `log`, or only of one epoch, which need not be there:
+    by epoch, process and number.
 
     A segment that is still being written, or that a crash cut short, counts as far as it is whole.
-
-    Args:
-        log: the directory of the event log.
-        epoch: only segments of this one are read, and there may be none; None: all.
 
     Raises:
         UsageError: there is no event log.
@@ -150,21 +159,8 @@ def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
 
 
 def read_segment(segment: Segment) -> Iterator[pa.Table]:
-    """Yield the rows of a segment in order, with the columns of ``segments.SCHEMA``, at most
-    ``segments.ROW_GROUP_COUNT`` at a time.
-
-    Raises:
-        Damaged: it is not what was written, or too large; the file is named.
-        OSError: it cannot be read.
-    """
-    yield from segments.read_rows(segment.path, segment.groups, SCHEMA.names)
-
-
-def _epoch_of(path: Path) -> int:
-    named = segment_of(path / "P" / "events-000001.arrows")
-    if named is None or not path.is_dir():
-        raise _foreign(path)
-    return named[0]
+    """Yield all rows of a segment in order, as ``segments.read_rows`` does."""
+    return read_rows(segment.path, segment.groups, SCHEMA.names)
 
 
 def _foreign(path: Path) -> Damaged:
@@ -198,30 +194,10 @@ def _open_segment(path: Path) -> Segment | None:
             with pq.ParquetFile(path) as file:
                 metadata = file.metadata
                 header = header_of(metadata.metadata, path)
-                segment = Segment(path, header, metadata.num_rows, metadata.num_row_groups)
-        else:
-            with pa.OSFile(str(path)) as source:
-                if (stream := whole_stream(source)) is None:
-                    return None
-                header = header_of(stream.schema.metadata, path)
-                row_count = sum(batch.num_rows for batch in whole_batches(stream, path))
-                segment = Segment(path, header, row_count, 0)
-    if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
-        raise Damaged(
-            f"{path} says that it is part {header.number} of {header.process} in epoch "
-            f"{header.epoch}: put it back where it was"
-        )
-    counts = (
-        header.event_count,
-        header.lost_count,
-        *header.sent.values(),
-        *header.received.values(),
-    )
-    if min(counts) < 0 or max(counts) > _COUNT_MAX or header.event_count < header.lost_count:
-        raise Damaged(f"{path} says of what came before it what cannot be")
-    try:
-        for process in (header.process, *header.sent, *header.received):
-            check_process_id(process)
-    except UsageError as error:
-        raise Damaged(f"{path} names a process that cannot be: {error}") from error
-    return segment
+                return Segment(path, header, metadata.num_rows, metadata.num_row_groups)
+        with pa.OSFile(str(path)) as source:
+            if (stream := whole_stream(source)) is None:
+                return None
+            header = header_of(stream.schema.metadata, path)
+            row_count = sum(batch.num_rows for batch in whole_batches(stream, path))
+            return Segment(path, header, row_count, 0)

@@ -11,8 +11,8 @@ The number of a message is the count of earlier messages on its channel, plus on
 """
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple, Union
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,37 +28,6 @@ _BYTE_MAX = 255
 
 _RECORDED_TYPE = SCHEMA.field("recorded").type
 _AT_TYPE = SCHEMA.field("at").type
-
-
-def accept_code(channel: int) -> int:
-    """Return the code of an action that starts with a message on incoming channel `channel`."""
-    return _FIRST + 2 * channel
-
-
-def send_code(channel: int) -> int:
-    """Return the code of a message that is sent on outgoing channel `channel`."""
-    return _FIRST + 2 * channel + 1
-
-
-Codes = Union[bytes, "array[int]"]
-"""Codes in few bytes."""
-
-
-def pack_codes(codes: list[int], code_max: int) -> Codes:
-    """Return `codes`, none of them above `code_max`, in few bytes."""
-    return bytes(codes) if code_max <= _BYTE_MAX else array("i", codes)
-
-
-def concat_codes(chunks: Sequence[Codes]) -> Codes:
-    """Join packed codes of the same process."""
-    if not chunks:
-        return b""
-    if isinstance(chunks[0], bytes):
-        return b"".join(chunks)
-    codes = array("i")
-    for chunk in chunks:
-        codes.frombytes(memoryview(chunk).cast("B"))
-    return codes
 
 
 class StepRow(NamedTuple):
@@ -78,32 +47,34 @@ class StepRow(NamedTuple):
 
 class ChannelCounts(NamedTuple):
     """What a process had done at some point: the number of its actions, and of messages received
-    and sent on each incoming and outgoing channel."""
+    from each source and sent to each target."""
 
     event_count: int
-    received: tuple[int, ...]
-    sent: tuple[int, ...]
+    received: dict[ProcessId, int]
+    sent: dict[ProcessId, int]
 
 
 class RowEncoder:
-    """Makes record batches of the codes of one process, whose channels come from `sources` and lead
-    to `targets`, in the order of their codes."""
+    """Gives the channels of a process their codes, and makes record batches of its codes.
+
+    `accepting` are the codes by source, `sending` by target. With so many channels that not all
+    codes are bytes, it `is_wide`.
+    """
 
     def __init__(
-        self, process: ProcessId, sources: Sequence[ProcessId], targets: Sequence[ProcessId]
+        self, process: ProcessId, sources: Iterable[ProcessId], targets: Iterable[ProcessId]
     ) -> None:
-        self._source_count, self._target_count = len(sources), len(targets)
-        count = _FIRST + 2 * max(len(sources), len(targets))
+        self.accepting = {source: _FIRST + 2 * index for index, source in enumerate(sources)}
+        self.sending = {target: _FIRST + 2 * index + 1 for index, target in enumerate(targets)}
+        count = _FIRST + 2 * max(len(self.accepting), len(self.sending))
+        self.is_wide = count - 1 > _BYTE_MAX
         self._codes = range(count)
         self._kinds = [INTERNAL, INTERNAL, *([ACCEPTED, SENT] * (count // 2 - 1))]
-        channels = [Channel(source, process) for source in sources]
-        channels += [Channel(process, target) for target in targets]
-        self._channels = pa.array(map(str, channels), pa.string())
-        self._channel_of: list[int | None] = [None] * count
-        for index in range(len(sources)):
-            self._channel_of[accept_code(index)] = index
-        for index in range(len(targets)):
-            self._channel_of[send_code(index)] = len(sources) + index
+        channels = {code: Channel(source, process) for source, code in self.accepting.items()}
+        channels |= {code: Channel(process, target) for target, code in self.sending.items()}
+        self._channels = pa.array(map(str, channels.values()), pa.string())
+        index_of = {code: index for index, code in enumerate(channels)}
+        self._channel_of = [index_of.get(code) for code in self._codes]
         begins = [kind == ACCEPTED or code == BY_ITSELF for code, kind in enumerate(self._kinds)]
         self._begins = pa.array(map(int, begins), pa.int64())
         # Shared by all batches, so that it is written once. Not made when this module is imported:
@@ -112,19 +83,29 @@ class RowEncoder:
         self._snapshots = pa.array([], pa.string())
         self._nulls = [pa.nulls(0, type_) for type_ in (pa.int32(), _AT_TYPE, _RECORDED_TYPE)]
 
-    def batch(
-        self, codes: Codes, steps: Sequence[StepRow], before: ChannelCounts
-    ) -> tuple[pa.RecordBatch, ChannelCounts]:
-        """Return the codes of whole actions as rows, and what the process had done after them.
+    def pack(self, codes: list[int]) -> bytes:
+        """Return `codes` in few bytes."""
+        return array("i", codes).tobytes() if self.is_wide else bytes(codes)
 
-        `steps` are the values of the step rows among them, in order, and `before` is what the
-        process had done before.
+    def batch(
+        self, packed: bytes, steps: Sequence[StepRow], before: ChannelCounts
+    ) -> tuple[pa.RecordBatch, ChannelCounts]:
+        """Return the packed codes of whole actions as rows, and what the process had done after
+        them; `before` is what it had done before.
+
+        `steps` are the values of the step rows among them, in order.
         """
-        code_type = pa.uint8() if isinstance(codes, bytes) else pa.int32()
-        coded = pa.Array.from_buffers(code_type, len(codes), [None, pa.py_buffer(codes)])
+        code_type = pa.int32() if self.is_wide else pa.uint8()
+        count = len(packed) // code_type.byte_width
+        coded = pa.Array.from_buffers(code_type, count, [None, pa.py_buffer(packed)])
         order = pc.array_sort_indices(coded)
         counts = self._counts(_take(coded, order))
         event = pc.cumulative_sum(_take(self._begins, coded), start=before.event_count)
+        after = ChannelCounts(
+            event[-1].as_py() if count else before.event_count,
+            {source: n + counts[self.accepting[source]] for source, n in before.received.items()},
+            {target: n + counts[self.sending[target]] for target, n in before.sent.items()},
+        )
         rank = pc.inverse_permutation(order.view(pa.int64()))
         number = pc.add(rank, _take(self._offsets(counts, before), coded))
         # BY_ITSELF is the lowest code, so its places come first.
@@ -132,7 +113,7 @@ class RowEncoder:
             is_row = self._is_row(coded)
             coded, event, number = (column.filter(is_row) for column in (coded, event, number))
         columns = [event, *self._described(coded, steps, number)]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), self._after(before, counts)
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), after
 
     def _counts(self, in_order: pa.Array) -> list[int]:
         """Return how often each code occurs in a sorted column."""
@@ -145,14 +126,13 @@ class RowEncoder:
 
     def _offsets(self, counts: list[int], before: ChannelCounts) -> pa.Array:
         """Return, for each code, the number of a message less its rank among all codes."""
-        offsets: list[int | None] = [None for _ in self._codes]
+        earlier = {self.accepting[source]: n for source, n in before.received.items()}
+        earlier |= {self.sending[target]: n for target, n in before.sent.items()}
+        offsets: list[int | None] = []
         start = 0
-        for code in self._codes:
-            if self._channel_of[code] is not None:
-                channel = (code - _FIRST) // 2
-                earlier = before.received if self._kinds[code] == ACCEPTED else before.sent
-                offsets[code] = earlier[channel] + 1 - start
-            start += counts[code]
+        for code, count in enumerate(counts):
+            offsets.append(earlier[code] + 1 - start if code in earlier else None)
+            start += count
         return pa.array(offsets, pa.int64())
 
     def _have_sent(self, coded: pa.Array, places: pa.Array) -> bool:
@@ -174,35 +154,27 @@ class RowEncoder:
         self, coded: pa.Array, steps: Sequence[StepRow], number: pa.Array
     ) -> list[pa.Array]:
         """Return all columns after the first."""
-        kinds = [KINDS.index(kind) for kind in self._kinds]
+        index = coded
+        if steps:  # their rows get indices after those of the codes
+            places = pa.array(range(len(self._codes), len(self._codes) + len(steps)), pa.int32())
+            is_step = pc.equal(coded, pa.scalar(STEP_ROW, coded.type))
+            index = pc.replace_with_mask(coded.cast(pa.int32()), is_step, places)
+        kinds = [KINDS.index(kind) for kind in (*self._kinds, *(step.kind for step in steps))]
+        channels = [*self._channel_of, *(self._channel_of[step.code] for step in steps)]
+        described = [
+            _dictionary(kinds, index, self._kind_names),
+            _dictionary(channels, index, self._channels),
+            number,
+        ]
         if not steps:
             nowhere, never, nothing = self._nothing(len(coded))
-            return [
-                _dictionary(kinds, coded, self._kind_names),
-                _dictionary(self._channel_of, coded, self._channels),
-                number,
-                _from_indices(nowhere, self._snapshots),
-                never,
-                nothing,
-            ]
-        # Step rows get indices after those of the codes.
-        places = pa.array(range(len(self._codes), len(self._codes) + len(steps)), pa.int32())
-        is_step = pc.equal(coded, pa.scalar(STEP_ROW, coded.type))
-        index = pc.replace_with_mask(coded.cast(pa.int32()), is_step, places)
+            return [*described, _from_indices(nowhere, self._snapshots), never, nothing]
         names = list(dict.fromkeys(step.snapshot for step in steps))
         self._snapshots = pa.array(names, pa.string())
         none: list[None] = [None for _ in self._codes]
         at = [round(step.at * 1e6) for step in steps]
         return [
-            _dictionary(
-                [*kinds, *(KINDS.index(step.kind) for step in steps)], index, self._kind_names
-            ),
-            _dictionary(
-                [*self._channel_of, *(self._channel_of[step.code] for step in steps)],
-                index,
-                self._channels,
-            ),
-            number,
+            *described,
             _dictionary(
                 [*none, *(names.index(step.snapshot) for step in steps)], index, self._snapshots
             ),
@@ -215,15 +187,6 @@ class RowEncoder:
         if len(self._nulls[0]) < count:
             self._nulls = [pa.nulls(count, column.type) for column in self._nulls]
         return [column.slice(0, count) for column in self._nulls]
-
-    def _after(self, before: ChannelCounts, counts: list[int]) -> ChannelCounts:
-        received = counts[accept_code(0) :: 2][: self._source_count]
-        sent = counts[send_code(0) :: 2][: self._target_count]
-        return ChannelCounts(
-            before.event_count + counts[BY_ITSELF] + sum(received),
-            tuple(map(int.__add__, before.received, received)),
-            tuple(map(int.__add__, before.sent, sent)),
-        )
 
 
 def _ranges(step: StepRow) -> list[dict[str, int]] | None:

@@ -6,7 +6,8 @@ last messages are unknown: the trace ends before everything that depends on them
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,14 @@ from stillframe.eventlog.segments import (
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
 
+ROW_COUNT_MAX = 10**6
+EARLIER = "before this log"
+"""Label of the event for everything before the log of a process begins, if a message from then is
+accepted later."""
+
+Headers = Mapping[ProcessId, SegmentHeader]
+"""What came before the log of each process."""
+
 
 class MarkerId(NamedTuple):
     """A marker: its channel and its snapshot."""
@@ -34,64 +43,47 @@ class MarkerId(NamedTuple):
     snapshot: SnapshotId
 
 
-class CausalMerge:
-    """Merges the steps of several processes into one possible order.
+Sent = MessageId | MarkerId
 
-    Args:
-        lines: process -> its steps in order; those that can have happened are taken out.
+
+def in_causal_order(lines: Mapping[ProcessId, deque[Step]]) -> Iterator[Step]:
+    """Yield the steps of all processes, each after those that sent what it accepts. What depends
+    on something that no step sends stays in `lines`.
+
+    Raises:
+        NotConsistent: processes wait for each other's messages in a cycle.
     """
-
-    def __init__(self, lines: dict[ProcessId, deque[Step]]) -> None:
-        self._lines = lines
-        self._sent: set[MessageId | MarkerId] = set()
-
-    def steps(self) -> Iterator[Step]:
-        """Yield all steps that can have happened, each after those that sent what it accepts.
-
-        Raises:
-            NotConsistent: processes wait for each other's messages in a cycle.
-        """
-        ready = deque(self._lines)
-        waiting: dict[ProcessId, set[ProcessId]] = {process: set() for process in self._lines}
-        while ready:
-            process = ready.popleft()
-            if not (line := self._lines[process]):
-                continue
-            if (awaited := self._awaited(line[0])) is not None:
-                waiting[awaited.channel.source].add(process)
-                continue
-            step = line.popleft()
-            sent = _sent_in(step)
-            self._sent |= sent
-            yield step
-            ready.append(process)
-            for target in {one.channel.target for one in sent} & waiting[process]:
-                waiting[process].remove(target)
-                ready.append(target)
-        self._check_rest()
-
-    def _awaited(self, step: Step) -> MessageId | MarkerId | None:
-        """Return what must be sent before `step`; None if it can happen now."""
-        return next((one for one in _accepted_in(step) if one not in self._sent), None)
-
-    def _check_rest(self) -> None:
-        """Check that the steps left are not waiting for each other."""
-        for first in self._lines:
-            path = [first]
-            while (line := self._lines[path[-1]]) and (awaited := self._awaited(line[0])):
-                source = awaited.channel.source
-                if not any(awaited in _sent_in(step) for step in self._lines[source]):
-                    break
-                if source in path:
-                    circle = ", ".join(path[path.index(source) :])
-                    raise NotConsistent(
-                        f"no execution is like that: each of {circle} accepts first what another "
-                        "of them sends after that"
-                    )
-                path.append(source)
+    sent: set[Sent] = set()
+    waiting: dict[Sent, ProcessId] = {}
+    ready = deque(lines)
+    while ready:
+        process = ready.popleft()
+        if not (line := lines[process]):
+            continue
+        if missing := [one for one in _accepted_in(line[0]) if one not in sent]:
+            waiting[missing[0]] = process
+            continue
+        step = line.popleft()
+        yield step
+        new = _sent_in(step)
+        sent |= new
+        ready.append(process)
+        ready += [waiting.pop(one) for one in new & waiting.keys()]
+    sources = {
+        process: [one.channel.source]
+        for one, process in waiting.items()
+        if any(one in _sent_in(step) for step in lines.get(one.channel.source, ()))
+    }
+    try:
+        TopologicalSorter(sources).prepare()
+    except CycleError as error:
+        raise NotConsistent(
+            f"no execution is like that: each of {', '.join(sorted({*error.args[1]}))} accepts "
+            "first what another of them sends after that"
+        ) from error
 
 
-def _accepted_in(step: Step) -> tuple[MessageId | MarkerId, ...]:
+def _accepted_in(step: Step) -> tuple[Sent, ...]:
     if not isinstance(step, MarkerStep):
         return step.accepted
     if step.source is None:
@@ -99,16 +91,10 @@ def _accepted_in(step: Step) -> tuple[MessageId | MarkerId, ...]:
     return (MarkerId(Channel(step.source, step.process), step.snapshot),)
 
 
-def _sent_in(step: Step) -> set[MessageId | MarkerId]:
+def _sent_in(step: Step) -> set[Sent]:
     if not isinstance(step, MarkerStep):
         return {*step.sent}
     return {MarkerId(Channel(step.process, target), step.snapshot) for target in step.targets}
-
-
-ROW_COUNT_MAX = 10**6
-EARLIER = "before this log"
-"""Label of the event for everything before the log of a process begins, if a message from then is
-accepted later."""
 
 
 def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> Trace:
@@ -137,9 +123,9 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
             f"{log} has {row_count:,} rows of epoch {epoch}, and a trace may have "
             f"{row_count_max:,}: ask the files themselves, with Spark or in SQL"
         )
-    headers = {
-        process: next(own).header for process, own in groupby(found, key=lambda p: p.header.process)
-    }
+    by_process = groupby(found, key=lambda segment: segment.header.process)
+    files = {process: list(own) for process, own in by_process}
+    headers = {process: own[0].header for process, own in files.items()}
     for header in headers.values():
         for other in (*header.sent, *header.received):
             if other not in headers:
@@ -147,57 +133,42 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
                     f"{log} has no log of process {other} in epoch {epoch}: bring the files of all "
                     "machines into one directory"
                 )
-    in_transit = sum(
-        len(numbers)
-        for header in headers.values()
-        for numbers in _in_transit(headers, header).values()
-    )
-    if in_transit > row_count_max:
-        raise UsageError(
-            f"{in_transit:,} messages were in transit when the logs in {log}/e{epoch} begin, "
-            f"and a trace may have {row_count_max:,}: ask the files themselves"
-        )
-    lines: dict[ProcessId, deque[Step]] = {p: deque(_earlier(headers, p)) for p in headers}
-    for process, own in groupby(found, key=lambda p: p.header.process):
-        lines[process].extend(_steps(list(own), headers))
     channels = [
         Channel(process, target) for process, header in headers.items() for target in header.sent
     ]
-    return Trace(headers, CausalMerge(lines).steps(), channels)
+    in_transit = {channel: _in_transit(channel, headers) for channel in channels}
+    total = sum(map(len, in_transit.values()))
+    if total > row_count_max:
+        raise UsageError(
+            f"{total:,} messages were in transit when the logs in {log}/e{epoch} begin, "
+            f"and a trace may have {row_count_max:,}: ask the files themselves"
+        )
+    lines: dict[ProcessId, deque[Step]] = {process: deque() for process in headers}
+    for process, own in files.items():
+        earlier = tuple(
+            MessageId(channel, number)
+            for channel, numbers in in_transit.items()
+            if channel.source == process
+            for number in numbers
+        )
+        if earlier:
+            lines[process].append(Event(process, label=EARLIER, sent=earlier))
+        for rows in grouped(_rows(own, headers)):
+            is_action = rows[0].snapshot is None
+            step = _action(process, rows, headers) if is_action else marker_step(process, rows)
+            lines[process].append(step)
+    return Trace(headers, in_causal_order(lines), channels)
 
 
-def _in_transit(
-    headers: dict[ProcessId, SegmentHeader], header: SegmentHeader
-) -> dict[ProcessId, range]:
-    """Return the messages of a process that were in transit when the logs begin, by target."""
-    return {
-        target: range(headers[target].received.get(header.process, 0) + 1, count + 1)
-        for target, count in header.sent.items()
-    }
+def _in_transit(channel: Channel, headers: Headers) -> range:
+    """Return the messages that were on the channel when the logs begin."""
+    received = headers[channel.target].received.get(channel.source, 0)
+    return range(received + 1, headers[channel.source].sent[channel.target] + 1)
 
 
-def _earlier(headers: dict[ProcessId, SegmentHeader], process: ProcessId) -> Iterator[Step]:
-    """Yield an event that sends the messages that were in transit when the logs begin, if any."""
-    sent = tuple(
-        MessageId(Channel(process, target), number)
-        for target, numbers in _in_transit(headers, headers[process]).items()
-        for number in numbers
-    )
-    if sent:
-        yield Event(process, label=EARLIER, sent=sent)
-
-
-def _steps(own: list[Segment], headers: dict[ProcessId, SegmentHeader]) -> Iterator[Step]:
-    """Yield the steps of one process."""
+def _rows(own: list[Segment], headers: Headers) -> Iterator[Row]:
+    """Yield the rows of one process, whose actions must follow each other, on its channels."""
     process = own[0].header.process
-    for rows in grouped(_rows(own)):
-        if rows[0].snapshot is None:
-            yield _action(process, rows, headers)
-        else:
-            yield _marker_step(process, rows, headers)
-
-
-def _rows(own: list[Segment]) -> Iterator[Row]:
     last = own[0].header.event_count
     for segment in own:
         is_checked = False
@@ -213,45 +184,49 @@ def _rows(own: list[Segment]) -> Iterator[Row]:
                 if row.event not in (last, last + 1):
                     raise Damaged(f"{segment.path}: after action {last} comes action {row.event}")
                 last = row.event
+                if row.kind in (ACCEPTED, SENT, MARKER_ACCEPTED, MARKER_SENT):
+                    ends = channel_of(row)
+                    of_log = {ends.source, ends.target} <= headers.keys()
+                    if not of_log or process not in (ends.source, ends.target):
+                        raise foreign_channel(process, row.channel)
                 yield row
 
 
-def _channel(row: Row, process: ProcessId, headers: dict[ProcessId, SegmentHeader]) -> Channel:
-    """Return the channel of a row, which must be one of `process` with one that has a log."""
+def foreign_channel(process: ProcessId, channel: str | None) -> Damaged:
+    """Return the error that the log of a process has rows of a channel that it does not have."""
+    return Damaged(
+        f"the event log of {process} has a row of channel {channel!r}, which is none of its "
+        "channels: bring the files back that were written"
+    )
+
+
+def channel_of(row: Row) -> Channel:
+    """Return the channel of a row that is on one."""
     source, _, target = (row.channel or "").partition("->")
-    if not {source, target} <= headers.keys() or process not in (source, target):
-        raise Damaged(
-            f"the event log of {process} has a row of channel {row.channel!r}, which is none "
-            "of its channels: bring the files back that were written"
-        )
     return Channel(source, target)
 
 
-def _action(process: ProcessId, rows: list[Row], headers: dict[ProcessId, SegmentHeader]) -> Event:
+def _action(process: ProcessId, rows: Sequence[Row], headers: Headers) -> Event:
     accepted, sent = [], []
     for row in rows:
         if row.kind in (ACCEPTED, SENT):
-            channel, number = _channel(row, process, headers), row.number or 0
+            message = MessageId(channel_of(row), row.number or 0)
             if row.kind == ACCEPTED:
-                accepted.append(MessageId(channel, number))
-            elif number > headers[channel.target].received.get(process, 0):
-                sent.append(MessageId(channel, number))
+                accepted.append(message)
+            elif message.number > headers[message.channel.target].received.get(process, 0):
+                sent.append(message)
     return Event(process, accepted=tuple(accepted), sent=tuple(sent))
 
 
-def _marker_step(
-    process: ProcessId, rows: list[Row], headers: dict[ProcessId, SegmentHeader]
-) -> MarkerStep:
-    sources = [
-        _channel(row, process, headers).source for row in rows if row.kind == MARKER_ACCEPTED
-    ]
-    targets = [_channel(row, process, headers).target for row in rows if row.kind == MARKER_SENT]
+def marker_step(process: ProcessId, rows: Sequence[Row]) -> MarkerStep:
+    """Return the step of a snapshot that these rows are."""
+    sources = [channel_of(row).source for row in rows if row.kind == MARKER_ACCEPTED]
     at = rows[0].at
     return MarkerStep(
         process,
         SnapshotId.parse(rows[0].snapshot or ""),
         source=sources[0] if sources else None,
         is_cut=any(row.kind == RECORDED for row in rows),
-        targets=tuple(targets),
+        targets=tuple(channel_of(row).target for row in rows if row.kind == MARKER_SENT),
         at=None if at is None else at / 1e6,
     )

@@ -6,7 +6,7 @@ read.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.errors import Damaged, UsageError
-from stillframe.eventlog import segments
+from stillframe.errors import UsageError
 from stillframe.eventlog.reader import Segment, list_segments
 from stillframe.eventlog.segments import (
     ACCEPTED,
@@ -25,8 +24,10 @@ from stillframe.eventlog.segments import (
     SCHEMA,
     SENT,
     Row,
+    read_rows,
     rows_of,
 )
+from stillframe.eventlog.to_trace import foreign_channel
 from stillframe.model import Channel, ProcessId, Snapshot
 
 CONTEXT_ROWS = 4096
@@ -91,6 +92,9 @@ class _Split(NamedTuple):
     segment: Segment
     group: int
 
+    def tables(self, columns: Sequence[str] = SCHEMA.names) -> list[pa.Table]:
+        return list(read_rows(self.segment.path, [self.group], columns))
+
 
 class _Reading:
     """Reads the log of one process."""
@@ -98,44 +102,38 @@ class _Reading:
     def __init__(self, process: ProcessId, snapshot: Snapshot, wanted: WindowRequest) -> None:
         self._name = str(snapshot.id)
         self._wanted = wanted
-        self._states = {
-            str(state.channel): state
-            for state in snapshot.state.channels
-            if process in (state.channel.source, state.channel.target)
-        }
         self._process = process
-        self._sources = sum(1 for s in self._states.values() if s.channel.target == process)
-        self._total = sum(
-            state.sent_count if state.channel.source == process else state.received_count
-            for state in self._states.values()
-        )
+        into = [s for s in snapshot.state.channels if s.channel.target == process]
+        out_of = [s for s in snapshot.state.channels if s.channel.source == process]
+        self._known = {str(state.channel) for state in (*into, *out_of)}
+        self._source_count = len(into)
+        # A channel to itself counts as one that it sends on.
+        received = sum(s.received_count for s in into if s.channel.source != process)
+        self._message_count = received + sum(state.sent_count for state in out_of)
 
     def lane(self, own: list[Segment]) -> Lane | None:
         """Return the rows around the cut in the segments of the process, if one has it."""
         splits = [_Split(segment, group) for segment in own for group in segment.groups]
         # The cut is in the last file that begins before it for sure, or in one after that.
-        earlier = [segment.header.number for segment in own if _total(segment) < self._total]
+        earlier = [s.header.number for s in own if _message_count(s) < self._message_count]
         for index, split in enumerate(splits):
-            if earlier and split.segment.header.number < earlier[-1]:
+            if split.segment.header.number < max(earlier, default=0):
                 continue
-            if _total(split.segment) > self._total:
+            if _message_count(split.segment) > self._message_count:
                 return None
-            cut = self._cut_in(split)
-            if cut is not None:
-                return self._select(self._read(splits, index, cut))
+            if cut := self._places(split.tables(["kind", "snapshot"]), RECORDED):
+                return self._select(self._read(splits, index, cut[0]))
         return None
 
-    def _cut_in(self, split: _Split) -> int | None:
-        """Return the row of a split in which the process recorded its state."""
+    def _places(self, tables: Iterable[pa.Table], kind: str) -> list[int]:
+        """Return the rows of that kind that are of the snapshot."""
+        found: list[int] = []
         row_count = 0
-        for table in segments.read_rows(split.segment.path, [split.group], ["kind", "snapshot"]):
-            places = _places(
-                pc.and_(_is(table, "snapshot", self._name), _is(table, "kind", RECORDED))
-            )
-            if places:
-                return row_count + places[0]
-            row_count += table.num_rows
-        return None
+        for table in tables:
+            is_one = pc.and_(_is(table, "snapshot", self._name), _is(table, "kind", kind))
+            found += [row_count + place for place in _true(is_one)]
+            row_count += len(table)
+        return found
 
     def _read(self, splits: list[_Split], index: int, cut: int) -> pa.Table:
         """Return the rows around the cut, which is row `cut` of the split at `index`.
@@ -143,68 +141,39 @@ class _Reading:
         Splits before it are added until there is enough context, splits after it until all markers
         have arrived.
         """
-        tables = self._tables(splits[index])
-        row_count = sum(len(table) for table in tables) - cut
-        marker_count = self._marker_count(tables)
+        tables = splits[index].tables()
+        after_count = sum(map(len, tables)) - cut
+        marker_count = len(self._places(tables, MARKER_ACCEPTED))
         for split in reversed(splits[:index]):
             if cut >= CONTEXT_ROWS:
                 break
-            before = self._tables(split)
-            cut += sum(len(table) for table in before)
+            before = split.tables()
+            cut += sum(map(len, before))
             tables = [*before, *tables]
         for split in splits[index + 1 :]:
-            if row_count >= AFTER_ROWS_MAX or (
-                marker_count >= self._sources and row_count >= CONTEXT_ROWS
-            ):
+            has_markers = marker_count >= self._source_count and after_count >= CONTEXT_ROWS
+            if has_markers or after_count >= AFTER_ROWS_MAX:
                 break
-            after = self._tables(split)
-            row_count += sum(len(table) for table in after)
-            marker_count += self._marker_count(after)
+            after = split.tables()
+            after_count += sum(map(len, after))
+            marker_count += len(self._places(after, MARKER_ACCEPTED))
             tables += after
         whole = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-        unknown = {*whole.column("channel").unique().to_pylist()} - {None, *self._states}
+        unknown = {*whole.column("channel").unique().to_pylist()} - {None, *self._known}
         if unknown:
-            raise Damaged(
-                f"the event log of {self._process} has a row of channel {min(unknown)!r}, which is "
-                "none of its channels: bring the files back that were written"
-            )
+            raise foreign_channel(self._process, min(unknown))
         return whole
 
-    def _tables(self, split: _Split) -> list[pa.Table]:
-        return list(segments.read_rows(split.segment.path, [split.group], SCHEMA.names))
-
-    def _marker_count(self, tables: list[pa.Table]) -> int:
-        """Return how many markers of the snapshot arrived in some rows."""
-        return sum(
-            len(_places(pc.and_(_is(t, "snapshot", self._name), _is(t, "kind", MARKER_ACCEPTED))))
-            for t in tables
-        )
-
     def _select(self, table: pa.Table) -> Lane:
-        of_snapshot = _is(table, "snapshot", self._name)
-        (cut, *_) = _places(pc.and_(of_snapshot, _is(table, "kind", RECORDED)))
+        cut = self._places([table], RECORDED)[0]
         events, snapshots = table.column("event"), table.column("snapshot")
-        event_count = events[cut].as_py()
-        chosen = {*_places(of_snapshot)}
-        chosen |= self._near(events, snapshots, range(cut - 1, -1, -1), self._wanted.nearest)
-        chosen |= self._near(events, snapshots, range(cut + 1, len(table)), self._wanted.nearest)
+        chosen = {*_true(_is(table, "snapshot", self._name))}
+        for way in (range(cut - 1, -1, -1), range(cut + 1, len(table))):
+            chosen |= _near(events, snapshots, way, self._wanted.nearest)
         for place in self._ends(table):
             chosen |= _action_around(events, snapshots, place)
         rows = tuple(rows_of(table.take(sorted(chosen))))
-        return Lane(rows, _last_numbers(table.slice(0, cut)), event_count)
-
-    def _near(self, events: Any, snapshots: Any, places: range, event_count: int) -> set[int]:
-        """Return the rows of the `event_count` nearest actions."""
-        chosen: dict[int, list[int]] = defaultdict(list)
-        for place in places[:CONTEXT_ROWS]:
-            if snapshots[place].as_py() is not None:
-                continue
-            event = events[place].as_py()
-            if event not in chosen and len(chosen) == event_count:
-                break
-            if len(chosen[event]) < EVENT_ROWS_MAX:
-                chosen[event].append(place)
-        return {place for own in chosen.values() for place in own}
+        return Lane(rows, _last_numbers(table.slice(0, cut)), events[cut].as_py())
 
     def _ends(self, table: pa.Table) -> Iterator[int]:
         """Yield the rows in which the requested messages were sent or accepted."""
@@ -218,10 +187,10 @@ class _Reading:
                 is_one = pc.and_(
                     pc.greater_equal(numbers, wanted.start), pc.less(numbers, wanted.stop)
                 )
-                yield from _places(pc.and_(on_channel, is_one))
+                yield from _true(pc.and_(on_channel, is_one))
 
 
-def _total(segment: Segment) -> int:
+def _message_count(segment: Segment) -> int:
     return sum(segment.header.sent.values()) + sum(segment.header.received.values())
 
 
@@ -235,9 +204,23 @@ def _is(table: pa.Table, column: str, text: str) -> Any:
     return pa.chunked_array(found, pa.bool_())
 
 
-def _places(is_one: Any) -> list[int]:
+def _true(is_one: Any) -> list[int]:
     places: list[int] = pc.indices_nonzero(is_one).to_pylist()
     return places
+
+
+def _near(events: Any, snapshots: Any, places: range, event_count: int) -> set[int]:
+    """Return the rows of the `event_count` nearest actions on the way along `places`."""
+    chosen: dict[int, list[int]] = defaultdict(list)
+    for place in places[:CONTEXT_ROWS]:
+        if snapshots[place].as_py() is not None:
+            continue
+        event = events[place].as_py()
+        if event not in chosen and len(chosen) == event_count:
+            break
+        if len(chosen[event]) < EVENT_ROWS_MAX:
+            chosen[event].append(place)
+    return {place for own in chosen.values() for place in own}
 
 
 def _action_around(events: Any, snapshots: Any, place: int) -> set[int]:
@@ -254,13 +237,8 @@ def _action_around(events: Any, snapshots: Any, place: int) -> set[int]:
 
 def _last_numbers(before: pa.Table) -> dict[tuple[str, str], int]:
     """Return direction and channel -> the last number in the rows before the cut."""
-    plain = pa.table(
-        {
-            "kind": before.column("kind").cast(pa.string()),
-            "channel": before.column("channel").cast(pa.string()),
-            "number": before.column("number"),
-        }
-    )
+    texts = {name: before.column(name).cast(pa.string()) for name in ("kind", "channel")}
+    plain = pa.table({**texts, "number": before.column("number")})
     messages = plain.filter(pc.is_in(plain.column("kind"), pa.array([SENT, ACCEPTED])))
-    last = messages.group_by(["kind", "channel"]).aggregate([("number", "max")])
+    last = messages.group_by([*texts]).aggregate([("number", "max")])
     return {(row["kind"], row["channel"]): row["number_max"] for row in last.to_pylist()}

@@ -14,8 +14,7 @@ import os
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +27,8 @@ from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_of, s
 from stillframe.eventlog.row_encoder import (
     STEP_ROW,
     ChannelCounts,
-    Codes,
     RowEncoder,
     StepRow,
-    accept_code,
-    concat_codes,
-    pack_codes,
-    send_code,
 )
 from stillframe.eventlog.segments import (
     DICTIONARIES,
@@ -167,13 +161,14 @@ RETRY_S = 1.0
 
 
 class Buffer(NamedTuple):
-    """The codes between two points in time.
+    """The packed codes between two points in time.
 
     `after` is None if the process cannot say what it had done by then, because it failed or was
     stopped in the middle of an action.
     """
 
-    codes: Codes
+    codes: bytes
+    code_count: int
     steps: list[StepRow]
     before: ChannelCounts
     after: ChannelCounts | None
@@ -187,7 +182,9 @@ class WriterThread(threading.Thread):
     how many codes have been processed.
     """
 
-    def __init__(self, log: Path, header: SegmentHeader, on_error: Callable[[str], None]) -> None:
+    def __init__(
+        self, log: Path, header: SegmentHeader, rows: RowEncoder, on_error: Callable[[str], None]
+    ) -> None:
         super().__init__(name="event log", daemon=True)
         self.buffers: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
         self.done_count = 0
@@ -195,10 +192,8 @@ class WriterThread(threading.Thread):
         self._directory = log / f"e{header.epoch}" / header.process
         self._header = header
         self._on_error = on_error
-        self._rows = RowEncoder(header.process, tuple(header.received), tuple(header.sent))
-        self._counts = ChannelCounts(
-            0, tuple(header.received.values()), tuple(header.sent.values())
-        )
+        self._rows = rows
+        self._counts = ChannelCounts(0, header.received, header.sent)
         self._number = header.number
         self._stream: SegmentWriter | None = None
         self._lost_count = 0
@@ -207,20 +202,32 @@ class WriterThread(threading.Thread):
 
     def run(self) -> None:
         """Write all buffers."""
-        waiting = deque([self.buffers.get()])
-        while (buffer := _taken(waiting)) is not None:
+        for buffer in self._joined():
             self._take(buffer)
-            self.done_count += len(buffer.codes)
-            if not waiting:
-                waiting.append(self.buffers.get())
-            while not self.buffers.empty():
-                waiting.append(self.buffers.get())
+            self.done_count += buffer.code_count
         try:
             if self._lost_count:
                 self._begin()  # a segment without rows, which says so
         except Exception as error:
             self._report(error)
         self._end()
+
+    def _joined(self) -> Iterator[Buffer]:
+        """Yield the buffers, each joined with those that follow it and wait already. One that
+        cannot be checked stays alone."""
+        held: list[Buffer] = []
+        while True:
+            buffer = self.buffers.get()
+            follows = buffer and held and buffer.after and buffer.before == held[-1].after
+            if held and not (follows and len(held) < JOINED_COUNT_MAX):
+                yield _join(held)
+                held = []
+            if buffer is None:
+                return
+            held.append(buffer)
+            if self.buffers.empty():
+                yield _join(held)
+                held = []
 
     def _take(self, buffer: Buffer) -> None:
         """Write one buffer, or count it as lost."""
@@ -260,10 +267,8 @@ class WriterThread(threading.Thread):
             msgspec.structs.replace(
                 self._header,
                 number=self._number,
-                event_count=self._counts.event_count,
-                sent=dict(zip(self._header.sent, self._counts.sent, strict=True)),
-                received=dict(zip(self._header.received, self._counts.received, strict=True)),
                 lost_count=self._lost_count,
+                **self._counts._asdict(),
             ),
         )
         self._number += 1
@@ -294,23 +299,14 @@ class WriterThread(threading.Thread):
             )
 
 
-def _taken(waiting: deque[Buffer | None]) -> Buffer | None:
-    """Take the first buffer, joined with those that follow it; None at the end."""
-    first = waiting.popleft()
-    if first is None:
-        return None
-    gathered = [first]
-    while waiting and len(gathered) < JOINED_COUNT_MAX:
-        following = waiting[0]
-        if following is None or following.before != gathered[-1].after:
-            break
-        gathered.append(following)
-        waiting.popleft()
-    if len(gathered) == 1:
-        return first
-    steps = [step for buffer in gathered for step in buffer.steps]
-    codes = concat_codes([buffer.codes for buffer in gathered])
-    return Buffer(codes, steps, first.before, gathered[-1].after)
+def _join(held: list[Buffer]) -> Buffer:
+    return Buffer(
+        b"".join(buffer.codes for buffer in held),
+        sum(buffer.code_count for buffer in held),
+        [step for buffer in held for step in buffer.steps],
+        held[0].before,
+        held[-1].after,
+    )
 
 
 PACKED_COUNT = 2**13
@@ -354,24 +350,16 @@ class Writer:
         on_error: Callable[[str], None],
     ) -> None:
         self._codes: list[int] = []
-        self._packed: list[Codes] = []
+        self._packed: list[bytes] = []
         self._packed_count = 0
         self._steps: list[StepRow] = []
         self.record = self._codes.append
-        self.accepting = {source: accept_code(index) for index, source in enumerate(received)}
-        self.sending = {target: send_code(index) for index, target in enumerate(sent)}
-        self._code_max = max((*self.accepting.values(), *self.sending.values()), default=STEP_ROW)
-        self._counts = ChannelCounts(0, tuple(received.values()), tuple(sent.values()))
+        self._rows = RowEncoder(process, received, sent)
+        self.accepting, self.sending = self._rows.accepting, self._rows.sending
+        self._counts = ChannelCounts(0, {**received}, {**sent})
         self._handed_count = 0
-        header = SegmentHeader(
-            process=process,
-            epoch=epoch,
-            number=1,
-            event_count=0,
-            sent={**sent},
-            received={**received},
-        )
-        self._thread = WriterThread(log, header, on_error)
+        header = SegmentHeader(process=process, epoch=epoch, number=1, **self._counts._asdict())
+        self._thread = WriterThread(log, header, self._rows, on_error)
         self._thread.start()
 
     def is_much(self) -> bool:
@@ -392,13 +380,13 @@ class Writer:
         if not self._packed:
             return
         before = self._counts
-        now_received = tuple(received[source] for source in self.accepting)
-        now_sent = tuple(sent[target] for target in self.sending)
-        new_received = sum(now_received) - sum(before.received)
-        new_sent = sum(now_sent) - sum(before.sent)
-        by_itself_count = self._packed_count - len(self._steps) - new_received - new_sent
+        now_sent = {target: sent[target] for target in self.sending}
+        sent_count = sum(now_sent.values()) - sum(before.sent.values())
+        # Each code starts an action but those of steps and of messages that are sent.
         self._counts = ChannelCounts(
-            before.event_count + new_received + by_itself_count, now_received, now_sent
+            before.event_count + self._packed_count - len(self._steps) - sent_count,
+            {source: received[source] for source in self.accepting},
+            now_sent,
         )
         waiting_count = self._handed_count - self._thread.done_count
         if waiting_count + self._packed_count <= BEHIND_COUNT_MAX:
@@ -420,11 +408,12 @@ class Writer:
 
     def _put(self, before: ChannelCounts, after: ChannelCounts | None) -> None:
         self._handed_count += self._packed_count
-        self._thread.buffers.put(Buffer(concat_codes(self._packed), self._steps, before, after))
+        codes = b"".join(self._packed)
+        self._thread.buffers.put(Buffer(codes, self._packed_count, self._steps, before, after))
 
     def _pack(self) -> None:
         if self._codes:
-            self._packed.append(pack_codes(self._codes, self._code_max))
+            self._packed.append(self._rows.pack(self._codes))
             self._packed_count += len(self._codes)
             self._codes.clear()  # `record` keeps this very list
 

@@ -37,10 +37,10 @@ from stillframe.diagram.shapes import (
 from stillframe.diagram.text_metrics import count, listing
 from stillframe.diagram.window import PROCESS_COUNT_MAX
 from stillframe.eventlog import segments
-from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, MARKER_SENT, RECORDED, SENT
-from stillframe.eventlog.to_trace import CausalMerge
+from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, SENT
+from stillframe.eventlog.to_trace import channel_of, in_causal_order, marker_step
 from stillframe.eventlog.window import Lane, NotInLog, WindowRequest, read_window
-from stillframe.model import Channel, ChannelState, ProcessId, Snapshot, SnapshotId
+from stillframe.model import Channel, ChannelState, ProcessId, Snapshot
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
 
 WITHOUT_LOG = (
@@ -160,30 +160,16 @@ def _wanted(snapshot: Snapshot) -> WindowRequest:
     return WindowRequest(nearest, wanted)
 
 
-def _channel(row: segments.Row) -> Channel:
-    source, _, target = (row.channel or "").partition("->")
-    return Channel(source, target)
-
-
 def _marker_steps(process: ProcessId, lane: Lane) -> Iterator[LoggedStep]:
     for rows in segments.grouped(lane.rows):
         if rows[0].snapshot is None:
             continue
         marker = next((row for row in rows if row.kind == MARKER_ACCEPTED), None)
-        at = rows[0].at
-        step = MarkerStep(
-            process,
-            SnapshotId.parse(rows[0].snapshot),
-            source=None if marker is None else _channel(marker).source,
-            is_cut=any(row.kind == RECORDED for row in rows),
-            targets=tuple(_channel(row).target for row in rows if row.kind == MARKER_SENT),
-            at=None if at is None else at / 1e6,
-        )
         recorded = None
         if marker is not None and marker.recorded is not None:
             found = (range(r["first"], r["first"] + r["count"]) for r in marker.recorded)
             recorded = tuple(filter(None, found))
-        yield LoggedStep(step, rows[0].event, recorded)
+        yield LoggedStep(marker_step(process, rows), rows[0].event, recorded)
 
 
 def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
@@ -212,7 +198,7 @@ class _Lines:
     def __init__(self, lanes: Mapping[ProcessId, Lane], drawn: set[MarkerStep]) -> None:
         rows = [row for lane in lanes.values() for row in lane.rows]
         sent, accepted = (
-            {MessageId(_channel(row), row.number or 0) for row in rows if row.kind == kind}
+            {MessageId(channel_of(row), row.number or 0) for row in rows if row.kind == kind}
             for kind in (SENT, ACCEPTED)
         )
         self._whole = sent & accepted
@@ -229,11 +215,11 @@ class _Lines:
                     targets = tuple(t for t in step.targets if (process, t) in came)
                     lines[process].append(msgspec.structs.replace(step, targets=targets))
         channels = sorted({message.channel for message in self._whole})
-        self.trace = Trace(lanes, CausalMerge(lines).steps(), channels)
+        self.trace = Trace(lanes, in_causal_order(lines), channels)
 
     def _event(self, process: ProcessId, rows: Sequence[segments.Row]) -> Event:
         def messages(kind: str) -> tuple[MessageId, ...]:
-            found = (MessageId(_channel(r), r.number or 0) for r in rows if r.kind == kind)
+            found = (MessageId(channel_of(r), r.number or 0) for r in rows if r.kind == kind)
             return tuple(message for message in found if message in self._whole)
 
         return Event(process, accepted=messages(ACCEPTED), sent=messages(SENT))
