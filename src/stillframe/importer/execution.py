@@ -21,7 +21,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import ClockedEvent, Clocks, Progress, Step
-from stillframe.importer.names import name_processes, show_host
+from stillframe.importer.names import name_processes
 from stillframe.model import Channel, ProcessId
 from stillframe.trace import Event, MessageId, Trace, clean_label
 
@@ -36,58 +36,60 @@ class Sending(msgspec.Struct, gc=False):
     receiver: int | None
 
 
-class Statements(msgspec.Struct):
-    """The messages that a log states: for an event the target or the source, and the content."""
+class Messages:
+    """The messages of a log: those that it states of its events, or that its clocks imply.
 
-    sent_to: dict[int, int] = msgspec.field(default_factory=dict)
-    received_from: dict[int, int] = msgspec.field(default_factory=dict)
-    contents: dict[int, bytes] = msgspec.field(default_factory=dict)
+    `repeat_count` is how many events receive, by the log, what had arrived before.
+    """
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no event states a message."""
-        return not self.sent_to and not self.received_from
-
-
-def implied(clocks: Clocks, progress: Progress) -> Iterator[Sending]:
-    """Yield the fewest messages that explain what the clocks learned."""
-    for step in clocks.walk(progress):
-        for cause in step.causes:
-            yield Sending(cause, step.host, step.event)
-
-
-class Matching:
-    """Matches the receives that a log states to its sends, and counts the repeated receives."""
-
-    def __init__(self, clocks: Clocks, statements: Statements) -> None:
+    def __init__(self, clocks: Clocks) -> None:
+        self.repeat_count = 0
         self._clocks = clocks
-        self._stated = statements
+        self._sent_to: dict[int, int] = {}
+        self._received_from: dict[int, int] = {}
+        self._contents: dict[int, bytes] = {}
         self._receiver_of: dict[int, int] = {}
         self._waiting: dict[tuple[int, int, bytes | None], list[int]] = defaultdict(list)
-        self.repeat_count = 0
-        # Last first: the oldest is popped from the end.
-        for sender in sorted(statements.sent_to, key=clocks.own, reverse=True):
-            target = statements.sent_to[sender]
-            content = statements.contents.get(sender)
-            self._waiting[clocks.owner(sender), target, content].append(sender)
 
-    def match(self, progress: Progress) -> Iterator[Sending]:
-        """Yield every message that was sent; raise NotConsistent if the log contradicts itself."""
+    @property
+    def are_stated(self) -> bool:
+        """Whether any event states a message."""
+        return bool(self._sent_to or self._received_from)
+
+    def add(self, number: int, event: ClockedEvent) -> None:
+        """Take what is stated of the event that the clocks give this number."""
+        if event.sent_to is not None:
+            self._sent_to[number] = self._clocks.index_of(event.sent_to)
+        if event.received_from is not None:
+            self._received_from[number] = self._clocks.index_of(event.received_from)
+        if event.content is not None:
+            self._contents[number] = _encode_content(event.content)
+
+    def find(self, progress: Progress) -> Iterator[Sending]:
+        """Yield every message that was sent, or, if none is stated, the fewest that explain what
+        the clocks learned; raise NotConsistent if the log contradicts itself."""
+        # Last first: the oldest is popped from the end.
+        for sender in sorted(self._sent_to, key=self._clocks.owns.__getitem__, reverse=True):
+            channel = self._clocks.owners[sender], self._sent_to[sender]
+            self._waiting[*channel, self._contents.get(sender)].append(sender)
         for step in self._clocks.walk(progress):
-            source = self._stated.received_from.get(step.event)
-            if source is not None:
+            if not self.are_stated:
+                for cause in step.causes:
+                    yield Sending(cause, step.host, step.event)
+            elif (source := self._received_from.get(step.event)) is not None:
                 self._take_receive(step, source)
             elif step.causes:
                 self._refuse_causes(step, "is said to have come in here")
-        for sender, target in self._stated.sent_to.items():
+        for sender, target in self._sent_to.items():
             yield Sending(sender, target, self._receiver_of.get(sender))
 
     def _take_receive(self, step: Step, source: int) -> None:
-        if not self._clocks.count(source):
-            self._clocks.refuse(
+        clocks = self._clocks
+        if not clocks.order[source]:
+            clocks.refuse(
                 step.event,
-                f"it receives from {self._name(source)}, which is unknown: it has no "
-                "event in this log",
+                f"it receives from {clocks.name(source)}, which is unknown: it has no event in "
+                "this log",
             )
         if not step.causes:
             sender = self._oldest_known(step, source)
@@ -96,43 +98,36 @@ class Matching:
                 return
         else:
             sender = step.causes[0]
-            if len(step.causes) > 1 or self._clocks.owner(sender) != source:
-                self._refuse_causes(step, f"came in here but one from {self._name(source)}")
-            if self._stated.sent_to.get(sender) != step.host:
-                self._clocks.refuse(
+            if len(step.causes) > 1 or clocks.owners[sender] != source:
+                self._refuse_causes(step, f"came in here but one from {clocks.name(source)}")
+            if self._sent_to.get(sender) != step.host:
+                clocks.refuse(
                     step.event,
-                    f"by its clock it receives what {self._clocks.describe(sender)} sent, but "
-                    "that event sends nothing to it",
+                    f"by its clock it receives what {clocks.describe(sender)} sent, but that event "
+                    "sends nothing to it",
                 )
         self._receiver_of[sender] = step.event
 
     def _oldest_known(self, step: Step, source: int) -> int | None:
-        content = self._stated.contents.get(step.event)
+        content = self._contents.get(step.event)
         waiting = self._waiting.get((source, step.host, content), [])
         while waiting and waiting[-1] in self._receiver_of:
             waiting.pop()
         # A message to itself comes in after the event that sent it.
         known = step.known[source] - (source == step.host)
-        return waiting[-1] if waiting and self._clocks.own(waiting[-1]) <= known else None
+        return waiting[-1] if waiting and self._clocks.owns[waiting[-1]] <= known else None
 
     def _refuse_causes(self, step: Step, nothing: str) -> None:
         causes = " and ".join(map(self._clocks.describe, step.causes))
         self._clocks.refuse(step.event, f"the clock learned of {causes}, but no message {nothing}")
 
-    def _name(self, host: int) -> str:
-        return show_host(self._clocks.hosts[host])
-
 
 class Execution(msgspec.Struct, frozen=True):
-    """One execution of a log.
+    """One execution of a log, checked; `label` is what the log calls it, and may be empty.
 
-    Attributes:
-        label: what the log calls it; may be empty.
-        trace: what happened, checked.
-        hosts: for each process the name that the log has for it.
-        are_messages_stated: whether the log states what was sent and received. If not, messages are
-            implied by clocks, and one that never arrived is unknown.
-        repeat_count: how many events receive, by the log, a message that had arrived before.
+    `hosts` has for each process the name that the log has for it. If the log does not state what
+    was sent and received (`are_messages_stated`), messages are implied by clocks, and one that
+    never arrived is unknown. `repeat_count` events receive, by the log, what had arrived before.
     """
 
     label: str
@@ -160,16 +155,11 @@ def build(
     label: str = "",
     progress: Progress = no_progress,
 ) -> Execution:
-    """Check the clocks of one execution and make a trace of it.
+    """Check the clocks of one execution, which the log calls `label`, and make a trace of it.
+    Errors call the log `where`; `progress` is called with the number of checked events.
 
     Takes time and memory for the entries of all clocks. The trace does not depend on the order of
     the events.
-
-    Args:
-        events: in any order.
-        where: what errors call the log.
-        label: what the log calls this execution.
-        progress: called with the number of checked events.
 
     Raises:
         NotConsistent: the clocks contradict each other or the stated messages; log, line and host
@@ -177,30 +167,30 @@ def build(
         UsageError: there is no event, or there are too many hosts.
     """
     clocks = Clocks(where)
-    statements = Statements()
+    messages = Messages(clocks)
     labels: list[str] = []
     fields: list[dict[str, Any] | None] = []
     for event in events:
-        number = clocks.add(event)
+        messages.add(clocks.add(event), event)
         labels.append(clean_label(event.label))
         fields.append(event.fields)
-        _record(statements, number, event, clocks)
     if not labels:
         raise UsageError(f"{where} has no event")
-    order = clocks.sort()
-    matching = Matching(clocks, statements)
-    sendings = [*(implied(clocks, progress) if statements.is_empty else matching.match(progress))]
-    present = {host for host, line in enumerate(order) if line} | {s.target for s in sendings}
+    clocks.sort()
+    sendings = [*messages.find(progress)]
     hosts = clocks.hosts
+    present = {*clocks.owners, *(sending.target for sending in sendings)}
     named = name_processes(hosts[index] for index in present)
-    sent, accepted = _number(sendings, clocks, {clocks.index_of(h): p for h, p in named.items()})
+    index_of = {host: index for index, host in enumerate(hosts)}
+    processes = {index_of[host]: process for host, process in named.items()}
+    sent, accepted = _number(sendings, clocks, processes)
     ranked = sorted(
-        chain.from_iterable(order[clocks.index_of(host)] for host in named),
+        chain.from_iterable(clocks.order[index] for index in processes),
         key=clocks.totals.__getitem__,
     )
     steps = [
         Event(
-            process=named[hosts[clocks.owner(event)]],
+            process=processes[clocks.owners[event]],
             label=labels[event],
             accepted=accepted.get(event, ()),
             sent=sent.get(event, ()),
@@ -212,18 +202,9 @@ def build(
         label=clean_label(label),
         trace=Trace(named.values(), steps),
         hosts={process: host for host, process in named.items()},
-        are_messages_stated=not statements.is_empty,
-        repeat_count=matching.repeat_count,
+        are_messages_stated=messages.are_stated,
+        repeat_count=messages.repeat_count,
     )
-
-
-def _record(statements: Statements, number: int, event: ClockedEvent, clocks: Clocks) -> None:
-    if event.sent_to is not None:
-        statements.sent_to[number] = clocks.index_of(event.sent_to)
-    if event.received_from is not None:
-        statements.received_from[number] = clocks.index_of(event.received_from)
-    if event.content is not None:
-        statements.contents[number] = _encode_content(event.content)
 
 
 def _number(
@@ -235,11 +216,11 @@ def _number(
     channels: dict[tuple[int, int], Channel] = {}
     counts: Counter[Channel] = Counter()
     rank = {host: number for number, host in enumerate(processes)}
-    totals, owner = clocks.totals, clocks.owner
+    totals, owners = clocks.totals, clocks.owners
     for sending in sorted(
-        sendings, key=lambda s: (totals[s.sender], rank[owner(s.sender)], rank[s.target])
+        sendings, key=lambda s: (totals[s.sender], rank[owners[s.sender]], rank[s.target])
     ):
-        ends = owner(sending.sender), sending.target
+        ends = owners[sending.sender], sending.target
         if ends not in channels:
             channels[ends] = Channel(processes[ends[0]], processes[ends[1]])
         channel = channels[ends]

@@ -1,7 +1,7 @@
 """Logs in newline-delimited JSON: one object for each event, with its vector clock, and with what
 it sent or received."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -23,14 +23,9 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 class JsonPaths(msgspec.Struct, frozen=True):
     """Where the objects of a log have what is needed: keys, with dots between them.
 
-    Attributes:
-        host: whose event it is: a string or a number.
-        clock: the vector clock: an object from host to count.
-        kind: what it does: ``>``, ``send`` or ``sent`` sends, ``<``, ``receive``, ``received`` or
-            ``recv`` receives, anything else does neither.
-        source: from which host a message comes.
-        target: to which host a message goes.
-        content: what the message is.
+    The host of an event is a string or a number, its clock an object from host to count. The kind
+    says what it does: ``>``, ``send`` or ``sent`` sends to the target, ``<``, ``receive``,
+    ``received`` or ``recv`` receives from the source, anything else does neither.
     """
 
     host: str = "node"
@@ -67,10 +62,8 @@ def read_json_lines(
     A line that has neither host nor clock is no event: it is passed over, but counted. The fields
     of an event are its whole object but for the clock.
 
-    Args:
-        path: the log; a line has at most 16 MiB.
-        paths: where the objects have what is needed.
-        progress: called with how far it is.
+    A line has at most 16 MiB. `paths` say where the objects have what is needed, and `progress` is
+    called with how far it is.
 
     Raises:
         UsageError: a line cannot be read, or there is no event.
@@ -98,9 +91,9 @@ class _Reading:
 
     def events(self) -> Iterator[ClockedEvent]:
         """Yield the events of the file."""
-        line = event_count = 0
-        while text := self._file.readline(LINE_BYTES_MAX + 1):
-            line += 1
+        event_count = 0
+        lines = iter(lambda: self._file.readline(LINE_BYTES_MAX + 1), b"")
+        for line, text in enumerate(lines, 1):
             if len(text) > LINE_BYTES_MAX:
                 self._refuse(line, f"it has more than {LINE_BYTES_MAX:,} bytes")
             if text.isspace():
@@ -116,10 +109,9 @@ class _Reading:
         if not event_count:
             if not self.ignored_line_count:
                 raise UsageError(f"{self._where} is empty: there is no event in it")
-            places = [f"{name} at {'.'.join(self._paths[name])!r}" for name in ("host", "clock")]
             raise UsageError(
-                f"{self._where} has no event: no line has {' and '.join(places)}; say with "
-                "--json-paths where they are"
+                f"{self._where} has no event: no line has host at {self._place('host')} and clock "
+                f"at {self._place('clock')}; say with --json-paths where they are"
             )
 
     def _event(self, line: int, text: bytes) -> ClockedEvent | None:
@@ -135,12 +127,11 @@ class _Reading:
             return None
         if host is None or clock is None:
             missing = "host" if host is None else "clock"
-            where = ".".join(self._paths[missing])
             fields = ", ".join(map(show_host, islice(document, _FIELDS_SHOWN_MAX)))
             self._refuse(
                 line,
-                f"it has no {missing} at {where!r}, as an event has; it has {fields}: say with "
-                f"--json-paths {missing}=PATH where it is",
+                f"it has no {missing} at {self._place(missing)}, as an event has; it has {fields}: "
+                f"say with --json-paths {missing}=PATH where it is",
             )
         kind = _find(document, self._paths["kind"])
         event = ClockedEvent(line, host, clock, "" if kind is None else str(kind)[:200], document)
@@ -155,7 +146,7 @@ class _Reading:
 
     def _take_clock(self, line: int, document: dict[str, Any]) -> dict[str, int] | None:
         *parents, last = self._paths["clock"]
-        holder = _find(document, tuple(parents))
+        holder = _find(document, parents)
         if not isinstance(holder, dict) or last not in holder:
             return None
         try:
@@ -163,8 +154,8 @@ class _Reading:
         except msgspec.ValidationError as error:
             self._refuse(
                 line,
-                f"at {'.'.join(self._paths['clock'])!r} it has no vector clock ({error}): it "
-                'should be such as {"a": 1, "b": 2}',
+                f"at {self._place('clock')} it has no vector clock ({error}): it should be such as "
+                '{"a": 1, "b": 2}',
             )
 
     def _host(self, line: int, document: dict[str, Any], name: str) -> str | None:
@@ -172,8 +163,8 @@ class _Reading:
         if host is not None and (not isinstance(host, str | int) or isinstance(host, bool)):
             self._refuse(
                 line,
-                f"its {name} at {'.'.join(self._paths[name])!r} is no string and no number: if it "
-                f"is elsewhere, say with --json-paths {name}=PATH where",
+                f"its {name} at {self._place(name)} is no string and no number: if it is "
+                f"elsewhere, say with --json-paths {name}=PATH where",
             )
         return None if host is None else str(host)
 
@@ -182,16 +173,19 @@ class _Reading:
         if host is None:
             self._refuse(
                 line,
-                f"it sends or receives, but has no {name} at {'.'.join(self._paths[name])!r}: say "
-                f"with --json-paths {name}=PATH where it is",
+                f"it sends or receives, but has no {name} at {self._place(name)}: say with "
+                f"--json-paths {name}=PATH where it is",
             )
         return host
+
+    def _place(self, name: str) -> str:
+        return repr(".".join(self._paths[name]))
 
     def _refuse(self, line: int, sentence: str) -> NoReturn:
         raise UsageError(f"{self._where}, line {line}: {sentence}")
 
 
-def _find(document: Any, path: tuple[str, ...]) -> Any:
+def _find(document: Any, path: Iterable[str]) -> Any:
     for key in path:
         if not isinstance(document, dict):
             return None

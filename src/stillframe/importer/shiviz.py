@@ -42,12 +42,9 @@ def read_shiviz(
 ) -> Imported:
     """Read a log with vector clocks, and check that it does not contradict itself.
 
-    Args:
-        path: a text of at most 1 GiB.
-        regex: finds one event, which may go over several lines.
-        delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
-            execution that follows.
-        progress: called with how far it is.
+    The text has at most 1 GiB. `regex` finds one event, which may go over several lines, and
+    `delimiter` what separates executions; its group ``trace``, if it has one, labels the execution
+    that follows. `progress` is called with how far it is.
 
     Raises:
         UsageError: the log cannot be read with this regular expression.
