@@ -82,12 +82,7 @@ class LastSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def take_snapshot(
-    root: Path,
-    *,
-    mode: Mode = Mode.ALIGNED,
-    name: str | None = None,
-    timeout_s: float = TIMEOUT_S,
-    progress: Callable[[Progress], None] = lambda progress: None,
+    root: Path, mode: Mode, name: str | None, timeout_s: float, progress: Callable[[Progress], None]
 ) -> Manifest | Abandoned:
     """Take a snapshot of the pipeline at `root`, or a savepoint if it has a name, and publish it;
     as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
@@ -239,12 +234,7 @@ def _systems(root: Path, request: Request, fragments: _Fragments) -> list[System
 
 
 def _publish(
-    root: Path,
-    metadata: Metadata,
-    request: Request,
-    fragments: _Fragments,
-    *,
-    completed_at: float,
+    root: Path, metadata: Metadata, request: Request, fragments: _Fragments, *, completed_at: float
 ) -> Manifest:
     """Check what was recorded, write the manifest, and give the directory its final place."""
     directory = request_path(root, request.snapshot)

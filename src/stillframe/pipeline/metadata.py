@@ -144,13 +144,13 @@ def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participa
         raise UsageError(f"{participant} cannot stand at {dict(positions)}")
 
 
-def check_savepoint_name(name: str) -> str:
-    """Return `name` if a savepoint can have it: it must not look like the id of a snapshot."""
+def check_savepoint_name(name: str) -> None:
+    """Raise UsageError if a savepoint cannot have a name, or it looks like the id of a snapshot."""
     check_process_id(name)
     try:
         SnapshotId.parse(name)
     except UsageError:
-        return name
+        return
     raise UsageError(
         f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name that "
         "does not end in '-' and a number"

@@ -142,9 +142,7 @@ class Pipeline:
             Unavailable: another snapshot is being taken, or the pipeline is being restored.
             StoreError: the disk is full or failed.
         """
-        return coordinator.take_snapshot(
-            self.path, mode=parse_mode(mode), timeout_s=timeout_s, progress=progress
-        )
+        return coordinator.take_snapshot(self.path, parse_mode(mode), None, timeout_s, progress)
 
     def savepoint(
         self,
@@ -160,13 +158,9 @@ class Pipeline:
             UsageError: the name cannot be one, or looks like the id of a snapshot, or there is a
                 savepoint of that name.
         """
-        return coordinator.take_snapshot(
-            self.path,
-            mode=parse_mode(mode),
-            name=check_savepoint_name(name),
-            timeout_s=timeout_s,
-            progress=progress,
-        )
+        chosen = parse_mode(mode)
+        check_savepoint_name(name)
+        return coordinator.take_snapshot(self.path, chosen, name, timeout_s, progress)
 
     @contextlib.contextmanager
     def snapshot_every(
@@ -197,7 +191,7 @@ class Pipeline:
         def take_in_time() -> None:
             for _ in periodically(interval_s, ended.wait):
                 try:
-                    happened(coordinator.take_snapshot(self.path, mode=chosen, timeout_s=timeout_s))
+                    happened(self.snapshot(chosen, timeout_s=timeout_s))
                     if keep is not None and (damaged := self.keep(keep)):
                         happened(Damaged(sentence_on_damaged(damaged)))
                 except Unavailable:
@@ -219,7 +213,8 @@ class Pipeline:
         Raises:
             Damaged, StoreError: a manifest was changed or cannot be read.
         """
-        return snapshot_manifest.manifests(self.path)
+        ids = snapshot_manifest.published_ids(self.path)
+        return [snapshot_manifest.read_manifest(self.path, snapshot) for snapshot in ids]
 
     def find(self, snapshot: str) -> Manifest:
         """Return the snapshot with that id, or the savepoint of that name.
@@ -262,7 +257,7 @@ class Pipeline:
             StoreError: the disk is full or failed; the pipeline is as it was.
         """
         manifest = self.latest() if snapshot is None else self.find(snapshot)
-        restore.restore(self.path, manifest, progress=progress)
+        restore.restore(self.path, manifest, progress)
         return manifest
 
     def fork(
@@ -287,7 +282,7 @@ class Pipeline:
             StoreError: the disk is full or failed.
         """
         root = local_path(target).absolute()
-        restore.fork(self.path, self.find(snapshot), root, name=name, progress=progress)
+        restore.fork(self.path, self.find(snapshot), root, name, progress)
         return Pipeline(root)
 
     def drop(self, *snapshots: str) -> list[SnapshotId]:

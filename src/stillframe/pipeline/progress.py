@@ -127,59 +127,35 @@ class ProgressReader:
 
 
 def progress_of(
-    root: Path,
-    metadata: Metadata,
-    request: Request,
-    fragments: Mapping[str, ParticipantFragment],
+    root: Path, metadata: Metadata, request: Request, fragments: Mapping[str, ParticipantFragment]
 ) -> Progress:
     """Return the progress of the snapshot of `request`, given the fragments submitted so far."""
-    participants = metadata.dataflow.participants
-    recorded = {name: fragments[name].recorded_at for name in participants if name in fragments}
-    barriers = {
-        log: (position, recorded_at)
-        for name, recorded_at in recorded.items()
-        for log, position in fragments[name].barriers.items()
-    }
+    flow = metadata.dataflow
+    recorded = {n: fragments[n].recorded_at for n in flow.participants if n in fragments}
+    barriers = {log: at for name in recorded for log, at in fragments[name].barriers.items()}
+    awaiting = []
+    for name in (name for name in flow.participants if name not in recorded):
+        logs, is_query = flow.incoming(name), name in flow.queries
+        positions: dict[str, int] = {}
+        if is_query:
+            found = checkpoint.last_committed(checkpoint_path(root, metadata.epoch, name))
+            positions = metadata.starts[name] if found is None else found.positions
+        channels = tuple(
+            AwaitedChannel(log.name, log.source, positions.get(log.name), barriers.get(log.name))
+            for log in logs
+        )
+        arrived_at = [recorded[log.source] for log in logs if log.name in barriers]
+        is_enabled = len(arrived_at) == len(logs) or (
+            request.mode is Mode.UNALIGNED and (arrived_at or name in flow.initiators())
+        )
+        since = max([request.initiated_at, *arrived_at]) if is_enabled else None
+        is_joined = is_query or has_joined(root, metadata, name)
+        awaiting.append(Awaited(name, since, channels, has_joined=is_joined))
     return Progress(
         snapshot=request.snapshot,
         mode=request.mode,
         initiated_at=request.initiated_at,
         deadline_at=request.deadline_at,
         recorded=recorded,
-        awaiting=tuple(
-            _awaited(root, metadata, request, name, barriers)
-            for name in participants
-            if name not in recorded
-        ),
-    )
-
-
-def _awaited(
-    root: Path,
-    metadata: Metadata,
-    request: Request,
-    name: str,
-    barriers: dict[str, tuple[int, float]],
-) -> Awaited:
-    is_query = name in metadata.dataflow.queries
-    positions: dict[str, int] = {}
-    if is_query:
-        found = checkpoint.last_committed(checkpoint_path(root, metadata.epoch, name))
-        positions = metadata.starts[name] if found is None else found.positions
-    channels = []
-    times = [request.initiated_at]
-    for log in metadata.dataflow.incoming(name):
-        barrier, since = barriers.get(log.name, (None, None))
-        if since is not None:
-            times.append(since)
-        channels.append(AwaitedChannel(log.name, log.source, positions.get(log.name), barrier))
-    arrived = [c for c in channels if c.barrier is not None]
-    is_enabled = len(arrived) == len(channels) or (
-        request.mode is Mode.UNALIGNED and (arrived or name in metadata.dataflow.initiators())
-    )
-    return Awaited(
-        name,
-        max(times) if is_enabled else None,
-        tuple(channels),
-        has_joined=is_query or has_joined(root, metadata, name),
+        awaiting=tuple(awaiting),
     )

@@ -42,10 +42,8 @@ from stillframe.store.layout import explain_io_errors
 from stillframe.store.store import Store
 
 
-def restore(
-    root: Path, manifest: Manifest, *, progress: Callable[[int], None] = lambda size: None
-) -> Metadata:
-    """Restore the pipeline at `root` as ``Pipeline.restore``; return the new metadata."""
+def restore(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
+    """Restore the pipeline at `root` to a snapshot, as ``Pipeline.restore``."""
     with coordinating(root, "a restore"), _all_stopped(root):
         metadata = read_metadata(root)
         manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
@@ -54,7 +52,8 @@ def restore(
                 f"snapshot {manifest.snapshot} is of other queries, services or channels than the "
                 "pipeline declares now: fork it into a new directory instead"
             )
-        _verify(root, manifest, progress)
+        verify_files(root, manifest, progress)
+        check_channels(root, manifest)
         for cut in manifest.systems:
             Store.open(Path(cut.store)).verify(cut.snapshot)
         clear_pending(root)
@@ -62,19 +61,14 @@ def restore(
         place_services(root, new, manifest)
         _export(root, manifest, root, new)
         write_metadata(root, new)
-        return new
 
 
 def fork(
-    root: Path,
-    manifest: Manifest,
-    target: Path,
-    *,
-    name: str | None = None,
-    progress: Callable[[int], None] = lambda size: None,
-) -> Metadata:
-    """Make a second pipeline in `target` as ``Pipeline.fork``; return its metadata. Neither sees
-    what the other writes: files are shared as hard links, and no file is ever changed in place."""
+    root: Path, manifest: Manifest, target: Path, name: str | None, progress: Callable[[int], None]
+) -> None:
+    """Make a second pipeline in `target` that continues from a snapshot, as ``Pipeline.fork``.
+    Neither sees what the other writes: files are shared as hard links, and no file is ever changed
+    in place."""
     if manifest.systems:
         raise UsageError(
             f"snapshot {manifest.snapshot} holds a system with a store of its own, "
@@ -87,7 +81,8 @@ def fork(
             raise UsageError(f"{target} is not empty: give a directory that is, or a new one")
     with coordinating(root, "a fork"):
         manifest = read_manifest(root, manifest.snapshot)
-        _verify(root, manifest, progress)
+        verify_files(root, manifest, progress)
+        check_channels(root, manifest)
         metadata = msgspec.structs.replace(
             read_metadata(root), name=new_name, dataflow=manifest.dataflow
         )
@@ -112,12 +107,6 @@ def fork(
         except StoreError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    return new
-
-
-def _verify(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
-    verify_files(root, manifest, progress)
-    check_channels(root, manifest)
 
 
 @contextlib.contextmanager

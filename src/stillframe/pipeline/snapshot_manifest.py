@@ -162,13 +162,8 @@ def pinned_path(directory: Path, query: str) -> Path:
     return directory / PINNED / query
 
 
-def manifests(root: Path) -> list[Manifest]:
-    """Return all published snapshots in the order in which they were published."""
-    return [read_manifest(root, snapshot) for snapshot in published_ids(root)]
-
-
 def readable_manifests(root: Path) -> list[Manifest]:
-    """Return the published snapshots whose manifests are intact, in the order of ``manifests``."""
+    """Return the published snapshots whose manifests are intact, as they were published."""
     return listing(root)[0]
 
 

@@ -72,7 +72,7 @@ class EventReader:
             at = time.time() if self._last_at is None else self._last_at
             return {"at": at, "kind": "error", "sentence": str(record)}
         self._last_at = record.at
-        kind = sentence = None
+        kind, sentence = None, ""
         self.counts = count_event(self.counts, record.what)
         match record.what:
             case history.EpochBegan(epoch, restored_from):
@@ -85,21 +85,17 @@ class EventReader:
             case history.ProcessDied(process, cause):
                 self.dead |= {process}
                 kind, sentence = "death", f"process {process} died: {cause}"
-            case history.SnapshotAbandoned():
-                kind, sentence = "abandoned", str(record.what)
-        self._keep_outcome(record, sentence or "")
-        return None if kind is None else {"at": record.at, "kind": kind, "sentence": sentence}
-
-    def _keep_outcome(self, record: HistoryRecord, sentence: str) -> None:
-        match record.what:
             case history.SnapshotBegan(snapshot):
                 self._started[snapshot] = record.at
                 _keep_last(self._started)
-            case history.SnapshotPublished(snapshot) | history.SnapshotAbandoned(snapshot):
-                started_at = self._started.pop(snapshot, record.at)
-                outcome = SnapshotOutcome(record.what, started_at, record.at, sentence)
-                self.outcomes[snapshot] = outcome
-                _keep_last(self.outcomes)
+            case history.SnapshotAbandoned():
+                kind, sentence = "abandoned", str(record.what)
+        if isinstance(ended := record.what, SnapshotPublished | SnapshotAbandoned):
+            started_at = self._started.pop(ended.snapshot, record.at)
+            outcome = SnapshotOutcome(ended, started_at, record.at, sentence)
+            self.outcomes[ended.snapshot] = outcome
+            _keep_last(self.outcomes)
+        return None if kind is None else {"at": record.at, "kind": kind, "sentence": sentence}
 
 
 def _keep_last(known: dict[SnapshotId, Any]) -> None:

@@ -430,8 +430,8 @@ def _collect_processes(metrics: MetricSet, sample: SystemSample) -> None:
 
 
 def _collect_channels(metrics: MetricSet, sample: SystemSample, counters: SystemCounters) -> None:
-    def put(status: ChannelStatus, source: str, target: str) -> None:
-        for name, value in zip(CHANNELS, status, strict=True):
+    def put(values: Iterable[Number | None], source: str, target: str) -> None:
+        for name, value in zip(CHANNELS, values, strict=True):
             metrics.put(name, value, source, target)
 
     known = counters.channels(sample.description, sample.status)
@@ -441,19 +441,11 @@ def _collect_channels(metrics: MetricSet, sample: SystemSample, counters: System
     for channel in shown:
         if channel in known:
             put(known[channel], channel.source, channel.target)
-    others = [known[channel] for channel in left_out if channel in known]
-    if others:
-        sent, received, in_transit, unhandled, connected = (
-            [value for value in column if value is not None] for column in zip(*others, strict=True)
-        )
-        total = ChannelStatus(
-            sum(sent),
-            sum(received),
-            sum(in_transit) if in_transit else None,
-            sum(unhandled) if unhandled else None,
-            all(connected) if connected else None,
-        )
-        put(total, "", "")
+    if others := [known[channel] for channel in left_out if channel in known]:
+        columns = [[v for v in column if v is not None] for column in zip(*others, strict=True)]
+        *counts, connected = columns
+        totals = [sum(column) if column else None for column in counts]
+        put([*totals, all(connected) if connected else None], "", "")
 
 
 def _collect_snapshots(metrics: MetricSet, sample: SystemSample) -> None:

@@ -62,16 +62,16 @@ def process_statuses(
     it last ran; without an answer all have the status `unreachable`."""
     if status is None:
         return [unreachable] * len(description.processes)
-    return [_process_status(process, status, dead) for process in description.processes]
-
-
-def _process_status(process: ProcessId, status: SystemStatus, dead: frozenset[ProcessId]) -> str:
-    if not status.is_running:
-        return DEAD if process in dead else STARTING
-    answer = status.statuses.get(process)
-    if answer is None:
-        return SILENT
-    return BUSY if answer.is_busy else RUNNING
+    statuses = []
+    for process in description.processes:
+        answer = status.statuses.get(process)
+        if not status.is_running:
+            statuses.append(DEAD if process in dead else STARTING)
+        elif answer is None:
+            statuses.append(SILENT)
+        else:
+            statuses.append(BUSY if answer.is_busy else RUNNING)
+    return statuses
 
 
 def channel_columns(
