@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.errors import NotConsistent
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, channel, checkpoint, participant_logs
+from stillframe.pipeline import Pipeline, channel, checkpoint, participant_logs, pending_snapshot
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import Request
 from stillframe.protocol.aligner import Mode
@@ -37,7 +37,7 @@ def test_nothing_is_recorded_for_a_snapshot_that_was_just_published(
         initiated_at=0.0,
         deadline_at=1e12,
     )
-    monkeypatch.setattr(participant_logs, "under_way", lambda root: over)
+    monkeypatch.setattr(pending_snapshot, "under_way", lambda root: over)
     recorded: list[Request] = []
     logs = participant_logs.ServiceLogs(root, "feed", read_metadata(root), {}, is_patient=True)
     ends = logs.at_boundary(recorded.append)

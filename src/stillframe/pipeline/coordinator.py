@@ -18,38 +18,13 @@ import msgspec
 from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import Abandoned, Reason, SnapshotId
-from stillframe.pipeline import checkpoint
+from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.log import Barrier, LogEntry
 from stillframe.pipeline.metadata import CHANNELS, Metadata, read_metadata
-from stillframe.pipeline.pending_snapshot import (
-    PARTS,
-    PINNED,
-    REQUEST,
-    UNDER_WAY,
-    WHOLE,
-    Outcome,
-    ParticipantFragment,
-    Request,
-    SystemCut,
-    read_fragment,
-    request_path,
-    system_cut,
-)
+from stillframe.pipeline.pending_snapshot import Outcome, ParticipantFragment, Request, SystemCut
 from stillframe.pipeline.progress import Progress, progress_of
-from stillframe.pipeline.snapshot_manifest import (
-    MANIFEST,
-    SNAPSHOTS,
-    Manifest,
-    PinnedFile,
-    cut_channels,
-    hashed_files,
-    pinned_path,
-    published_ids,
-    read_manifest,
-    readable_manifests,
-    snapshot_path,
-)
+from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
 from stillframe.store.layout import explain_io_errors
@@ -90,7 +65,9 @@ def take_snapshot(
     with coordinating(root, "a snapshot", is_patient=False):
         metadata = read_metadata(root)
         metadata.dataflow.check_mode(mode)
-        if name is not None and name in (manifest.name for manifest in readable_manifests(root)):
+        if name is not None and name in (
+            manifest.name for manifest in snapshot_manifest.readable_manifests(root)
+        ):
             raise UsageError(f"there is a savepoint {name!r} already: give another name")
         clear_pending(root)
         try:
@@ -133,7 +110,7 @@ def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator
 
 def clear_pending(root: Path) -> None:
     """Remove the files of a snapshot that has ended; its barriers mean nothing from here on."""
-    directory = root / UNDER_WAY
+    directory = root / pending_snapshot.UNDER_WAY
     with explain_io_errors(directory, "cleared"):
         directory.mkdir(exist_ok=True)
         for ended in directory.glob("[!.]*"):
@@ -154,11 +131,11 @@ def _ask(root: Path, metadata: Metadata, mode: Mode, name: str | None, timeout_s
         initiated_at=now,
         deadline_at=now + timeout_s,
     )
-    directory = request_path(root, request.snapshot)
+    directory = pending_snapshot.request_path(root, request.snapshot)
     partial = directory.with_name(f".{directory.name}.partial")
     with explain_io_errors(directory, "made"):
-        (partial / PARTS).mkdir(parents=True)
-        replace_durably(partial / REQUEST, seal(request))
+        (partial / pending_snapshot.PARTS).mkdir(parents=True)
+        replace_durably(partial / pending_snapshot.REQUEST, seal(request))
         partial.rename(directory)
     return request
 
@@ -181,7 +158,7 @@ def _next_number(root: Path) -> int:
 
 def _highest_seen(root: Path) -> int:
     """Return the highest number of a snapshot that was published or has a barrier in a log."""
-    numbers = [snapshot.number for snapshot in published_ids(root)]
+    numbers = [snapshot.number for snapshot in snapshot_manifest.published_ids(root)]
     with explain_io_errors(root / CHANNELS, "read"):
         for path in (root / CHANNELS).glob("*/epoch-*/*.json"):
             content = read_sealed(path, LogEntry).content
@@ -200,9 +177,9 @@ def _collect(
     while True:
         for name in (name for name in participants if name not in fragments):
             try:
-                fragment = read_fragment(root, request.snapshot, name) or record_stopped(
-                    root, metadata, request, name
-                )
+                fragment = pending_snapshot.read_fragment(root, request.snapshot, name)
+                if fragment is None:
+                    fragment = record_stopped(root, metadata, request, name)
             except NotAtRest as error:
                 return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
             if fragment is not None and fragment.failure is not None:
@@ -230,21 +207,21 @@ def _collect(
 def _systems(root: Path, request: Request, fragments: _Fragments) -> list[SystemCut | None]:
     """Return the states of the systems that some participant is a process of."""
     names = sorted({one.system for one in fragments.values() if one.system is not None})
-    return [system_cut(root, request.snapshot, name) for name in names]
+    return [pending_snapshot.system_cut(root, request.snapshot, name) for name in names]
 
 
 def _publish(
     root: Path, metadata: Metadata, request: Request, fragments: _Fragments, *, completed_at: float
 ) -> Manifest:
     """Check what was recorded, write the manifest, and give the directory its final place."""
-    directory = request_path(root, request.snapshot)
+    directory = pending_snapshot.request_path(root, request.snapshot)
     for name, fragment in fragments.items():
         if fragment.query is not None and fragment.query.batch is not None:
             expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
-            checkpoint.check_pinned(pinned_path(directory, name), expected)
-    channels = cut_channels(root, metadata, fragments, request.mode)
+            checkpoint.check_pinned(snapshot_manifest.pinned_path(directory, name), expected)
+    channels = snapshot_manifest.cut_channels(root, metadata, fragments, request.mode)
     queries = [name for name, fragment in fragments.items() if fragment.query is not None]
-    files = hashed_files(directory, queries, _files_before(root))
+    files = snapshot_manifest.hashed_files(directory, queries, _files_before(root))
     manifest = Manifest(
         snapshot=request.snapshot,
         name=request.name,
@@ -261,27 +238,29 @@ def _publish(
         channels=tuple(channels),
         files=tuple(files),
     )
-    target = snapshot_path(root, request.snapshot)
+    target = snapshot_manifest.snapshot_path(root, request.snapshot)
     with explain_io_errors(target, "written"):
-        (root / SNAPSHOTS).mkdir(exist_ok=True)
-        write_new(directory / MANIFEST, seal(manifest))
+        (root / snapshot_manifest.SNAPSHOTS).mkdir(exist_ok=True)
+        write_new(directory / snapshot_manifest.MANIFEST, seal(manifest))
         # Neither Spark nor the logs force each file to the disk. Everything that the snapshot
         # depends on must be there before it has its name.
         os.sync()
         # First out of sight: a participant that finds the request without its own fragment would
         # record again.
-        complete = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}{WHOLE}")
+        unseen = f".{directory.name}.{uuid.uuid4().hex}{pending_snapshot.WHOLE}"
+        complete = directory.with_name(unseen)
         directory.rename(complete)
         _clear_all_but_the_cut(complete)
         complete.rename(target)
-        sync(root / SNAPSHOTS)
+        sync(root / snapshot_manifest.SNAPSHOTS)
     return manifest
 
 
 def _clear_all_but_the_cut(directory: Path) -> None:
     """Remove what the manifest contains, and checkpoints that were pinned and not needed."""
-    for path in (*directory.iterdir(), *directory.glob(f"{PINNED}/.*")):
-        if path.parent != directory or path.name not in (MANIFEST, PINNED):
+    kept = (snapshot_manifest.MANIFEST, pending_snapshot.PINNED)
+    for path in (*directory.iterdir(), *directory.glob(f"{pending_snapshot.PINNED}/.*")):
+        if path.parent != directory or path.name not in kept:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -290,8 +269,8 @@ def _clear_all_but_the_cut(directory: Path) -> None:
 
 def _files_before(root: Path) -> list[PinnedFile]:
     """Return the files of the snapshot before, which need not be read again."""
-    before = published_ids(root)
+    before = snapshot_manifest.published_ids(root)
     try:
-        return list(read_manifest(root, before[-1]).files) if before else []
+        return list(snapshot_manifest.read_manifest(root, before[-1]).files) if before else []
     except Damaged:
         return []  # an older snapshot that was damaged does not keep a new one from being taken

@@ -25,7 +25,7 @@ import pyarrow as pa
 from stillframe.durable_files import partial_path
 from stillframe.errors import NotConsistent, Refused, StillframeError, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline import checkpoint
+from stillframe.pipeline import checkpoint, pending_snapshot
 from stillframe.pipeline.locks import PARTICIPANTS
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.pipeline.metadata import (
@@ -35,17 +35,7 @@ from stillframe.pipeline.metadata import (
     checkpoint_path,
     read_metadata,
 )
-from stillframe.pipeline.pending_snapshot import (
-    PINNED,
-    ParticipantFragment,
-    QueryState,
-    Request,
-    has_recorded,
-    read_fragment,
-    request_path,
-    submit_fragment,
-    under_way,
-)
+from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState, Request
 from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
@@ -119,12 +109,12 @@ class ParticipantLogs(ABC):
         them belongs to a request that exists already. `record` records the state, and submits it.
         When this returns with the state recorded, the barrier is on every outgoing log.
         """
-        request = under_way(self._root)
+        request = pending_snapshot.under_way(self._root)
         if (
             request is None
             or request.epoch != self.metadata.epoch
             or time.time() > request.deadline_at + OVERDUE_S
-            or has_recorded(self._root, request.snapshot, self._participant)
+            or pending_snapshot.has_recorded(self._root, request.snapshot, self._participant)
         ):
             return tails
         mode = request.mode if self.is_patient else Mode.UNALIGNED
@@ -145,7 +135,7 @@ class ParticipantLogs(ABC):
             position = _after_old_barriers(reader, snapshot, positions[name], tails[name])
             barrier = reader.find_barrier(snapshot, position, tails[name])
             if barrier is None:
-                fragment = read_fragment(self._root, snapshot, reader.log.source)
+                fragment = pending_snapshot.read_fragment(self._root, snapshot, reader.log.source)
                 barrier = None if fragment is None else fragment.barriers[name]
             found[name] = Reading(position, barrier)
         return found
@@ -168,7 +158,7 @@ class ParticipantLogs(ABC):
             barriers=barriers,
             **more,
         )
-        submit_fragment(self._root, fragment)
+        pending_snapshot.submit_fragment(self._root, fragment)
 
 
 def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
@@ -230,8 +220,9 @@ class QueryParticipant(ParticipantLogs):
         interruption, as long as no other micro-batch has started."""
         batch, positions = self._committed()
         if batch is not None:
-            pinned = request_path(self._root, request.snapshot) / PINNED / self._participant
-            checkpoint.pin(self._checkpoint, batch, pinned)
+            directory = pending_snapshot.request_path(self._root, request.snapshot)
+            target = directory / pending_snapshot.PINNED / self._participant
+            checkpoint.pin(self._checkpoint, batch, target)
         self.submit(request, positions, batch=batch, query=QueryState(batch))
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from stillframe.durable_files import replace_durably, sync
 from stillframe.errors import Damaged, NotConsistent, StillframeError
+from stillframe.pipeline import pending_snapshot
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.participant_logs import (
@@ -20,13 +21,7 @@ from stillframe.pipeline.participant_logs import (
     ServiceLogs,
     reported_positions,
 )
-from stillframe.pipeline.pending_snapshot import (
-    ParticipantFragment,
-    Request,
-    ServiceState,
-    has_recorded,
-    read_fragment,
-)
+from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
@@ -148,7 +143,7 @@ def record_stopped(
         is_query, sources = name in metadata.dataflow.queries, metadata.dataflow.incoming(name)
         # Before a barrier is on one of its logs it is not worthwhile to search all of them.
         if name in metadata.dataflow.initiators() or any(
-            has_recorded(root, request.snapshot, log.source) for log in sources
+            pending_snapshot.has_recorded(root, request.snapshot, log.source) for log in sources
         ):
             if is_query:
                 _record_query(root, name)
@@ -156,7 +151,7 @@ def record_stopped(
                 _record_service(root, metadata, name)
         elif not is_query and service_status(root, metadata, name).is_dead:
             raise _died(name)
-        return read_fragment(root, request.snapshot, name)
+        return pending_snapshot.read_fragment(root, request.snapshot, name)
     finally:
         lock.release()
 

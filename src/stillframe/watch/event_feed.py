@@ -7,16 +7,7 @@ from typing import Any, NamedTuple
 from stillframe.errors import Damaged
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store import history
-from stillframe.store.history import (
-    EventCounts,
-    HistoryCursor,
-    HistoryRecord,
-    SnapshotAbandoned,
-    SnapshotPublished,
-    count_event,
-    first_record,
-    read_after,
-)
+from stillframe.store.history import HistoryRecord
 
 OUTCOME_COUNT_MAX = 1000
 """How many snapshot outcomes are kept."""
@@ -25,7 +16,7 @@ OUTCOME_COUNT_MAX = 1000
 class SnapshotOutcome(NamedTuple):
     """How a snapshot ended: the record, when it started and ended, and a sentence."""
 
-    record: SnapshotPublished | SnapshotAbandoned
+    record: history.SnapshotPublished | history.SnapshotAbandoned
     started_at: float
     ended_at: float
     sentence: str
@@ -38,12 +29,12 @@ class EventReader:
 
     def __init__(self, store: Path) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
-        self.counts = EventCounts()
+        self.counts = history.EventCounts()
         self.outcomes: dict[SnapshotId, SnapshotOutcome] = {}
         self.is_damaged = False
         self._started: dict[SnapshotId, float] = {}
         self._store = store
-        self._cursor: HistoryCursor | None = None
+        self._cursor: history.HistoryCursor | None = None
         self._last_at: float | None = None
 
     def poll(self) -> list[dict[str, Any]]:
@@ -55,12 +46,12 @@ class EventReader:
 
     def _read(self) -> list[HistoryRecord | Damaged]:
         if self._cursor is not None:
-            steps = read_after(self._store, self._cursor)
+            steps = history.read_after(self._store, self._cursor)
             if steps is not None:
                 if steps:
                     self._cursor = steps[-1][1]
                 return [record for record, _ in steps]
-        first = first_record(self._store)
+        first = history.first_record(self._store)
         if first is None:
             return []
         record, self._cursor = first
@@ -73,7 +64,7 @@ class EventReader:
             return {"at": at, "kind": "error", "sentence": str(record)}
         self._last_at = record.at
         kind, sentence = None, ""
-        self.counts = count_event(self.counts, record.what)
+        self.counts = history.count_event(self.counts, record.what)
         match record.what:
             case history.EpochBegan(epoch, restored_from):
                 self.dead = frozenset()
@@ -90,7 +81,7 @@ class EventReader:
                 _keep_last(self._started)
             case history.SnapshotAbandoned():
                 kind, sentence = "abandoned", str(record.what)
-        if isinstance(ended := record.what, SnapshotPublished | SnapshotAbandoned):
+        if isinstance(ended := record.what, history.SnapshotPublished | history.SnapshotAbandoned):
             started_at = self._started.pop(ended.snapshot, record.at)
             outcome = SnapshotOutcome(ended, started_at, record.at, sentence)
             self.outcomes[ended.snapshot] = outcome
