@@ -223,13 +223,21 @@ class OutputDirs(msgspec.Struct, frozen=True):
 NO_OUTPUT = OutputDirs()
 
 
-class _Unfinished:
+def size_of(message: FragmentRows | FragmentChunk) -> int:
+    """Return how much a message counts towards the `FRAGMENT_BYTES_MAX` of a fragment."""
+    match message:
+        case FragmentRows(_, field, rows):
+            return len(field) + len(rows.keys) + len(rows.values) + MESSAGE_EXTRA_BYTES
+        case FragmentChunk(_, chunk):
+            return len(chunk) + MESSAGE_EXTRA_BYTES
+
+
+class _Unfinished(msgspec.Struct):
     """The chunks and rows that one process has sent of one fragment."""
 
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.rows: dict[str, list[KeyedRows]] = {}
-        self.byte_count = 0
+    chunks: list[bytes] = []
+    rows: dict[str, list[KeyedRows]] = {}
+    byte_count: int = 0
 
 
 class ChunkBuffer:
@@ -242,13 +250,11 @@ class ChunkBuffer:
         """Take rows or a chunk of a fragment of `process`; one that becomes too large is a
         ProtocolViolation."""
         unfinished = self._unfinished.setdefault((message.snapshot, process), _Unfinished())
-        unfinished.byte_count += MESSAGE_EXTRA_BYTES
+        unfinished.byte_count += size_of(message)
         match message:
             case FragmentRows(_, field, rows):
-                unfinished.byte_count += len(field) + len(rows.keys) + len(rows.values)
                 unfinished.rows.setdefault(field, []).append(rows)
             case FragmentChunk(_, chunk):
-                unfinished.byte_count += len(chunk)
                 unfinished.chunks.append(chunk)
         if unfinished.byte_count > FRAGMENT_BYTES_MAX:
             raise ProtocolViolation(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, cast
 
-from stillframe.errors import ApplicationError, StillframeError, describe
+from stillframe.errors import ApplicationError, describe
 from stillframe.model import SnapshotId
 from stillframe.process import Action, Message, Process
 from stillframe.runtime.process.host import Delivery, Host, forks, leave
@@ -190,13 +190,7 @@ class HandlerHost(Host):
             if forks.is_child:
                 leave(self.process, f"{name}()")
         except BaseException as error:
-            if forks.is_child:
-                leave(self.process, f"{name}()")
-            failure: StillframeError = ApplicationError(
-                f"process {self.process}: {name}() raised {describe(error)}"
-            )
-            failure.__cause__ = error
-            self.fail(failure)
+            self.fail(self.failure_in(f"{name}()", error))
             return False
         return True
 

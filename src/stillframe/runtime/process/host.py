@@ -260,6 +260,15 @@ class Host:
         self.captures.close()
         self._fail(error)
 
+    def failure_in(self, where: str, error: BaseException) -> ApplicationError:
+        """Return how this process fails because of an error in a handler; if that has forked, the
+        child is ended here."""
+        if forks.is_child:
+            leave(self.process, where)
+        failure = ApplicationError(f"process {self.process}: {where} raised {describe(error)}")
+        failure.__cause__ = error
+        return failure
+
     def step(self, item: MarkerArrival | SnapshotId) -> None:
         """Handle a marker, or a request to initiate: one atomic step."""
         began = time.perf_counter()
@@ -381,9 +390,7 @@ class Host:
             if any(outgoing.pending for outgoing in self._outgoing):
                 raise TypeError("it sent a message: a snapshot must not change what a process does")
         except Exception as error:
-            raise ApplicationError(
-                f"process {self.process}: on_cut() raised {describe(error)}"
-            ) from error
+            raise self.failure_in("on_cut()", error) from error
 
     def _capture(self) -> ProcessState:
         return self.captures.begin(self._cutting, is_immediate=self.on_cut is not None)

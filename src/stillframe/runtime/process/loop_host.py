@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from stillframe.errors import ApplicationError, StillframeError, describe
+from stillframe.errors import StillframeError
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.process import Action, Message, Process
 from stillframe.runtime.process.endpoints import Send
@@ -265,11 +265,6 @@ class AsyncHandlerDriver:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            if forks.is_child:
-                leave(self._host.process, where)
-            failure = ApplicationError(
-                f"process {self._host.process}: {where} raised {describe(error)}"
-            )
-            failure.__cause__ = error
+            failure = self._host.failure_in(where, error)
             self._host.fail(failure)
             raise failure from error

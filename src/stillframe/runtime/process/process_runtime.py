@@ -464,33 +464,28 @@ def process_status(host: Host, request: control.StatusRequest) -> ProcessStatus:
 def _quantities(host: Host) -> dict[str, int | float] | str:
     """Return the conserved quantities at this moment, or why they are unknown. Whatever its method
     does, a request must neither fail a process nor keep it busy."""
-    began_s = time.perf_counter()
+    began_s, where = time.perf_counter(), f"process {host.process}"
     if began_s < host.quantities_from_s:
         wait_s = host.quantities_from_s - began_s
-        return (
-            f"process {host.process}: conserved() takes so long that it is asked again in "
-            f"{wait_s:.0f} s only"
-        )
+        return f"{where}: conserved() takes so long that it is asked again in {wait_s:.0f} s only"
+    answer: dict[str, int | float] | str
     try:
-        answer = _conserved_quantities(host)
+        found = conserved(host.subject, where, None)
+        if len(found) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in found):
+            answer = (
+                f"{where}: it names {len(found):,} conserved quantities: at most "
+                f"{QUANTITY_COUNT_MAX} are shown, with names of at most {NAME_CHARS_MAX} characters"
+            )
+        else:
+            answer = {str(name): _plain(amount) for name, amount in found.items()}
     except ApplicationError as error:
         answer = str(error)
     except Exception as error:
-        answer = f"process {host.process}: conserved(): {type(error).__name__}: {error}"
+        answer = f"{where}: conserved(): {type(error).__name__}: {error}"
     took_s = time.perf_counter() - began_s
     if took_s > QUICK_S:
         host.quantities_from_s = began_s + took_s * REST
     return answer if isinstance(answer, dict) else answer[:TEXT_CHARS_MAX]
-
-
-def _conserved_quantities(host: Host) -> dict[str, int | float] | str:
-    found = conserved(host.subject, f"process {host.process}", None)
-    if len(found) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in found):
-        return (
-            f"process {host.process}: it names {len(found):,} conserved quantities: at most "
-            f"{QUANTITY_COUNT_MAX} are shown, with names of at most {NAME_CHARS_MAX} characters"
-        )
-    return {str(name): _plain(amount) for name, amount in found.items()}
 
 
 def _plain(amount: float) -> int | float:

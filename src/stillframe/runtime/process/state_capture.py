@@ -27,7 +27,7 @@ from stillframe.keyed import KeySet
 from stillframe.keyed_changes import KeyedChanges, KeyedChangesCut
 from stillframe.model import Fragment, MarkerTimes, ProcessId, ProcessState, SnapshotId
 from stillframe.runtime import control
-from stillframe.runtime.control import FRAGMENT_BYTES_MAX, MESSAGE_EXTRA_BYTES
+from stillframe.runtime.control import FRAGMENT_BYTES_MAX
 from stillframe.state_codec import StateCodec
 
 if TYPE_CHECKING:  # loaded only by a process that writes fragments
@@ -383,7 +383,7 @@ class StateCapture:
                 self._take_rows(capture)
             else:
                 chunk = bytes(capture.rest[:CHUNK_BYTES])
-                self._send(capture, control.FragmentChunk(capture.snapshot, chunk), len(chunk))
+                self._send(capture, control.FragmentChunk(capture.snapshot, chunk))
                 capture.rest = capture.rest[CHUNK_BYTES:]
         except UsageError as error:
             self._refuse(capture, str(error))
@@ -409,8 +409,7 @@ class StateCapture:
             capture.cut = None
             return
         field, rows = taken
-        size = len(field) + len(rows.keys) + len(rows.values)
-        self._send(capture, control.FragmentRows(capture.snapshot, field, rows), size)
+        self._send(capture, control.FragmentRows(capture.snapshot, field, rows))
         took_s = time.thread_time() - began
         age_s = time.perf_counter() - capture.began
         wanted_s = 0.8 * SLICE_S * max(1.0, age_s / SPEEDUP_AFTER_S)
@@ -420,10 +419,10 @@ class StateCapture:
             capture.slice_count = min(max(wanted_count, SLICE_COUNT_MIN), SLICE_COUNT_MAX)
 
     def _send(
-        self, capture: _Capture, message: control.FragmentRows | control.FragmentChunk, size: int
+        self, capture: _Capture, message: control.FragmentRows | control.FragmentChunk
     ) -> None:
         """Send rows or a chunk, unless the fragment becomes too large."""
-        capture.byte_count += size + MESSAGE_EXTRA_BYTES
+        capture.byte_count += control.size_of(message)
         _check_size(capture.byte_count)
         self.report(message)
         if self.sink is not None:
