@@ -18,7 +18,7 @@ from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK, Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.host import Host
-from stillframe.runtime.process.loop_host import AsyncHandlerDriver, LoopHost, has_async_handlers
+from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
@@ -175,16 +175,11 @@ class LocalSystem:
         start = await member.connect()
         process = self.topology.processes[name]
         assert isinstance(process, Process)
-        host: HandlerHost | LoopHost
-        driver: HandlerHost | AsyncHandlerDriver
-        if has_async_handlers(process):
-            host = member.host(LoopHost, self.topology, process, start, outputs=self._traces)
+        kind: type[HandlerHost | AsyncHandlerHost]
+        kind = AsyncHandlerHost if has_async_handlers(process) else HandlerHost
+        host = member.host(kind, self.topology, process, start, outputs=self._traces)
+        if isinstance(host, AsyncHandlerHost):
             await host.action.acquire()
-            driver = AsyncHandlerDriver(host, process)
-        else:
-            host = driver = member.host(
-                HandlerHost, self.topology, process, start, outputs=self._traces
-            )
         self.hosts[name] = host
         attach(
             process,
@@ -195,6 +190,4 @@ class LocalSystem:
             snapshot=lambda: member.report(control.SnapshotRequested()),
         )
         member.failed.add_done_callback(lambda done: self.failures.append(done.result()))
-        await member.run(
-            host, begin=lambda: driver.begin(is_fresh=start is None), published=driver.published
-        )
+        await member.run(host, lambda: host.begin(is_fresh=start is None))

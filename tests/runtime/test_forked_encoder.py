@@ -1,6 +1,8 @@
 """Encoding in a forked process: what comes back, what is refused, what dies, what is left over."""
 
 import asyncio
+import errno
+import mmap
 import os
 import signal
 import time
@@ -136,6 +138,16 @@ def test_who_waits_for_a_cancelled_one_needs_no_loop() -> None:
         forked.wait()
 
     assert run(lambda: b"x" * 10**7, meanwhile=end).ended == []
+
+
+def test_a_state_that_has_no_room_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cause is the error of the operating system; the parent goes on."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert "Cannot allocate memory" in run(lambda: b"state").cause
 
 
 def test_it_holds_no_descriptor_of_the_parent(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ async def obey(trial: Trial, member: ProcessRuntime) -> None:
     host.loop = cast(asyncio.AbstractEventLoop, trial.scheduler)
     host.begin(is_fresh=setup.start is None)
     _ = await member._expect(control.Addresses)
-    await member._follow_coordinator(host, host.published)
+    await member._follow_coordinator(host)
     trial.settle()
     if member.failed.done():
         trial.fail(member.failed.result())

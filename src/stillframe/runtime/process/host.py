@@ -4,8 +4,9 @@ A host owns no socket. Links pass frames to it (`Host.on_frame`), and it writes 
 transports that links have attached to its channels. Two kinds of host differ only in who drives:
 
 * ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` by itself;
-* ``LoopHost`` (``loop_host.py``) is polled for the next message, by a program with its own event
-  loop or by the driver of a ``Process`` with ``async`` handlers.
+* ``LoopHost`` (``loop_host.py``) is polled for the next message by a program with its own event
+  loop; ``AsyncHandlerHost`` polls itself, and calls the handlers of a ``Process`` with ``async``
+  ones.
 """
 
 import contextlib
@@ -200,6 +201,9 @@ class Host:
     def is_busy(self) -> bool:
         """Whether an atomic action is in progress while the event loop runs."""
         return False
+
+    def published(self, snapshot: SnapshotId) -> None:
+        """Notify the application that `snapshot` was published, if it is to know."""
 
     def wake(self) -> None:
         """Something is in the mailbox, or there is room again: continue."""

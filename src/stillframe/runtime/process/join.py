@@ -152,7 +152,7 @@ async def join(
         host = runtime.host(LoopHost, topology, state, start, outputs=outputs)
         await host.action.acquire()
         host.log_spontaneous_action()
-        await runtime.run(host, begin=lambda: None, published=lambda snapshot: None)
+        await runtime.run(host, begin=lambda: None)
         yield Participant(host)
         host.end()
     finally:

@@ -81,23 +81,21 @@ async def keep_connected(
                 reason = str(silence) or "no answer"
                 warn(f"channel {channel}: {address} cannot be reached: {reason}; still trying")
                 report_due = float("inf")
-            await asyncio.sleep(retry_s)
-            retry_s = min(retry_s * 2, RETRY_S_MAX)
-            continue
-        try:
-            error = await link.lost
-        finally:
-            link.close()
-        if link.is_open:
-            retry_s, was_connected = RETRY_S_MIN, True
-            report_due = loop.time() + REPORT_AFTER_S
-        if error is not None:
-            detail = f"channel {channel}: the connection to {link.peer} was closed: {error}"
-            # A target that let us in before and is gone now may have left its port to a stranger.
-            if isinstance(error, Refused) and not was_connected:
-                host.fail(Refused(detail))
-                return
-            warn(detail)
+        else:
+            try:
+                error = await link.lost
+            finally:
+                link.close()
+            if link.is_open:
+                retry_s, was_connected = RETRY_S_MIN, True
+                report_due = loop.time() + REPORT_AFTER_S
+            if error is not None:
+                detail = f"channel {channel}: the connection to {link.peer} was closed: {error}"
+                # A target that let us in before and is gone may have left its port to a stranger.
+                if isinstance(error, Refused) and not was_connected:
+                    host.fail(Refused(detail))
+                    return
+                warn(detail)
         await asyncio.sleep(retry_s)
         retry_s = min(retry_s * 2, RETRY_S_MAX)
 

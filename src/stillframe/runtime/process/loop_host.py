@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Coroutine, Generator
-from typing import Any
+from typing import Any, cast
 
 from stillframe.errors import StillframeError
 from stillframe.model import Channel, ProcessId, SnapshotId
@@ -156,11 +156,11 @@ def has_async_handlers(process: Process) -> bool:
 
 
 class _Watched(Coroutine[Any, Any, None]):
-    """Runs the handlers of `driver`, and checks for a fork each time they wait."""
+    """Runs the handlers of `host`, and checks for a fork each time they wait."""
 
-    def __init__(self, inner: Coroutine[Any, Any, None], driver: "AsyncHandlerDriver") -> None:
+    def __init__(self, inner: Coroutine[Any, Any, None], host: "AsyncHandlerHost") -> None:
         self._inner = inner
-        self._driver = driver
+        self._host = host
 
     def send(self, value: Any, /) -> Any:
         """Run until the handler waits."""
@@ -185,28 +185,27 @@ class _Watched(Coroutine[Any, Any, None]):
 
     def _check(self) -> None:
         if forks.is_child:
-            leave(self._driver.process_id, self._driver.where)
+            leave(self._host.process, self._host.where)
 
 
-class AsyncHandlerDriver:
-    """Drives `process`, which has ``async`` handlers and is attached to `host`: one action at a
-    time, from start to end. `where` says which handler was called last."""
+class AsyncHandlerHost(LoopHost):
+    """Runs a ``Process`` that has ``async`` handlers: one action at a time, from start to end.
+    `where` says which handler was called last."""
 
-    def __init__(self, host: LoopHost, process: Process) -> None:
-        self._host = host
-        self._process = process
-        self.process_id = host.process
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._application = cast(Process, self.subject)
         self.where = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, *, is_fresh: bool) -> None:
-        """Call ``start`` on a fresh start, then receive and act. The host's `action` must be held:
-        nothing may come before ``start``."""
+        """Call ``start`` on a fresh start, then receive and act. `action` must be held: nothing may
+        come before ``start``."""
         self._spawn(self._run(is_fresh=is_fresh))
 
     def published(self, snapshot: SnapshotId) -> None:
         """Notify the application that `snapshot` was published."""
-        self._spawn(self._by_itself(self._process.on_published, "on_published", snapshot))
+        self._spawn(self._by_itself(self._application.on_published, "on_published", snapshot))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         async def until_failure() -> None:
@@ -220,21 +219,21 @@ class AsyncHandlerDriver:
 
     async def _run(self, *, is_fresh: bool) -> None:
         if is_fresh:
-            self._host.log_spontaneous_action()
-            await self._call(self._process.start, "start()")
-        self._host.end()
-        for _ in range(self._host.replayed_count):
+            self.log_spontaneous_action()
+            await self._call(self._application.start, "start()")
+        self.end()
+        for _ in range(self.replayed_count):
             await self._receive_one()
-        for action in self._process.actions:
+        for action in self._application.actions:
             self._spawn(self._act(action))
         while True:
             await self._receive_one()
 
     async def _receive_one(self) -> None:
-        channel, message = await self._host.begin_with_message()
+        channel, message = await self.begin_with_message()
         where = f"receive() on channel {channel}, {message!r}"
-        await self._call(self._process.receive, where, channel, message)
-        self._host.end()
+        await self._call(self._application.receive, where, channel, message)
+        self.end()
 
     async def _act(self, action: Action) -> None:
         loop = asyncio.get_running_loop()
@@ -242,13 +241,13 @@ class AsyncHandlerDriver:
         due = loop.time() + period_s
         while True:
             await asyncio.sleep(max(0.0, due - loop.time()))
-            await self._by_itself(getattr(self._process, action.name), action.name)
+            await self._by_itself(getattr(self._application, action.name), action.name)
             due = max(due + period_s, loop.time())
 
     async def _by_itself(self, function: Any, name: str, *arguments: object) -> None:
-        await self._host.begin_action()
+        await self.begin_action()
         await self._call(function, f"{name}()", *arguments)
-        self._host.end()
+        self.end()
 
     async def _call(self, function: Any, where: str, *arguments: object) -> None:
         self.where = where
@@ -257,7 +256,7 @@ class AsyncHandlerDriver:
             if inspect.isawaitable(result):
                 result = await result
             if forks.is_child:
-                leave(self._host.process, where)
+                leave(self.process, where)
             if result is not None:
                 raise TypeError(RETURNED)
         except BaseException as error:
@@ -265,6 +264,6 @@ class AsyncHandlerDriver:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            failure = self._host.failure_in(where, error)
-            self._host.fail(failure)
+            failure = self.failure_in(where, error)
+            self.fail(failure)
             raise failure from error

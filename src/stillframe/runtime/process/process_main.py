@@ -25,7 +25,7 @@ from stillframe.runtime import control
 from stillframe.runtime.control import EXIT_FAILED, EXIT_JOIN_REJECTED, LaunchSpec
 from stillframe.runtime.os_process import OsProcess, wait_for
 from stillframe.runtime.process.handlers import HandlerHost
-from stillframe.runtime.process.loop_host import AsyncHandlerDriver, LoopHost, has_async_handlers
+from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime, RetryLater, traceback_of
 
 EXIT_ORPHANED = 1
@@ -160,24 +160,17 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
         from stillframe.runtime.process.pipeline_logs import PipelineLogs  # noqa: PLC0415
 
         logs = PipelineLogs(Path(launch.pipeline), launch.me.process, system=launch.system)
+    kind: type[HandlerHost | AsyncHandlerHost]
+    kind = AsyncHandlerHost if has_async_handlers(process) else HandlerHost
     outputs, reference = launch.outputs, launch.reference
-    host: HandlerHost | LoopHost
-    driver: HandlerHost | AsyncHandlerDriver
-    if has_async_handlers(process):
+    host = runtime.host(kind, topology, process, start, outputs=outputs, reference=reference)
+    if isinstance(host, AsyncHandlerHost):
         if logs is not None:
             raise UsageError(
                 f"process {launch.me.process} has async handlers and is a service of a pipeline: "
                 "write its handlers as plain functions"
             )
-        host = runtime.host(
-            LoopHost, topology, process, start, outputs=outputs, reference=reference
-        )
         await host.action.acquire()
-        driver = AsyncHandlerDriver(host, process)
-    else:
-        host = driver = runtime.host(
-            HandlerHost, topology, process, start, outputs=outputs, reference=reference
-        )
     attach(
         process,
         process_id=launch.me.process,
@@ -189,12 +182,12 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
     )
 
     def begin() -> None:
-        driver.begin(is_fresh=start is None)
+        host.begin(is_fresh=start is None)
         if logs is not None:
-            assert isinstance(driver, HandlerHost)
-            driver.read_logs(logs)
+            assert isinstance(host, HandlerHost)
+            host.read_logs(logs)
 
-    await runtime.run(host, begin=begin, published=driver.published)
+    await runtime.run(host, begin)
 
 
 def main() -> None:

@@ -204,6 +204,7 @@ class ProcessRuntime:
             marker_wait_s=self._marker_wait_s,
             fragments=fragments,
         )
+        self.close_logs = host.close_logs
         if outputs.log is not None:
             from stillframe.runtime.process.event_logging import EventLogger  # noqa: PLC0415
 
@@ -217,18 +218,10 @@ class ProcessRuntime:
                     report_failure=self._report_output_failure,
                 )
             )
-        self.close_logs = host.close_logs
         return host
 
-    async def run(
-        self,
-        host: Host,
-        *,
-        begin: Callable[[], None],
-        published: Callable[[SnapshotId], None],
-    ) -> None:
-        """Listen, connect to the others, and call `begin` when messages may flow; returns then.
-        `published` is called with each published snapshot."""
+    async def run(self, host: Host, begin: Callable[[], None]) -> None:
+        """Listen, connect to the others, and call `begin` when messages may flow; returns then."""
         self.acceptor = acceptor = Acceptor(
             lambda: ListeningLink(host, self.me, warn=self._warn, refused=acceptor.refused),
             self._warn,
@@ -267,7 +260,7 @@ class ProcessRuntime:
                     connected=connected,
                 )
             )
-        self._spawn(self._follow_coordinator(host, published))
+        self._spawn(self._follow_coordinator(host))
 
     @property
     def is_connected(self) -> bool:
@@ -350,9 +343,7 @@ class ProcessRuntime:
             )
         return message
 
-    async def _follow_coordinator(
-        self, host: Host, published: Callable[[SnapshotId], None]
-    ) -> None:
+    async def _follow_coordinator(self, host: Host) -> None:
         while host.error is None:
             match await self._connection.received.get():
                 case control.Initiate(snapshot):
@@ -363,17 +354,17 @@ class ProcessRuntime:
                     host.captures.on_durable(base)
                 case control.Published(snapshot):
                     self._last_published = snapshot
-                    published(snapshot)
+                    host.published(snapshot)
                 case control.StatusRequest() as asked:
                     self.report(control.StatusReply(asked.number, process_status(host, asked)))
                 case None:
-                    await self._await_coordinator(host, published)
+                    await self._await_coordinator(host)
                 case control.Dismissed(detail):
                     host.fail(Unavailable(detail))
                 case other:
                     host.fail(Unavailable(f"the coordinator's connection broke: {other}"))
 
-    async def _await_coordinator(self, host: Host, published: Callable[[SnapshotId], None]) -> None:
+    async def _await_coordinator(self, host: Host) -> None:
         """Run until there is a coordinator again, or fail this process."""
         if host.error is not None:
             return
@@ -388,7 +379,7 @@ class ProcessRuntime:
         newest = resumed.published
         if newest is not None and newest != self._last_published:
             self._last_published = newest
-            published(newest)
+            host.published(newest)
 
     async def _rejoin(self) -> control.Rejoined:
         """Connect to the coordinator again, or to the one that replaces it; raises Refused if it

@@ -125,7 +125,11 @@ class ForkedEncoder:
                 )
                 return
             # Mapped, not read: to copy a large state at once would keep this process too long.
-            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            try:
+                whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                self._done(f"the encoded state has no room in memory here: {error}", took_s)
+                return
         encoded = memoryview(whole)[_HEADER.size :]
         self._done(encoded if kind == _STATE else bytes(encoded).decode(), took_s)
 
