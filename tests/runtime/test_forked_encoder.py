@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stillframe.errors import UsageError
+from stillframe.runtime.process import state_capture
 from stillframe.runtime.process.state_capture import ForkedEncoder
 from tests.runtime.links import children, until
 
@@ -100,6 +101,12 @@ def test_what_cannot_be_encoded_is_told_in_its_words() -> None:
         raise UsageError("Purse.rate cannot be recorded")
 
     assert run(encode).cause == "Purse.rate cannot be recorded"
+
+
+def test_a_state_that_is_too_large_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused where it was encoded."""
+    monkeypatch.setattr(state_capture, "FRAGMENT_BYTES_MAX", 1000)
+    assert "a part of a snapshot may have 1,000" in run(lambda: b"x" * 1001).cause
 
 
 def test_one_that_is_killed_is_told() -> None:

@@ -130,11 +130,6 @@ class Connection(asyncio.BufferedProtocol):
         """Begin the handshake."""
         self.transport = carrier
 
-    def check_certificate(self, process: ProcessId) -> None:
-        """Raise Refused if there is TLS and the other end may not speak for `process`."""
-        if self.shown_names is not None:
-            check_speaks_for(self.shown_names, process)
-
     def open(self, *kinds: wire.Kind, frame_bytes_max: int) -> None:
         """End the handshake."""
         self.settled()
@@ -208,9 +203,10 @@ class InboundConnection(Connection):
         self._listener = listener
 
     def authenticate(self, frame: wire.Frame) -> ProcessId | None:
-        """Take a frame of the handshake; return who connects once that is proved."""
-        if isinstance(frame, Hello):
-            self.check_certificate(frame.source)
+        """Take a frame of the handshake; return who connects once that is proved, and with TLS only
+        if its certificate says so too."""
+        if isinstance(frame, Hello) and self.shown_names is not None:
+            check_speaks_for(self.shown_names, frame.source)
         answer = self._listener.receive(cast(Greeting, frame))
         if isinstance(answer, str):
             return answer

@@ -144,6 +144,7 @@ def _encode_and_exit(encode: Callable[[], bytes], file: int) -> None:
         began = time.thread_time()
         try:
             kind, encoded = _STATE, encode()
+            _check_size(len(encoded))
         except UsageError as error:
             kind, encoded = _REFUSAL, str(error).encode()
         header = _HEADER.pack(kind, time.thread_time() - began)
