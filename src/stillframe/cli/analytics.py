@@ -57,7 +57,7 @@ _NAMED_MAX = 5
 app = Commands()
 
 
-@app.add("Example: stillframe spark audit money --states 'sum(balance)' --messages 'sum(amount)'")
+@app.add("spark audit money --states 'sum(balance)' --messages 'sum(amount)'")
 def audit(
     path: StorePath,
     states_sql: str | None = option(
@@ -93,10 +93,9 @@ def audit(
     conclude(found.ok, found.verdict)
 
 
-@app.add("Examples: stillframe spark history money; stillframe spark history money --log money.log")
+@app.add("spark history money", "spark history money --log money.log")
 def history(
     path: StorePath,
-    *,
     log: Path | None = event_log_option(
         "Directory of the event log: show the way of the markers, too."
     ),
@@ -192,12 +191,11 @@ def _put_paths(hops: list[Fields]) -> None:
     output.say("a hop between two machines is wrong by as much as their clocks differ")
 
 
-@app.add("Example: stillframe spark diff money P1-16 P1-17")
+@app.add("spark diff money P1-16 P1-17")
 def diff(
     path: StorePath,
     before: str = argument("A", "Id of a snapshot, or name of a savepoint."),
     after: str = argument("B", "Another."),
-    *,
     where: str = MASTER,
 ) -> None:
     """Compare two snapshots: fields, keys of keyed fields that were added, removed or changed,
@@ -291,8 +289,8 @@ def _put_rows(
 
 
 @app.add(
-    "Examples: stillframe spark detect dinner deadlock; stillframe spark detect money 'select "
-    "snapshot, sum(balance) < 100 from processes group by snapshot'"
+    "spark detect dinner deadlock",
+    "spark detect money 'select snapshot, sum(balance) < 100 from processes group by snapshot'",
 )
 def detect(
     path: StorePath,
@@ -302,7 +300,6 @@ def detect(
         "question in SQL, over the rows of all snapshots together, that gives for each its id, "
         "and true or false.",
     ),
-    *,
     reference: str | None = CLASSES,
     where: str = MASTER,
 ) -> None:

@@ -58,14 +58,15 @@ class Commands(typer.Typer):
     def __init__(self) -> None:
         super().__init__(rich_markup_mode=None)
 
-    def add(self, epilog: str, *, name: str | None = None) -> Callable[[Function], Function]:
-        """Return a decorator that makes a command of a function; `epilog` is an example for its
-        help.
+    def add(self, *examples: str, name: str | None = None) -> Callable[[Function], Function]:
+        """Return a decorator that makes a command of a function, with examples for its help.
 
         A parameter whose type is a dataclass becomes an option for each of its fields, so that
         several commands can share options that are declared once. Every command has ``--json``:
         see ``output.wants_json``.
         """
+        heading = "Example" if len(examples) == 1 else "Examples"
+        epilog = f"{heading}: {'; '.join(f'stillframe {one}' for one in examples)}"
 
         def register(function: Function) -> Function:
             self.command(name, cls=Command, epilog=epilog)(_with_options(function))

@@ -64,13 +64,9 @@ class Verdicts:
             raise
 
 
-@app.add(
-    "Examples: stillframe spark follow money; stillframe spark follow money --log money.log "
-    "--checkpoint judged --json"
-)
+@app.add("spark follow money", "spark follow money --log money.log --checkpoint judged --json")
 def follow(
     path: StorePath,
-    *,
     log: Path | None = event_log_option(
         "Directory of the event log: judge from there as well, 2 s later."
     ),

@@ -68,12 +68,11 @@ SNAPSHOT = argument(
 
 
 @app.add(
-    "Examples: stillframe spark snapshot shop.pipeline --mode unaligned; stillframe spark "
-    "snapshot shop.pipeline --every 1m --keep 10"
+    "spark snapshot shop.pipeline --mode unaligned",
+    "spark snapshot shop.pipeline --every 1m --keep 10",
 )
 def snapshot(
     path: PipelinePath,
-    *,
     mode: Mode = MODE,
     every: str | None = option("DURATION", "Take one this often, until Ctrl-C: 10s, 5m."),
     keep: int | None = keep_option("Afterwards delete all but the newest N; savepoints stay."),
@@ -102,11 +101,10 @@ def snapshot(
                 output.say(f"no: {error}")
 
 
-@app.add("Example: stillframe spark savepoint shop.pipeline before-upgrade")
+@app.add("spark savepoint shop.pipeline before-upgrade")
 def savepoint(
     path: PipelinePath,
     name: str = argument("NAME", "What it is called."),
-    *,
     mode: Mode = MODE,
     timeout: Timeout = "1m",
 ) -> None:
@@ -194,10 +192,9 @@ def twice(manifest: Manifest) -> str:
     return f"a restore receives {quantities.count(manifest.duplicate_count, 'record')} twice"
 
 
-@app.add("Example: stillframe spark progress shop.pipeline --watch")
+@app.add("spark progress shop.pipeline --watch")
 def progress(
     path: PipelinePath,
-    *,
     watch: bool = flag(
         "--watch", "Follow the snapshot until it is over; exit 1 if it was given up."
     ),
@@ -308,7 +305,7 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
     return f"the program that took snapshot {progress.snapshot} {words}" if is_free else ""
 
 
-@app.add("Example: stillframe spark list shop.pipeline", name="list")
+@app.add("spark list shop.pipeline", name="list")
 def list_snapshots(path: PipelinePath) -> None:
     """List the snapshots of a pipeline in the order of publishing; those of the present course,
     and the one from which the present epoch began, are marked."""
@@ -360,16 +357,12 @@ def list_snapshots(path: PipelinePath) -> None:
         end_with_no(*map(str, damages.values()))
 
 
-@app.add(
-    "Examples: stillframe spark drop shop.pipeline shop-3 shop-4; stillframe spark drop "
-    "shop.pipeline --keep 10"
-)
+@app.add("spark drop shop.pipeline shop-3 shop-4", "spark drop shop.pipeline --keep 10")
 def drop(
     path: PipelinePath,
     snapshots: list[str] | None = argument(
         "SNAPSHOT...", "Ids of snapshots, or names of savepoints.", default=None
     ),
-    *,
     keep: int | None = keep_option("Delete all but the newest N; savepoints stay.", least=0),
 ) -> None:
     """Delete snapshots, all those named or none, and what the channels kept for them alone. The
@@ -408,7 +401,7 @@ def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
     return "present" if manifest.epoch == metadata.epoch else ""
 
 
-@app.add("Example: stillframe spark show shop.pipeline shop-17")
+@app.add("spark show shop.pipeline shop-17")
 def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
     what was sent, received and on each channel."""
@@ -479,7 +472,7 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
     }
 
 
-@app.add("Example: stillframe spark restore shop.pipeline shop-17")
+@app.add("spark restore shop.pipeline shop-17")
 def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     """Verify a snapshot and take the stopped pipeline back to it, all at once or not at all; then
     start its programs again."""
@@ -493,12 +486,11 @@ def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     _answer_restored(manifest, path, which, {"epoch": pipeline.epoch, "seconds": seconds})
 
 
-@app.add("Example: stillframe spark fork shop.pipeline shop-17 trial.pipeline")
+@app.add("spark fork shop.pipeline shop-17 trial.pipeline")
 def fork(
     path: PipelinePath,
     snapshot: str = argument("SNAPSHOT", _SNAPSHOT),
     target: Path = argument("TARGET", "Directory of the second: a new or empty one."),
-    *,
     name: str | None = option(
         "NAME",
         "What the snapshots of the second are called after.  [default: the name of TARGET without "

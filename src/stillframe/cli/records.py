@@ -30,17 +30,12 @@ ASSEMBLED_MAX = 50
 
 Fields = dict[str, Any]
 
-
 app = Commands()
 
 
-@app.add(
-    "Examples: stillframe spark verify money.log --store money; stillframe spark verify money.log "
-    "--clock P1#17"
-)
+@app.add("spark verify money.log --store money", "spark verify money.log --clock P1#17")
 def verify(
     log: Path = argument("LOG", "Directory of the event log that 'run --log' wrote."),
-    *,
     store: Path | None = option(
         "DIR", "Store with what was published: it must be what the log says."
     ),
@@ -251,12 +246,11 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
 
 
 @app.add(
-    "Examples: stillframe spark compact money --out money.tables --keep 1000; stillframe spark "
-    "compact money --out audited --of P1-17"
+    "spark compact money --out money.tables --keep 1000",
+    "spark compact money --out audited --of P1-17",
 )
 def compact(
     path: StorePath,
-    *,
     out: Path = option(
         "DIR",
         "Where the tables go: a new directory, or one from before, to which only new snapshots "
@@ -315,14 +309,13 @@ def compact(
     )
 
 
-@app.add("Example: stillframe spark assemble money.parts --out money.again")
+@app.add("spark assemble money.parts --out money.again")
 def assemble(
     directory: Path = argument(
         "DIR",
         "Directory of the fragments of all processes: what 'run --fragments' and 'join "
         "--fragments' wrote, brought together.",
     ),
-    *,
     out: Path = option(
         "STORE",
         "Where the snapshots go: a new directory, or one from before, to which only what is not "

@@ -50,11 +50,10 @@ from stillframe.topology import Topology
 _STDOUT, _STDERR = 1, 2
 DAYS_MAX = 3650
 
-
 app = Commands()
 
 
-@app.add("Example: stillframe run examples.bank:bank --store money --every 250ms")
+@app.add("run examples.bank:bank --store money --every 250ms")
 def run(
     reference: str = options.TOPOLOGY,
     *,
@@ -93,7 +92,7 @@ def run(
         _supervise(reference, made, config, condition)
 
 
-@app.add("Example: stillframe restore money P1-17")
+@app.add("restore money P1-17")
 def restore(
     path: options.StorePath,
     name: options.OptionalSnapshotName = None,
@@ -146,7 +145,7 @@ def restore(
         _restore_stopped(path, requested, config)
 
 
-@app.add("Example: stillframe resume money")
+@app.add("resume money")
 def resume(
     path: options.StorePath,
     *,
@@ -368,8 +367,7 @@ def _reference_of(store: Store) -> str:
 
 
 @app.add(
-    "Example: stillframe join examples.bank:bank P2 --coordinator 10.0.0.1 --listen 10.0.0.2 "
-    "--tls certificates/P2"
+    "join examples.bank:bank P2 --coordinator 10.0.0.1 --listen 10.0.0.2 --tls certificates/P2"
 )
 def join(
     reference: str = options.TOPOLOGY,
@@ -416,13 +414,12 @@ def join(
         raise typer.Exit(code)
 
 
-@app.add("Example: stillframe certificates certificates P2 P3")
+@app.add("certificates certificates P2 P3")
 def certificates(
     directory: Path = argument("DIR", "Directory of the CA; made if it is not there."),
     processes: list[str] | None = argument(
         "PROCESS...", "Processes that run elsewhere than the coordinator.", default=None
     ),
-    *,
     days: int = typer.Option(90, help="How long they are valid.", min=1, max=DAYS_MAX),
 ) -> None:
     """Make a CA, a certificate for the coordinator's machine and one for each process elsewhere,

@@ -49,7 +49,6 @@ SOMETIMES = {
     "two snapshots were under way at once": exploration.snapshots_overlap,
 }
 
-
 RUN_SUFFIX = ".run"
 INCLUDED = Path(str(importlib.resources.files("stillframe.sim") / "runs"))
 """Where the scripts are that come with stillframe."""
@@ -82,7 +81,7 @@ NetworkName = Annotated[Network, typer.Option(help="What is assumed of every cha
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 
 
-@app.add("Examples: stillframe sim --seeds 1..200; stillframe sim lecture")
+@app.add("sim --seeds 1..200", "sim lecture")
 def sim(
     what: str | None = argument(
         "MODULE:TOPOLOGY|SCRIPT",
@@ -90,7 +89,6 @@ def sim(
         "[default: another random system from each seed]",
         default=None,
     ),
-    *,
     seeds: str | None = option("A..B", "Which seeds; one number for one.  [default: 1..200]"),
     schedule: Path | None = option(
         "FILE", "With one seed: do this schedule with its system, as a failing seed prints it."
@@ -287,12 +285,11 @@ def _run_document(run: campaign.Run) -> dict[str, Any]:
     }
 
 
-@app.add("Example: stillframe explore --network reordering")
+@app.add("explore --network reordering")
 def explore(
     reference: str | None = argument(
         "MODULE:TOPOLOGY", "A small system.  [default: two accounts, each pays once]", default=None
     ),
-    *,
     acts: list[str] | None = option(
         "PROCESS=ACTION,...",
         "What a process does, in turn; for several processes, again.  [default: each action once]",

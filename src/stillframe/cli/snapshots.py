@@ -22,13 +22,7 @@ from rich.table import Table
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, conclude, end_with_no, flag, option
 from stillframe.cli.options import CLASSES, INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
-from stillframe.detect.predicate import (
-    Evaluation,
-    if_present,
-    not_stable,
-    resolve_predicate,
-    topology_of_store,
-)
+from stillframe.detect import predicate
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
 from stillframe.model import (
     ChannelState,
@@ -74,11 +68,10 @@ LIST_COLUMNS: output.Columns[Entry] = {
     "savepoint": lambda entry: ", ".join(entry.savepoints),
 }
 
-
 app = Commands()
 
 
-@app.add("Example: stillframe list money", name="list")
+@app.add("list money", name="list")
 def list_snapshots(path: StorePath) -> None:
     """List the snapshots of a store in the order of publishing."""
     store = Store.open(path)
@@ -111,11 +104,10 @@ def _put_list(store: Store, entries: list[Entry], current: Entry | None, *, has_
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back {point}")
 
 
-@app.add("Examples: stillframe show money P1-17 --books; stillframe show money --live")
+@app.add("show money P1-17 --books", "show money --live")
 def show(
     path: StorePath,
     name: OptionalSnapshotName = None,
-    *,
     books: bool = flag("--books", "Show only the books."),
     live: bool = flag(
         "--live",
@@ -232,7 +224,7 @@ def put_books(state: GlobalState) -> None:
     output.put_table("books, in messages", BOOKS_COLUMNS, rows)
 
 
-@app.add("Example: stillframe history money")
+@app.add("history money")
 def history(path: StorePath) -> None:
     """Show what happened to a system, one line an event: its starts and deaths, and how each
     snapshot ended."""
@@ -350,7 +342,7 @@ def _live_table(shown: Shown, now: float) -> Table:
     return output.table("", columns, shown, texts=len(columns))
 
 
-@app.add("Example: stillframe snapshot money --initiator P2")
+@app.add("snapshot money --initiator P2")
 def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
     """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
     Store.open(path)  # says so if there is none
@@ -364,14 +356,10 @@ def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
     output.say(published(entry))
 
 
-@app.add(
-    "Examples: stillframe savepoint money before-upgrade; stillframe savepoint money audited --of "
-    "P1-17"
-)
+@app.add("savepoint money before-upgrade", "savepoint money audited --of P1-17")
 def savepoint(
     path: StorePath,
     name: str = argument("NAME", "Name of the savepoint."),
-    *,
     of: str | None = option(
         "SNAPSHOT", "The snapshot, also if nothing runs.  [default: one that is taken now]"
     ),
@@ -399,7 +387,7 @@ def savepoint(
     output.say(f"savepoint {name}: {published(entry)}; it is kept until 'stillframe drop'")
 
 
-@app.add("Example: stillframe drop money before-upgrade")
+@app.add("drop money before-upgrade")
 def drop(path: StorePath, name: SnapshotName) -> None:
     """Remove a snapshot, or the name of a savepoint and the snapshot with it. What others are based
     on is not lost; the newest, and the one that a restore goes back to, stay."""
@@ -436,7 +424,7 @@ def published(entry: Entry) -> str:
     )
 
 
-@app.add("Example: stillframe verify money")
+@app.add("verify money")
 def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
     """Check every byte and the books of a snapshot, by default of all; exit 1 names what is
     wrong."""
@@ -478,8 +466,9 @@ def _verify_all(store: Store) -> None:
 
 
 @app.add(
-    "Examples: stillframe detect dinner deadlock; stillframe detect money loss; stillframe detect "
-    "money 'select sum(paid_count) > 1000 from processes'"
+    "detect dinner deadlock",
+    "detect money loss",
+    "detect money 'select sum(paid_count) > 1000 from processes'",
 )
 def detect(
     path: StorePath,
@@ -502,16 +491,18 @@ def detect(
         raise UsageError(f"the store {store.path} holds no snapshot yet: take one")
 
     def load() -> Topology:
-        return topology_of_store(store, reference, store.description_of(entries[0].id).hash)[1]
+        return predicate.topology_of_store(
+            store, reference, store.description_of(entries[0].id).hash
+        )[1]
 
-    evaluate = resolve_predicate(name, store, load)
+    evaluate = predicate.resolve_predicate(name, store, load)
     tracked = output.tracked(entries, "looking at snapshots", len(entries))
-    seen = (if_present(entry, evaluate) for entry in tracked)
+    seen = (predicate.if_present(entry, evaluate) for entry in tracked)
     evaluations = [evaluation for evaluation in seen if evaluation is not None]
     if not evaluations:
         raise UsageError("every snapshot was dropped while it was looked at: ask again")
     held = [seen for seen in evaluations if seen.verdict.holds]
-    broken = not_stable(evaluations)
+    broken = predicate.not_stable(evaluations)
     # One that overlaps with the newest may show what that one does not: both are true of now.
     shown = held[-1] if held else evaluations[-1]
     first = min(held, key=lambda seen: seen.completed_at, default=None)
@@ -522,9 +513,9 @@ def detect(
 
 def said_of_now(
     name: str,
-    shown: Evaluation | None,
-    since: Evaluation | None,
-    broken: tuple[Evaluation, Evaluation] | None,
+    shown: predicate.Evaluation | None,
+    since: predicate.Evaluation | None,
+    broken: tuple[predicate.Evaluation, predicate.Evaluation] | None,
     snapshot_count: int,
 ) -> tuple[dict[str, Any], str]:
     """Return what the evaluations of a predicate in the present epoch say of now, as JSON and as a
@@ -551,7 +542,7 @@ def said_of_now(
     )
 
 
-def not_stable_sentence(name: str, held: Evaluation, lost: Evaluation) -> str:
+def not_stable_sentence(name: str, held: predicate.Evaluation, lost: predicate.Evaluation) -> str:
     """Say, after a ``no: ``, what two evaluations show of a predicate that is not stable."""
     return (
         f"{name} is not stable: it held in snapshot {held.snapshot} and not in "
@@ -560,7 +551,7 @@ def not_stable_sentence(name: str, held: Evaluation, lost: Evaluation) -> str:
     )
 
 
-@app.add("Example: stillframe diff money P1-16 P1-17")
+@app.add("diff money P1-16 P1-17")
 def diff(
     path: StorePath,
     before: str = argument("A", "Id of a snapshot."),

@@ -41,7 +41,6 @@ _NO_LAST_SNAPSHOT = "no last snapshot: as you wish"
 RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
-
 LAST_EVALUATION_S = 5.0
 """Timeout of the last answer, in seconds; the system has stopped already."""
 REFRESH_PER_SECOND = 4

@@ -79,14 +79,13 @@ def parse_cut(text: str, trace: Trace) -> Cut:
     return cut
 
 
-@app.add("Example: stillframe import simpledb.log --out simpledb.trace", name="import")
+@app.add("import simpledb.log --out simpledb.trace", name="import")
 def import_(
     path: Path = argument(
         "LOG",
         "Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if its name "
         "ends in .ndjson or .jsonl.",
     ),
-    *,
     regex: str | None = option(
         "REGEX",
         "Finds an event in text, with groups (?<host>...), (?<clock>...) and (?<event>...). One "
@@ -209,10 +208,9 @@ def _say_executions(
     )
 
 
-@app.add("Example: stillframe cuts simpledb.trace --cut P24464=3,P24468=5")
+@app.add("cuts simpledb.trace --cut P24464=3,P24468=5")
 def cuts(
     path: Path = argument("TRACE", "Trace that 'import --out' or 'sim --trace' wrote."),
-    *,
     cut: str | None = option(
         "PROCESS=COUNT,...",
         "Say whether this cut is consistent, given how many events of each process lie before it; "

@@ -61,10 +61,7 @@ def _read_execution(what: str) -> Execution:
 app = Commands()
 
 
-@app.add(
-    "Examples: stillframe view lecture.trace --snapshot P1-1 --out lecture.svg; stillframe view "
-    "lecture --out lecture.html"
-)
+@app.add("view lecture.trace --snapshot P1-1 --out lecture.svg", "view lecture --out lecture.html")
 def view(
     what: str = argument(
         "TRACE|SCRIPT|STORE",

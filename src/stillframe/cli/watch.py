@@ -34,17 +34,14 @@ PORT = 8641
 TOKEN_BYTES = 24
 TOKEN_CHARS_MIN, TOKEN_CHARS_MAX = 20, 200
 
-
 app = Commands()
 
 
 @app.add(
-    "Examples: stillframe watch money; stillframe watch shop.pipeline; stillframe watch money "
-    "--listen 0.0.0.0 --token-file money.token"
+    "watch money", "watch shop.pipeline", "watch money --listen 0.0.0.0 --token-file money.token"
 )
 def watch(
     path: Path = argument("STORE", "Directory of the store of a system, or of a pipeline."),
-    *,
     predicates: list[str] | None = option(
         "PREDICATE",
         "Ask this of every snapshot, as 'stillframe detect' has it; several times for several.  "
