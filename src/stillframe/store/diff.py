@@ -107,15 +107,13 @@ def _channel_differences(one: GlobalState, other: GlobalState) -> Iterator[Chann
     befores, afters = ({s.channel: s for s in state.channels} for state in (one, other))
     for channel in sorted(befores | afters):
         nothing = ChannelState(channel, 0, 0, ())
-        before, after = befores.get(channel, nothing), afters.get(channel, nothing)
-        if _figures(before) != _figures(after) or _messages(before) != _messages(after):
-            yield ChannelDifference(str(channel), _figures(before), _figures(after))
+        before, after = (_content(found.get(channel, nothing)) for found in (befores, afters))
+        if before != after:
+            yield ChannelDifference(str(channel), before[0], after[0])
 
 
-def _figures(state: ChannelState) -> tuple[int, int, int]:
-    return state.sent_count, state.received_count, state.message_count
-
-
-def _messages(state: ChannelState) -> list[bytes]:
-    # One by one: the same messages may be in different batches.
-    return [single.encoded for batch in state.batches for single in batch.singles()]
+def _content(state: ChannelState) -> tuple[tuple[int, int, int], list[bytes]]:
+    """Return the figures of a channel, and its messages one by one: the same may be in different
+    batches."""
+    messages = [single.encoded for batch in state.batches for single in batch.singles()]
+    return (state.sent_count, state.received_count, state.message_count), messages

@@ -8,7 +8,6 @@ A fragment gets its name when all of it is on the disk. Copied into one director
 all processes make snapshots again (``stillframe spark assemble``).
 """
 
-import contextlib
 import os
 import re
 import shutil
@@ -230,14 +229,13 @@ def evict_oldest(own: Path) -> None:
     there = visible(own)
     if len(there) < KEPT_COUNT:
         return
-    by_number: list[tuple[int, Path]] = []
-    for path in there:
-        with contextlib.suppress(UsageError):  # a foreign file, which readers report
-            by_number.append((SnapshotId.parse(path.name).number, path))
-    for _, path in sorted(by_number)[: max(0, len(by_number) - KEPT_COUNT + 1)]:
+    # A foreign file is left to readers, which report it.
+    found = [s for path in there if (s := parse_snapshot_id(path.name)) is not None]
+    found.sort(key=lambda snapshot: snapshot.number)
+    for snapshot in found[: max(0, len(found) - KEPT_COUNT + 1)]:
+        path = own / str(snapshot)
         # Rename it first: no reader may see it disappear file by file.
-        dropped = dropped_path(path)
-        shutil.rmtree(path.rename(dropped))
+        shutil.rmtree(path.rename(dropped_path(path)))
 
 
 def _alone(fragment: Fragment) -> GlobalState:

@@ -15,13 +15,6 @@ import msgspec
 from stillframe.errors import Damaged
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store import history
-from stillframe.store.history import (
-    HistoryCursor,
-    HistoryRecord,
-    PlacedRecord,
-    first_record,
-    read_after,
-)
 from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published, snapshot_ids
 
 OUTCOME_COUNT_MAX = 256
@@ -72,7 +65,7 @@ class OutcomeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
     overdue. `outcomes` are the new ones since the cursor before.
     """
 
-    place: HistoryCursor | None = None
+    place: history.HistoryCursor | None = None
     last_number: int = 0
     epoch: int | None = None
     under_way: dict[str, Started | None] = {}
@@ -92,7 +85,7 @@ class OutcomeReader:
         """Return the next cursor; without new outcomes it is equal to this one. Lines of the
         history later than `now`, in seconds since 1970, are not read yet."""
         cursor = msgspec.structs.replace(cursor, outcomes=())
-        steps = None if cursor.place is None else read_after(self._store, cursor.place)
+        steps = None if cursor.place is None else history.read_after(self._store, cursor.place)
         if steps is None:
             return self._caught_up(cursor)
         behind = _behind(cursor, list(_until(steps, now)))
@@ -122,7 +115,7 @@ class OutcomeReader:
         """Return the cursor after the outcomes before the oldest line, up to that line."""
         # In this order: the start of a published snapshot is in the history before.
         published = self._published()
-        first = first_record(self._store)
+        first = history.first_record(self._store)
         what = self._known_before(first)
 
         def is_before(snapshot: SnapshotId) -> bool:
@@ -158,18 +151,18 @@ class OutcomeReader:
             outcomes=tuple(outcomes),
         )
 
-    def _known_before(self, first: PlacedRecord | None) -> history.Rollover:
+    def _known_before(self, first: history.PlacedRecord | None) -> history.Rollover:
         """Return a summary of everything before the first line. Without a history, or a readable
         one, all snapshots with a lower number than the first that started in it are before it."""
         if first is None:
             return history.Rollover(_NUMBER_MAX, ())
         line, place = first
-        what = line.what if isinstance(line, HistoryRecord) else None
+        what = line.what if isinstance(line, history.HistoryRecord) else None
         if isinstance(what, history.Rollover) and what.last_number:
             return what
-        while steps := read_after(self._store, place):
+        while steps := history.read_after(self._store, place):
             for line, _ in steps:
-                match line.what if isinstance(line, HistoryRecord) else None:
+                match line.what if isinstance(line, history.HistoryRecord) else None:
                     # The line of its start may be damaged, and not that of its outcome.
                     case (
                         history.SnapshotBegan(snapshot)
@@ -194,12 +187,12 @@ class OutcomeReader:
 
 
 def _at_beginning(
-    cursor: OutcomeCursor, first: PlacedRecord, what: history.Rollover
+    cursor: OutcomeCursor, first: history.PlacedRecord, what: history.Rollover
 ) -> OutcomeCursor:
     """Return the cursor after the first line, when all outcomes before it were reported."""
     line, place = first
     under_way: dict[str, Started | None] = {}
-    if isinstance(line, HistoryRecord):
+    if isinstance(line, history.HistoryRecord):
         started = Started(line.at, None)
         under_way = {str(s): cursor.under_way.get(str(s), started) for s in what.under_way}
     return OutcomeCursor(
@@ -211,18 +204,18 @@ def _at_beginning(
     )
 
 
-def _until(steps: Iterable[PlacedRecord], now: float) -> Iterator[PlacedRecord]:
+def _until(steps: Iterable[history.PlacedRecord], now: float) -> Iterator[history.PlacedRecord]:
     """Yield the lines up to `now`. A damaged one has no time, and counts as one with that before
     it."""
     at = -math.inf
     for step in steps:
-        if isinstance(step[0], HistoryRecord):
+        if isinstance(step[0], history.HistoryRecord):
             at = step[0].at
         if at <= now:
             yield step
 
 
-def _behind(cursor: OutcomeCursor, steps: list[PlacedRecord]) -> OutcomeCursor:
+def _behind(cursor: OutcomeCursor, steps: list[history.PlacedRecord]) -> OutcomeCursor:
     """Return the cursor after some lines, or fewer if they have too many outcomes."""
     place, last_number, epoch = cursor.place, cursor.last_number, cursor.epoch
     under_way = dict(cursor.under_way)
@@ -253,7 +246,9 @@ def _damaged(damage: Damaged) -> SnapshotOutcome:
     return SnapshotOutcome(snapshot=None, how=DAMAGED, why=str(damage))
 
 
-def _outcome(line: HistoryRecord, snapshot: SnapshotId, started: Started) -> SnapshotOutcome:
+def _outcome(
+    line: history.HistoryRecord, snapshot: SnapshotId, started: Started
+) -> SnapshotOutcome:
     if not isinstance(line.what, history.SnapshotAbandoned):
         return SnapshotOutcome(snapshot=str(snapshot), how=PUBLISHED, started=started, at=line.at)
     return SnapshotOutcome(

@@ -2,24 +2,11 @@
 
 from collections.abc import Collection, Mapping
 
-import msgspec
-
 from stillframe.model import SnapshotId
 from stillframe.store.manifest import CHAIN_LENGTH_MAX, FILES, Manifest, Manifests, reachable
 
 OVERLAP_COUNT_MAX = 64
 """Maximum snapshots that may overlap: a clock may have been set back."""
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """The next step of retention.
-
-    `full` is to be rewritten in full first, so that its bases can go with the next decision;
-    `unneeded` can go now, in this order: no snapshot is ever left without its base.
-    """
-
-    full: SnapshotId | None
-    unneeded: tuple[SnapshotId, ...]
 
 
 def needed(
@@ -70,8 +57,12 @@ def _overlapping(manifests: Manifests, newest: Manifest) -> list[Manifest]:
     return found
 
 
-def decide(manifests: Manifests, kept: Collection[SnapshotId], count: int) -> Decision:
-    """Return which snapshots can go if the newest `count` of them stay, and all in `kept`.
+def decide(
+    manifests: Manifests, kept: Collection[SnapshotId], count: int
+) -> tuple[list[SnapshotId], SnapshotId | None]:
+    """Return which snapshots can go now if the newest `count` of them stay, and all in `kept`, in
+    an order that leaves none without its base; and which one is to be rewritten in full after that,
+    so that its bases can go with the next decision.
 
     Bases of recent snapshots stay a while: chains end anyway, since one that is too long is
     rewritten in full. That costs a few files and saves rewriting every snapshot.
@@ -85,7 +76,5 @@ def decide(manifests: Manifests, kept: Collection[SnapshotId], count: int) -> De
     rewritable = staying
     if len(linked) <= CHAIN_LENGTH_MAX:
         rewritable = [snapshot for snapshot in staying if snapshot not in recent]
-    return Decision(
-        next((snapshot for snapshot in rewritable if links[snapshot] & unwanted), None),
-        tuple(snapshot for snapshot in reversed(ordered) if snapshot in unwanted - linked),
-    )
+    full = next((snapshot for snapshot in rewritable if links[snapshot] & unwanted), None)
+    return [snapshot for snapshot in reversed(ordered) if snapshot in unwanted - linked], full

@@ -405,11 +405,11 @@ class Store(StoreReader):
             self._make_full(newest)
         while self._keep_count is not None:
             with self._writing:
-                decision = retention.decide(self._published, self._needed(), self._keep_count)
-            self._remove(decision.unneeded)
-            if decision.full is None:
+                unneeded, full = retention.decide(self._published, self._needed(), self._keep_count)
+            self._remove(unneeded)
+            if full is None:
                 break
-            self._make_full(decision.full)
+            self._make_full(full)
 
     def _drop(self, snapshot: SnapshotId) -> None:
         """Remove a snapshot that need not stay, after those based on it were rewritten in full."""
