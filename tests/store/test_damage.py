@@ -252,6 +252,14 @@ def test_a_snapshot_under_another_name_is_found(store: Store, directory: Path) -
         store.entries()
 
 
+def test_a_second_name_of_a_snapshot_is_none(store: Store, directory: Path) -> None:
+    """A-01 would be A-1, too: it is not taken for that."""
+    shutil.copytree(directory, directory.with_name("A-01"))
+    for read in (store.entries, store.next_number, Store.open(store.path).current):
+        with pytest.raises(StoreError, match=r"A-01 is no snapshot: move it out of the store"):
+            read()
+
+
 def test_a_lost_store_json_is_named(store: Store) -> None:
     """Snapshots without a store.json are a damaged store, not a free directory."""
     store.close()

@@ -17,8 +17,9 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store.manifest import MANIFEST, Head, Manifest
+from stillframe.store.manifest import MANIFEST, Head, Manifest, file_names
 from stillframe.store.sealed_json import TooLarge, read_sealed, seal
+from stillframe.topology import Description
 
 HEAD = "store.json"
 SNAPSHOTS = "snapshots"
@@ -176,14 +177,14 @@ def dropped_path(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.dropped")
 
 
-def remove_unlisted(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Remove files that a crashed writer left in the directory of a snapshot; only the writer may.
-    `names` are of all files that the store may write there; others are left alone."""
-    listed_names = {record.name for record in manifest.files}
-    for name in names:
+def remove_unlisted(directory: Path, manifest: Manifest, description: Description) -> None:
+    """Remove files of the store that a crashed writer, or rewriting in full, left in the directory
+    of a snapshot; only the writer may. Foreign files are left alone."""
+    names = {name for is_full in (True, False) for name in file_names(description, is_full=is_full)}
+    for name in {MANIFEST, *names}:
         partial_path(directory / name).unlink(missing_ok=True)
-        if name not in listed_names and name != MANIFEST:
-            (directory / name).unlink(missing_ok=True)
+    for name in names.difference(record.name for record in manifest.files):
+        (directory / name).unlink(missing_ok=True)
 
 
 _SAVEPOINT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")

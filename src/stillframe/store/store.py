@@ -46,7 +46,6 @@ from stillframe.store.manifest import (
     Head,
     Manifest,
     chain_length,
-    file_names,
     reachable,
     read_manifest,
     shared_fields,
@@ -335,10 +334,8 @@ class Store(StoreReader):
         except Damaged as damage:
             self._restore_point = damage
         for manifest in self._published.values():
-            description = self._head.described[manifest.topology]
-            names = {name for w in (True, False) for name in file_names(description, is_full=w)}
             directory = self._snapshots / str(manifest.snapshot)
-            layout.remove_unlisted(directory, manifest, {MANIFEST, *names})
+            layout.remove_unlisted(directory, manifest, self._head.described[manifest.topology])
 
     def _head_now(self) -> Head:
         return super()._head_now() if self._lock is None else self._head
@@ -440,9 +437,8 @@ class Store(StoreReader):
                     self._published[snapshot] = read_manifest(chain.directory, self._head.described)
                     raise
                 self._published[snapshot] = full
-            # After an error, the next writer that opens the store removes them.
-            changes = file_names(chain.tables.description, is_full=False)
-            layout.remove_unlisted(chain.directory, full, changes)
+            # After an error, the next writer that opens the store removes the files of changes.
+            layout.remove_unlisted(chain.directory, full, chain.tables.description)
 
     def _remove(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
