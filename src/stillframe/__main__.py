@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 _EXIT_UNWRITTEN = 2
 _ANSWERS = (None, 0, 1)
@@ -27,34 +27,27 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as ending:
-        if (error := _unwritten()) is not None and ending.code in _ANSWERS:
+        if (error := _flush(sys.stdout)) is not None and ending.code in _ANSWERS:
             _refuse(error)
         raise
     except OSError as error:  # from --help and --version, which are no commands
-        _unwritten()
+        _flush(sys.stdout)
         _refuse(error)
     finally:
-        _forget_words()
+        _flush(sys.stderr)
 
 
-def _unwritten() -> OSError | None:
-    """Flush stdout; return the error, if any, unless the reader is gone."""
+def _flush(stream: TextIO | None) -> OSError | None:
+    """Flush stdout or stderr; return the error, if any, unless the reader is gone."""
+    if stream is None:  # it was closed before the start
+        return None
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError as error:
-        # What is still buffered would be tried once more when the program ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # What is still buffered would be tried once more when the program ends, with exit code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return None if isinstance(error, BrokenPipeError) else error
     return None
-
-
-def _forget_words() -> None:
-    """Drop the buffer of stderr if it cannot be written: Python would exit with 120."""
-    try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _refuse(error: OSError) -> NoReturn:

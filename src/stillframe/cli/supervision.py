@@ -201,32 +201,28 @@ class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls,
-        snapshots: SnapshotOptions,
-        traces: TraceOptions,
-        placement: PlacementOptions,
-        **others: Any,
+        cls, taking: SnapshotOptions, traces: TraceOptions, place: PlacementOptions, **others: Any
     ) -> "SystemConfig":
         """Return what the options say; `others` are fields as they are."""
         parse = quantities.parse_duration
-        for_ = snapshots.for_
+        for_ = taking.for_
         address = addresses.ANY_PORT
-        if placement.listen is not None:
-            address = addresses.Address.parse(placement.listen, port=addresses.COORDINATOR_PORT)
-        certificates = _absolute(placement.tls)
+        if place.listen is not None:
+            address = addresses.Address.parse(place.listen, port=addresses.COORDINATOR_PORT)
+        certificates = _absolute(place.tls)
         addresses.require_tls_off_loopback(address, certificates)
         return cls(
-            every_s=quantities.parse_interval("--every", snapshots.every),
-            timeout_s=parse("--timeout", snapshots.timeout),
+            every_s=quantities.parse_interval("--every", taking.every),
+            timeout_s=parse("--timeout", taking.timeout),
             marker_wait_s=quantities.parse_wait(
-                "--marker-wait", snapshots.marker_wait, max_s=MARKER_WAIT_S_MAX
+                "--marker-wait", taking.marker_wait, max_s=MARKER_WAIT_S_MAX
             ),
             for_s=None if for_ is None else parse("--for", for_),
-            initiators=tuple(snapshots.initiator or ()),
-            policy=snapshots.if_incomplete,
-            tolerated_count=snapshots.tolerate,
+            initiators=tuple(taking.initiator or ()),
+            policy=taking.if_incomplete,
+            tolerated_count=taking.tolerate,
             outputs=output_dirs(traces),
-            placement=Placement(address, certificates, tuple(placement.elsewhere or ())),
+            placement=Placement(address, certificates, tuple(place.elsewhere or ())),
             **others,
         )
 
