@@ -128,9 +128,8 @@ class Plan:
         row_count = len(list(self.legend_rows(self.step_count)))
         self._height = self._scene.bottom + TEXT_ROW * (row_count + 1) + PADDING
         self._points: dict[str, tuple[Point, ...]] = {}
-        self._words_of = {
-            link.name: self.words_of_message(link.name) for link in self.window.messages
-        }
+        messages = [link.name for link in self.window.messages]
+        self._words_of = {message: self.words_of_message(message) for message in messages}
 
     def draw(self, step_count: int) -> Diagram:
         """Return the diagram after `step_count` steps of the window."""
@@ -282,10 +281,9 @@ class Plan:
         scene = self._scene
         for link, path in scene.messages:
             if visible := scene.drawn(link, path, step_count):
-                is_known = self.chosen is not None and self.chosen.is_between_reached(
-                    link.channel, step_count
-                )
-                role = self.roles.get(link.name, Role.PLAIN) if is_known else Role.PLAIN
+                role = Role.PLAIN
+                if self.chosen and self.chosen.is_between_reached(link.channel, step_count):
+                    role = self.roles.get(link.name, role)
                 yield MessageArrow(link.name, *visible, role, self._words_of[link.name])
 
     def _markers(self, step_count: int) -> Iterator[MarkerArrow]:

@@ -327,13 +327,8 @@ def _explain(
         if index == last_cut:
             keys += [f"cut {curve.name}" for curve in diagram.curves]
         sentence, rule = _explained(each)
-        yield {
-            "process": process,
-            "at": each.step.at,
-            "sentence": sentence,
-            "rule": rule,
-            "keys": keys,
-        }
+        words = {"sentence": sentence, "rule": rule}
+        yield {"process": process, "at": each.step.at, **words, "keys": keys}
 
 
 def _step_key(snapshot: str, process: ProcessId, source: ProcessId | None) -> str:

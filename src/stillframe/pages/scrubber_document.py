@@ -7,7 +7,7 @@ application does is at full ones, and what the reader drags between two. In the 
 even and odd numbers, of half ticks or half steps: no two things that matter are at the same time.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -68,36 +68,27 @@ def scrubber_document(
     layout = _Layout(plain, name, last + MARGIN + 1 - last % 2, unit)
     cuts = {step.process: _half(step) for step in markers if step.is_cut}
     delays = {
-        (step.source, step.process): _half(step) - cuts[step.source]
+        Channel(step.source, step.process): _half(step) - cuts[step.source]
         for step in markers
         if step.source is not None
     }
+    index_of, names, numbers = plain.index_of, layout.message_names, layout.numbers
     return {
         "unit": unit,
         "snapshot": str(begin.snapshot),
         "processes": [clean_label(process) for process in plain.processes],
         "end": layout.end,
-        "initiator": plain.index_of[begin.process],
+        "initiator": index_of[begin.process],
         "at": _half(begin) + begins,
-        "channels": [
-            # In halves; two where no marker was sent.
-            [
-                plain.index_of[c.source],
-                plain.index_of[c.target],
-                delays.get((c.source, c.target), 2),
-            ]
-            for c in plain.channels
+        "channels": [  # with delays in halves; two where no marker was sent
+            [index_of[c.source], index_of[c.target], delays.get(c, 2)] for c in plain.channels
         ],
         "events": [
-            [plain.index_of[position.process], _label(position, event), _half(event)]
+            [index_of[position.process], _label(position, event), _half(event)]
             for position, event in plain.positions()
         ],
         "messages": [
-            [
-                layout.message_names[message],
-                plain.channels.index(message.channel),
-                *(layout.numbers[position] for position in ends),
-            ]
+            [names[message], plain.channels.index(message.channel), *map(numbers.get, ends)]
             for message, ends in layout.ends.items()
         ],
         "x": [layout.x(0), HALF_WIDTH],
@@ -115,10 +106,8 @@ def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, i
         plain = again.world.epoch.trace(again.world.description)
         if _is_beside(trace, plain):
             return plain, TICK, 1
-    steps = (
-        msgspec.structs.replace(step, at=float(number))
-        for number, step in enumerate(trace.steps, 1)
-    )
+    numbered = enumerate(trace.steps, 1)
+    steps = (msgspec.structs.replace(step, at=float(number)) for number, step in numbered)
     return Trace(trace.processes, steps, trace.channels), STEP, -1
 
 
@@ -195,21 +184,17 @@ def _half(step: Step) -> int:
 def _keeps_apart(trace: Trace) -> bool:
     """Return whether messages keep the order of their channel, with room for a marker between any
     two arrivals, and nothing is on its way for ever."""
-    arrivals: dict[Channel, list[tuple[int, int]]] = {channel: [] for channel in trace.channels}
-    place_of: dict[MessageId, int] = {}
-    sent = Counter[Channel]()
+    sent, came = defaultdict[Channel, list[MessageId]](list), defaultdict[Channel, Any](list)
     for _, event in trace.positions():
         for message in event.sent:
-            place_of[message] = sent[message.channel]
-            sent[message.channel] += 1
+            sent[message.channel].append(message)
         for message in event.accepted:
-            arrivals[message.channel].append((place_of[message], _half(event)))
-    is_apart = all(
-        place + 1 == next_place and at < next_at
-        for found in arrivals.values()
-        for (place, at), (next_place, next_at) in pairwise(found)
+            came[message.channel].append((message, _half(event)))
+    return all(
+        [message for message, _ in came[channel]] == messages
+        and all(at < next_at for (_, at), (_, next_at) in pairwise(came[channel]))
+        for channel, messages in sent.items()
     )
-    return is_apart and trace.message_count == sum(map(len, arrivals.values()))
 
 
 class _Layout(Rows):
@@ -261,7 +246,7 @@ class _Layout(Rows):
             for shape in shapes:
                 drawn = put(shape)
                 if isinstance(shape, Dot):
-                    drawn = f'<g data-event="{self.numbers[shape.position]}">{drawn}</g>'
+                    drawn = f'<g data-event="{shape.step}">{drawn}</g>'
                 elif isinstance(shape, MessageArrow):
                     drawn = f'<g data-message="{message_numbers[shape.message]}">{drawn}</g>'
                 parts.append(drawn)
@@ -285,6 +270,7 @@ class _Layout(Rows):
                 label=Label(x, y + self._label_below(event), labels[position], "middle"),
                 is_recorded=True,
                 full=f"{_label(position, event)} at {self._unit} {_half(event) // 2}",
+                step=self.numbers[position],
             )
 
     def _labels(self) -> dict[Position, str]:
@@ -314,9 +300,7 @@ class _Layout(Rows):
         y, bottom = self._height - PADDING, self._height - 2 * PADDING
         yield f'<text class="notice" x="{PADDING}" y="{y:.1f}">{self._unit}</text>'
         for half in range(0, self.end + 1, 2):
-            x = self.x(half)
+            x, tick = self.x(half), half // 2
             yield f'<line class="tick" x1="{x:.1f}" y1="8" x2="{x:.1f}" y2="{bottom:.1f}"/>'
-            yield (
-                f'<text class="notice" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">'
-                f"{half // 2}</text>"
-            )
+            at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="middle"'
+            yield f'<text class="notice" {at}>{tick}</text>'

@@ -359,9 +359,5 @@ sent again, duplicates dropped, frames that had to cross a partition held up."""
 
 def covered(run: Run) -> list[str]:
     """Return which entries of `COVERAGE` were seen in `run`."""
-    epochs, description = run.world.epochs, run.world.description
-    return [
-        name
-        for name, was_seen in COVERAGE.items()
-        if any(was_seen(epoch, description) for epoch in epochs)
-    ]
+    epochs, system = run.world.epochs, run.world.description
+    return [name for name, seen in COVERAGE.items() if any(seen(epoch, system) for epoch in epochs)]

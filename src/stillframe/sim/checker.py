@@ -144,9 +144,8 @@ class Evidence:
 
     def new_replay(self) -> Replay:
         """Return the system in its initial state, to perform the actions again."""
-        return Replay(
-            self.world.topology, self.start, contents=self.epoch.contents, trace=self.trace
-        )
+        topology, contents = self.world.topology, self.epoch.contents
+        return Replay(topology, self.start, contents=contents, trace=self.trace)
 
     @cached_property
     def cut_of(self) -> Callable[[SnapshotId], Cut]:
@@ -679,10 +678,8 @@ def _check_abandoned(known: Evidence, outcome: Abandoned) -> Iterator[Violation]
     count = known.epoch.ended_at[outcome.snapshot]
     if outcome.reason is Reason.NOT_RECORDED and _can_record(known, known.epoch.steps[:count]):
         yield Violation(Invariant.WHOLE, f"{outcome}; but every process could")
-    awaited = {
-        process: {None, *known.description.incoming(process)}
-        for process in known.description.processes
-    }
+    system = known.description
+    awaited = {process: {None, *system.incoming(process)} for process in system.processes}
     for step in known.marker_steps(outcome.snapshot, count):
         awaited[step.process] -= {step.source, None} if step.is_cut else {step.source}
     missing = tuple(process for process, sources in awaited.items() if sources)

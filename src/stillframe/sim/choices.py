@@ -19,10 +19,9 @@ class _Choice(msgspec.Struct, frozen=True):
     form: ClassVar[str]
 
     def __str__(self) -> str:
-        names = self.__struct_fields__
-        return self.form.format(
-            **{name: _FIELDS[name].write(getattr(self, name)) for name in names}
-        )
+        fields = msgspec.structs.asdict(self)
+        written = {name: _FIELDS[name].write(value) for name, value in fields.items()}
+        return self.form.format(**written)
 
 
 class Act(_Choice, frozen=True):

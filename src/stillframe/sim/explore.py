@@ -293,8 +293,7 @@ def _is_at(world: World, cut: Cut) -> tuple[Trace, Predicate]:
 
 def _as_event(step: MarkerStep) -> Event:
     number = -step.snapshot.number  # no message has such a number
-    accepted = (
-        () if step.source is None else (MessageId(Channel(step.source, step.process), number),)
-    )
+    sources = () if step.source is None else (step.source,)
+    accepted = tuple(MessageId(Channel(source, step.process), number) for source in sources)
     sent = tuple(MessageId(Channel(step.process, target), number) for target in step.targets)
     return Event(step.process, accepted=accepted, sent=sent)

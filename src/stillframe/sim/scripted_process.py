@@ -139,9 +139,7 @@ def scripted_topology(script: Script) -> Topology:
         for sender, accept in script.messages:
             if sender in sends:
                 sends[sender].append((owner[accept], accept))
-        members: dict[str, Any] = {
-            event: _action(event) for event in names if event not in accepting
-        }
+        members: dict[str, Any] = {e: _action(e) for e in names if e not in accepting}
         members |= {"_events": names, "_sends": sends, "__module__": __name__}
         processes[process] = type("ScriptedProcess", (ScriptedProcess,), members)()
     return Topology(processes, [(c.source, c.target) for c in script.channels])

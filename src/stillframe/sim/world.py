@@ -165,9 +165,8 @@ class World:
             raise UsageError(f"{choice}: {reason}")
         taken = Taken(choice, self.now, len(self.steps))
         if isinstance(choice, choices.Deliver):
-            taken.frames = tuple(
-                (c, self.channels[c].peek(choice.position)) for c in choice.channels
-            )
+            at = choice.position
+            taken.frames = tuple((c, self.channels[c].peek(at)) for c in choice.channels)
         self.epoch.taken.append(taken)
         try:
             self._take(choice)
