@@ -43,9 +43,7 @@ function snapshotColumns(diff) {
 }
 
 function fieldDifferences(diff) {
-  const byProcess = new Map();
-  for (const found of diff.fields) byProcess.set(found.process, [...(byProcess.get(found.process) ?? []), found]);
-  const entries = [...byProcess].map(([process, fields]) => ({
+  const entries = [...Map.groupBy(diff.fields, (found) => found.process)].map(([process, fields]) => ({
     text: `${process} ${JSON.stringify(fields)}`.toLowerCase(),
     make: (isOpen) => processDifference(diff, process, fields, isOpen),
   }));

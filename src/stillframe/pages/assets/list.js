@@ -121,7 +121,7 @@ export class SnapshotList {
       number(count(row.message_count)),
       number(bytes(row.bytes)),
       this.isPipeline ? modeOf(row) : verdicts,
-      [kept, ...(this.isPipeline ? storesOf(row) : [])],
+      [kept, ...(row.systems ?? []).map(({ name, store, snapshot }) => make("div", { class: "muted" }, `system ${name}: ${snapshot} in ${store}`))],
       make("td", { class: "row" }, this.compareButton(row), this.isPipeline ? null : this.keepButton(row), this.restoreButton(row)),
     );
   }
@@ -192,8 +192,4 @@ export class SnapshotList {
 
 function modeOf(row) {
   return row.duplicate_count > 0 ? `${row.mode}, ${counted(row.duplicate_count, "record")} twice` : row.mode;
-}
-
-function storesOf(row) {
-  return row.systems.map(({ name, store, snapshot }) => make("div", { class: "muted" }, `system ${name}: ${snapshot} in ${store}`));
 }

@@ -22,7 +22,9 @@ export function showPlayer(execution, main) {
   const controls = stepControls({ of: "the execution", noun: "step", last: execution.steps.length, onStep: show });
 
   function show(step) {
-    for (const part of parts) part.element.classList.toggle("away", !isThere(part, step, chosen));
+    for (const { element, from, to, choices } of parts) {
+      element.classList.toggle("away", step < from || step >= to || !(choices?.includes(chosen) ?? true));
+    }
     mark(parts, step, scroller);
     const beginning = execution.steps.length > 0 ? "Nothing has happened yet." : "Nothing happens in this execution.";
     const lines = step > 0 ? execution.steps[step - 1] : [beginning];
@@ -96,10 +98,6 @@ function findParts(picture) {
     choices: element.dataset.choices?.split(" ").map(Number) ?? null,
     step: element.dataset.step === undefined ? null : Number(element.dataset.step),
   }));
-}
-
-function isThere(part, step, chosen) {
-  return part.from <= step && step < part.to && (part.choices === null || part.choices.includes(chosen));
 }
 
 /** Mark the part of a step, and scroll to it. */

@@ -11,7 +11,7 @@ const PREVIEW_CHARS = 90;
 /** Return the states of the processes of a snapshot, each as a foldable entry. */
 export function showStates(snapshot) {
   const entries = snapshot.processes.map((state) => ({
-    text: stateText(state),
+    text: `${state.process} ${state.kind} ${state.fields.map(fieldText).join(" ")}`.toLowerCase(),
     make: (isOpen) => stateEntry(state, own(snapshot.excluded, state.process), isOpen),
   }));
   const left = snapshot.processes_left_out_count;
@@ -54,10 +54,6 @@ export function shownValue(value) {
 
 function leftOut(text) {
   return text ? make("span", { class: "left-out muted" }, ` … ${text}`) : null;
-}
-
-function stateText(state) {
-  return `${state.process} ${state.kind} ${state.fields.map(fieldText).join(" ")}`.toLowerCase();
 }
 
 function fieldText(field) {
