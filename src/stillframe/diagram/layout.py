@@ -234,7 +234,6 @@ class Plan:
 
     @cached_property
     def _words(self) -> list[str]:
-        """The full description of each step."""
         words = []
         for step, at in zip(self.window.steps, self.window.positions, strict=True):
             if isinstance(step, MarkerStep):

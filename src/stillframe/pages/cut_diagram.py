@@ -340,7 +340,6 @@ def _marker_key(snapshot: str, source: ProcessId, target: ProcessId) -> str:
 
 
 def _explained(each: LoggedStep) -> tuple[str, str]:
-    """Return what happened in a sentence, and the rule that it follows."""
     step = each.step
     records = f"after {count(each.event_count, 'event')} it records its state"
     if step.source is None:

@@ -157,7 +157,6 @@ def _diff_parts(
 
 
 def _head(entry: Entry) -> dict[str, Any]:
-    """Return the properties of a snapshot in the list of its store."""
     return _outline(entry.id, entry) | {name: plain(getattr(entry, name)) for name in ENTRY_HEAD}
 
 
@@ -218,7 +217,6 @@ def _verified(entry: Entry, snapshot: Snapshot) -> list[str]:
 
 
 def _contents(snapshot: Snapshot, description: Description) -> dict[str, Any]:
-    """Return the states of processes, and the channels, those that held messages first."""
     budget = Budget(STATE_CHARS_MAX)
     processes = []
     for state in budget.limit(snapshot.state.processes):
@@ -347,7 +345,6 @@ def _pipeline_head(manifest: Manifest) -> dict[str, Any]:
 
 
 def _state(fragment: ParticipantFragment) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a participant, and its recorded state by name."""
     if fragment.service is not None:
         kind = fragment.service.kind
         state = ProcessState(fragment.participant, kind, fragment.service.encoded)

@@ -351,7 +351,6 @@ def _fresh(
 
 
 def _calls(taken: Taken, fresh: Sequence[tuple[Channel, Frame]]) -> list[_Called]:
-    """Return the handlers that must be called."""
     if isinstance(taken.choice, choices.Act):
         return [(taken.choice.process, taken.choice.action, ())]
     messages = [
@@ -474,7 +473,6 @@ def _check_causes(known: Evidence) -> Iterator[str]:
 
 
 def _missing_notices(world: World, points: Sequence[Snapshot]) -> Violation | None:
-    """Return a process that was not notified of all restore points of the last epoch."""
     expected = [str(point.id) for point in points]
     notices = list(_notices(world.epoch))
     for name, runner in world.runners.items():
@@ -689,7 +687,6 @@ def _check_abandoned(known: Evidence, outcome: Abandoned) -> Iterator[Violation]
 
 
 def _can_record(known: Evidence, steps: Sequence[Step]) -> bool:
-    """Return whether the state of every process can be recorded after `steps`."""
     replay = known.new_replay()
     for step in steps:
         if isinstance(step, Event):

@@ -31,7 +31,6 @@ class Narrator:
 
     @property
     def _epoch(self) -> Epoch:
-        """The epoch that is narrated."""
         return self._world.epochs[self._epoch_count - 1]
 
     def news(self) -> list[str]:

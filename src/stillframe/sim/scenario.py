@@ -151,7 +151,6 @@ def _check_together(script: Script, world: World, choice: choices.Deliver) -> No
 
 
 def _awaited(script: Script, world: World) -> list[str]:
-    """Return for every process its next event, and what that waits for."""
     lines = []
     for process, events in script.events.items():
         encoded = world.runners[process].capture().encoded
@@ -245,7 +244,6 @@ def _at(line: int) -> Iterator[None]:
 
 
 def _commands(block: Block) -> list[tuple[int, str]]:
-    """Return the commands of a block, each with its line in the file."""
     numbered = enumerate(map(str.strip, block.commands), block.line)
     return [(line, command) for line, command in numbered if not command.startswith("#")]
 

@@ -253,7 +253,6 @@ class World:
             self._replay(start)
 
     def _new_recorder(self, name: ProcessId, start: Start | None) -> SnapshotRecorder:
-        """Return the recording rules of a process, with the recorded counts of its channels."""
         incoming = dict.fromkeys(self.description.incoming(name), 0)
         if start is not None:
             incoming |= {record.source: record.received_count for record in start.incoming}
@@ -333,7 +332,6 @@ class World:
                 recorder.receive(channel.source, batch)
 
     def _receive(self, arrivals: list[tuple[Channel, Batch]]) -> None:
-        """Let one atomic action accept one message of each channel."""
         target = arrivals[0][0].target
         runner = self.runners[target]
         messages = [(c, runner.decode(batch.messages()[0])) for c, batch in arrivals]
@@ -343,7 +341,6 @@ class World:
         self._happened(Event(target, label, RECEIVE, accepted, at=self.now), sent)
 
     def _happened(self, event: Event, sent: Iterable[Sent]) -> None:
-        """Record an event, and send its messages."""
         ids: list[MessageId] = []
         for target, pairs in groupby(sent, itemgetter(0)):
             encoded = [message for _, message in pairs]
@@ -403,7 +400,6 @@ class World:
     def _record(
         self, process: ProcessId, snapshot: SnapshotId, source: ProcessId | None, step: _RuleStep
     ) -> None:
-        """Take one step of the recording rules, and record it."""
         recorder = self.recorders[process]
         before = recorder.phase(snapshot)
         for target in self.description.outgoing(process):
