@@ -1,5 +1,6 @@
 """Select the steps of a trace that are drawn, and the messages and markers between them."""
 
+from collections import defaultdict
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -98,21 +99,19 @@ def select(trace: Trace, *, first: int, step_count_max: int) -> Window:
 def _links(
     steps: tuple[Step, ...],
 ) -> tuple[tuple[Link[MessageId], ...], tuple[Link[SnapshotId], ...]]:
-    messages: dict[MessageId, list[int | None]] = {}
-    markers: dict[tuple[SnapshotId, Channel], list[int | None]] = {}
+    messages = defaultdict[MessageId, list[int | None]](lambda: [None, None])
+    markers = defaultdict[tuple[SnapshotId, Channel], list[int | None]](lambda: [None, None])
     for index, step in enumerate(steps):
         if isinstance(step, Event):
             for message in step.accepted:
-                messages.setdefault(message, [None, None])[1] = index
+                messages[message][1] = index
             for message in step.sent:
-                messages.setdefault(message, [index, None])
+                messages[message][0] = index
         else:
             if step.source is not None:
-                key = step.snapshot, Channel(step.source, step.process)
-                markers.setdefault(key, [None, None])[1] = index
+                markers[step.snapshot, Channel(step.source, step.process)][1] = index
             for target in step.targets:
-                key = step.snapshot, Channel(step.process, target)
-                markers.setdefault(key, [index, None])
+                markers[step.snapshot, Channel(step.process, target)][0] = index
     return (
         tuple(Link(message.channel, message, *ends) for message, ends in messages.items()),
         tuple(Link(channel, snapshot, *ends) for (snapshot, channel), ends in markers.items()),

@@ -127,7 +127,8 @@ def load_from_log(snapshot: Snapshot, log: Path) -> CutDiagram:
     # The cuts have a place in the diagram first, then what found messages.
     ranked = sorted(steps, key=lambda each: (not each.step.is_cut, not each.recorded))
     most = max(MARKER_STEPS_MAX, len(snapshot.state.processes))
-    plan = _LoggedPlan(snapshot, _Lines(lanes, {each.step for each in ranked[:most]}))
+    trace, numbers = _drawn_trace(lanes, {each.step for each in ranked[:most]})
+    plan = _LoggedPlan(snapshot, trace, numbers)
     diagram = plan.draw(plan.step_count)
     listed = steps
     if len(steps) > STEPS_MAX:
@@ -192,47 +193,44 @@ def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
     return ordered
 
 
-class _Lines:
-    """The trace of what is drawn, and the true numbers of the events of each process."""
+def _messages(rows: Iterable[segments.Row], kind: str) -> list[MessageId]:
+    return [MessageId(channel_of(row), row.number or 0) for row in rows if row.kind == kind]
 
-    def __init__(self, lanes: Mapping[ProcessId, Lane], drawn: set[MarkerStep]) -> None:
-        rows = [row for lane in lanes.values() for row in lane.rows]
-        sent, accepted = (
-            {MessageId(channel_of(row), row.number or 0) for row in rows if row.kind == kind}
-            for kind in (SENT, ACCEPTED)
-        )
-        self._whole = sent & accepted
-        self.numbers: dict[ProcessId, list[int]] = {process: [] for process in lanes}
-        lines: dict[ProcessId, deque[Step]] = {process: deque() for process in lanes}
-        came = {(step.source, step.process) for step in drawn}
-        for process, lane in lanes.items():
-            markers = iter(_marker_steps(process, lane))
-            for own in segments.grouped(lane.rows):
-                if own[0].snapshot is None:
-                    self.numbers[process].append(own[0].event)
-                    lines[process].append(self._event(process, own))
-                elif (step := next(markers).step) in drawn:
-                    targets = tuple(t for t in step.targets if (process, t) in came)
-                    lines[process].append(msgspec.structs.replace(step, targets=targets))
-        channels = sorted({message.channel for message in self._whole})
-        self.trace = Trace(lanes, in_causal_order(lines), channels)
 
-    def _event(self, process: ProcessId, rows: Sequence[segments.Row]) -> Event:
-        def messages(kind: str) -> tuple[MessageId, ...]:
-            found = (MessageId(channel_of(r), r.number or 0) for r in rows if r.kind == kind)
-            return tuple(message for message in found if message in self._whole)
-
-        return Event(process, accepted=messages(ACCEPTED), sent=messages(SENT))
+def _drawn_trace(
+    lanes: Mapping[ProcessId, Lane], drawn: set[MarkerStep]
+) -> tuple[Trace, dict[ProcessId, list[int]]]:
+    """Return the trace of what is drawn, and the true numbers of the events of each process."""
+    rows = [row for lane in lanes.values() for row in lane.rows]
+    whole = {*_messages(rows, SENT)} & {*_messages(rows, ACCEPTED)}
+    numbers: dict[ProcessId, list[int]] = {process: [] for process in lanes}
+    lines: dict[ProcessId, deque[Step]] = {process: deque() for process in lanes}
+    came = {(step.source, step.process) for step in drawn}
+    for process, lane in lanes.items():
+        markers = iter(_marker_steps(process, lane))
+        for own in segments.grouped(lane.rows):
+            if own[0].snapshot is None:
+                numbers[process].append(own[0].event)
+                accepted = tuple(m for m in _messages(own, ACCEPTED) if m in whole)
+                sent = tuple(m for m in _messages(own, SENT) if m in whole)
+                lines[process].append(Event(process, accepted=accepted, sent=sent))
+            elif (step := next(markers).step) in drawn:
+                targets = tuple(t for t in step.targets if (process, t) in came)
+                lines[process].append(msgspec.structs.replace(step, targets=targets))
+    channels = sorted({message.channel for message in whole})
+    return Trace(lanes, in_causal_order(lines), channels), numbers
 
 
 class _LoggedPlan(Plan):
     """The diagram, with words about all of the snapshot: the trace is only what is drawn of it."""
 
-    def __init__(self, snapshot: Snapshot, lines: _Lines) -> None:
-        self._numbers = lines.numbers
+    def __init__(
+        self, snapshot: Snapshot, trace: Trace, numbers: Mapping[ProcessId, Sequence[int]]
+    ) -> None:
+        self._numbers = numbers
         self._name = snapshot_name(snapshot.id)
         self._held = _caught(snapshot)
-        super().__init__(lines.trace, snapshot.id, is_sequence=False)
+        super().__init__(trace, snapshot.id, is_sequence=False)
         caught = sum(1 for role in self.roles.values() if role is Role.CAUGHT)
         sentences = [f"{caught:,} of {self._held} that channels held are drawn"]
         sentences += [self.notice] if self.notice else []
