@@ -14,7 +14,8 @@ Executors have Arrow and numpy, and of this package what imports nothing else.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -283,22 +284,16 @@ def _runs(numbers: Ints) -> tuple[Ints, Ints]:
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:
-    """Return a column of 64-bit integers as they lie in memory; empty places hold anything."""
-    array = column.combine_chunks()
-    return np.frombuffer(array.buffers()[1] or b"", np.int64, len(array), array.offset * 8)
+    """Return a column of 64-bit integers; 0 for empty places."""
+    found: Ints = column.combine_chunks().fill_null(0).to_numpy()
+    return found
 
 
 def _texts(column: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the different texts of a column; for each row which one; and whether it has one."""
     array = column.unify_dictionaries().combine_chunks()
-    indices = array.indices
-    which = np.frombuffer(indices.buffers()[1] or b"", np.int32, len(indices), indices.offset * 4)
-    if not indices.null_count:
-        return array.dictionary.to_pylist(), which, np.ones(len(indices), bool)
-    bits = np.frombuffer(indices.buffers()[0], np.uint8)
-    last = indices.offset + len(indices)
-    is_there = np.unpackbits(bits, count=last, bitorder="little")[indices.offset :].astype(bool)
-    return array.dictionary.to_pylist(), np.where(is_there, which, 0), is_there
+    which = array.indices.fill_null(0).to_numpy()
+    return array.dictionary.to_pylist(), which, array.is_valid().to_numpy(zero_copy_only=False)
 
 
 def plan_splits(log: Path) -> list[dict[str, Any]]:
@@ -325,40 +320,29 @@ class Findings:
     """Collects rows of `FINDINGS` about one channel or process."""
 
     def __init__(self, key: tuple[Any, ...]) -> None:
-        self._key = [part.as_py() if isinstance(part, pa.Scalar) else part for part in key]
+        self._key = key
         self._tables: list[pa.Table] = []
 
     def add(self, snapshot: str | None, what: str, runs: Runs | None = None) -> None:
         """Add a finding about the messages `runs`, none if there is no message, or about no
         messages."""
         if runs is None:
-            self.add_all(pa.array([snapshot], pa.string()), what)
+            self.add_all([snapshot], what)
         elif named := runs[:_NAMED_MAX]:
             firsts, counts = zip(*named, strict=True)
             lasts = [first + count - 1 for first, count in named]
-            snapshots = pa.array([snapshot] * len(named), pa.string())
-            self.add_all(snapshots, what, firsts, lasts, counts)
+            self.add_all([snapshot] * len(named), what, firsts, lasts, counts)
 
     def add_all(
-        self,
-        snapshots: pa.Array,
-        what: str,
-        firsts: Any = None,
-        lasts: Any = None,
-        counts: Any = None,
+        self, snapshots: Any, what: str, firsts: Any = None, lasts: Any = None, counts: Any = None
     ) -> None:
         """Add the same finding about many snapshots, with numbers for each."""
         row_count = len(snapshots)
-        epoch, *ends = (
-            pa.repeat(pa.scalar(part, kind), row_count)
-            for part, kind in zip(self._key, (pa.int64(), pa.string(), pa.string()), strict=True)
+        epoch, *ends = (pa.repeat(part, row_count) for part in (*self._key, what))
+        numbers = (
+            pa.nulls(row_count) if values is None else values for values in (firsts, lasts, counts)
         )
-        numbers = [
-            pa.nulls(row_count, pa.int64()) if values is None else pa.array(values, pa.int64())
-            for values in (firsts, lasts, counts)
-        ]
-        columns = [epoch, snapshots, *ends, pa.repeat(pa.scalar(what), row_count), *numbers]
-        self._tables.append(pa.table(columns, schema=FINDINGS))
+        self._tables.append(pa.table([epoch, snapshots, *ends, *numbers], schema=FINDINGS))
 
     def table(self) -> pa.Table:
         """Return all findings."""
@@ -391,8 +375,8 @@ class _Side:
                 runs.append(gap)
                 total = base
             before.append(total)
-            runs += zip(firsts, counts, strict=True)
-            total += sum(counts)
+            runs += zip(firsts or (), counts or (), strict=True)
+            total += sum(counts or ())
         self.runs = merged(runs)
         if len(self.runs) > RUN_COUNT_MAX:
             self.runs, self.is_cut_short = self.runs[:RUN_COUNT_MAX], True
@@ -410,7 +394,8 @@ def _placed(column: pa.ChunkedArray, before: list[int]) -> pa.Table:
     """Return the steps of all pieces, with `place` counted from the beginning of the log."""
     lists = column.combine_chunks()
     flat = lists.flatten()
-    offset = np.repeat(np.array(before, np.int64), lists.value_lengths().to_numpy())
+    counts = lists.value_lengths().fill_null(0).to_numpy()
+    offset = np.repeat(np.array(before, np.int64), counts)
     steps = pa.Table.from_struct_array(flat)
     places = steps.column("place").to_numpy() + offset
     index = steps.column_names.index("place")
@@ -451,7 +436,7 @@ def _check_process(side: _Side, found: Findings) -> None:
         seen.append((first + 1, count - 1) if is_rest else (first, count))
     actions = merged(seen)
     if len(actions) > 1:
-        found.add(None, ROWS_MISSING, minus([(1, sum(max(actions)) - 1)], union(actions)))
+        found.add(None, ROWS_MISSING, minus([(1, sum(max(actions)) - 1)], actions))
         found.add(None, ACTIONS_WRONG, union([*out_of_order(actions), *repeated(actions)]))
     snapshots = side.cuts.column("snapshot").combine_chunks()
     found.add_all(snapshots, CUT, side.cuts.column("event").combine_chunks())
@@ -465,10 +450,10 @@ def _check_order(name: str, side: _Side, found: Findings) -> None:
         found.add(None, TOO_MUCH)
     if side.is_whole:
         return
-    there = union(side.runs)
-    found.add(None, MISSING[name], minus([(1, sum(there[-1]) - 1)], there))
+    last = max(map(sum, side.runs)) - 1
+    found.add(None, MISSING[name], minus([(1, last)], side.runs))
     found.add(None, TWICE[name], repeated(side.runs))
-    found.add(None, LATE[name], union(out_of_order(side.runs)))
+    found.add(None, LATE[name], out_of_order(side.runs))
 
 
 def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findings) -> None:
@@ -486,12 +471,12 @@ def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
     for index in rest.tolist():
         snapshot = places.snapshots[index].as_py()
         sent_count, received_count = int(places.sent[index]), int(places.received[index])
-        inside = union(between(sent.runs, 0, sent_count))
-        taken = union(between(accepted.runs, 0, received_count))
+        inside = between(sent.runs, 0, sent_count)
+        taken = between(accepted.runs, 0, received_count)
         found.add(snapshot, ORPHAN, minus(taken, inside))
         expected = minus(inside, taken)
-        here = pa.array([snapshot], pa.string())
-        found.add_all(here, IN_TRANSIT, [received_count + 1], [sent_count], [size(expected)])
+        size = sum(count for _, count in expected)
+        found.add_all([snapshot], IN_TRANSIT, [received_count + 1], [sent_count], [size])
         markers = markers_sent.get(snapshot, [])
         _check_markers_sent(markers, sent.runs, sent_count, snapshot, found)
         markers = markers_accepted.get(snapshot, [])
@@ -543,7 +528,7 @@ def _check_markers_accepted(
         return
     if len(markers) > 1:
         found.add(snapshot, MARKER_ACCEPTED_TWICE)
-    before = union(between(accepted, 0, markers[0]["place"]))
+    before = between(accepted, 0, markers[0]["place"])
     found.add(snapshot, OVERTAKEN, minus(inside, before))
     found.add(snapshot, OVERTAKES, minus(before, inside))
 
@@ -558,9 +543,8 @@ def _check_recorded(
     recorded = merged((run["first"], run["count"]) for run in batches)
     if recorded == list(expected):
         return
-    there = union(recorded)
-    found.add(snapshot, NOT_RECORDED, minus(expected, there))
-    found.add(snapshot, RECORDED_TOO_MUCH, minus(there, expected))
+    found.add(snapshot, NOT_RECORDED, minus(expected, recorded))
+    found.add(snapshot, RECORDED_TOO_MUCH, minus(recorded, expected))
     wrong_order = union([*out_of_order(recorded), *repeated(recorded)])
     found.add(snapshot, RECORDED_OUT_OF_ORDER, wrong_order)
 
@@ -668,62 +652,46 @@ def between(runs: Runs, begin: int, end: int) -> list[Run]:
     return found
 
 
+def _where(is_wanted: Callable[..., bool], *sequences: Iterable[Run]) -> list[Run]:
+    """Return the set of the numbers that sequences have as often as is wanted, given how often each
+    sequence has one: sorted, each once."""
+    changes: dict[int, list[int]] = {}
+    for index, runs in enumerate(sequences):
+        for first, count in runs:
+            if count > 0:
+                for place, change in ((first, 1), (first + count, -1)):
+                    changes.setdefault(place, [0 for _ in sequences])[index] += change
+    found: list[Run] = []
+    counts = [0 for _ in sequences]
+    for place, following in pairwise(sorted(changes)):
+        counts = [count + change for count, change in zip(counts, changes[place], strict=True)]
+        if is_wanted(*counts):
+            found.append((place, following - place))
+    return merged(found)
+
+
 def union(runs: Iterable[Run]) -> list[Run]:
-    """Return the set of all numbers in a sequence: sorted, each once."""
-    found: list[Run] = []
-    for first, count in sorted(run for run in runs if run[1] > 0):
-        if found and first <= sum(found[-1]):
-            begin, end = found[-1][0], max(sum(found[-1]), first + count)
-            found[-1] = begin, end - begin
-        else:
-            found.append((first, count))
-    return found
+    """Return the set of all numbers in a sequence."""
+    return _where(lambda count: count > 0, runs)
 
 
-def minus(left: Runs, right: Runs) -> list[Run]:
-    """Return the set `left` without the set `right`; both as ``union`` gives them."""
-    found: list[Run] = []
-    others = iter(right)
-    other = next(others, None)
-    for first, count in left:
-        begin, end = first, first + count
-        while other is not None and sum(other) <= begin:
-            other = next(others, None)
-        while other is not None and other[0] < end:
-            if other[0] > begin:
-                found.append((begin, other[0] - begin))
-            begin = sum(other)
-            if begin >= end:
-                break
-            other = next(others, None)
-        if begin < end:
-            found.append((begin, end - begin))
-    return found
-
-
-def size(runs: Iterable[Run]) -> int:
-    """Return how many numbers a sequence has, those that are there twice counted twice."""
-    return sum(count for _, count in runs)
+def minus(left: Iterable[Run], right: Iterable[Run]) -> list[Run]:
+    """Return the set of the numbers that are in `left` and not in `right`."""
+    return _where(lambda here, there: here > 0 and not there, left, right)
 
 
 def repeated(runs: Iterable[Run]) -> list[Run]:
     """Return the set of the numbers that are in a sequence more than once."""
-    seen: list[Run] = []
-    twice: list[Run] = []
-    for run in runs:
-        twice += minus([run], minus([run], seen))
-        seen = union([*seen, run])
-    return union(twice)
+    return _where(lambda count: count > 1, runs)
 
 
-def out_of_order(runs: Iterable[Run]) -> Iterator[Run]:
-    """Yield what of a sequence comes after a greater number, for the first time."""
+def out_of_order(runs: Iterable[Run]) -> list[Run]:
+    """Return the set of the numbers that a sequence has, at first, after a greater one."""
+    late: list[Run] = []
     seen: list[Run] = []
     greatest = 0
     for first, count in runs:
-        new = minus([(first, count)], seen) if count > 0 else []
-        for begin, length in new:
-            if begin < greatest:
-                yield begin, min(length, greatest - begin)
-        seen = union([*seen, *new])
+        late += minus([(first, min(count, greatest - first))], seen)
+        seen = union([*seen, (first, count)])
         greatest = max(greatest, first + count - 1)
+    return union(late)

@@ -1,8 +1,9 @@
 """The rows of an event log as DataFrames, and questions about single events and messages."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -86,11 +87,10 @@ def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
     """
     wanted = list(messages)
     names = {name for message in wanted for name in (message.source, message.target)}
-    only = pc.field("channel").isin([f"{m.source}->{m.target}" for m in wanted]) & pc.field(
-        "number"
-    ).isin([m.number for m in wanted])
-    rows = event_rows(pieces.filter(F.col("process").isin(*names)), only)
     keys = [(m.epoch, f"{m.source}->{m.target}", m.number) for m in wanted]
+    _, channels, numbers = map(list, zip(*keys, strict=True)) if keys else ([], [], [])
+    only = pc.field("channel").isin(channels) & pc.field("number").isin(numbers)
+    rows = event_rows(pieces.filter(F.col("process").isin(*names)), only)
     schema = "epoch BIGINT, channel STRING, number BIGINT"
     return rows.join(
         F.broadcast(pieces.sparkSession.createDataFrame(keys, schema)),
@@ -181,17 +181,11 @@ def marker_paths(rows: DataFrame) -> DataFrame:
 
 
 def _walk(steps: pa.Table) -> pa.Table:
-    recorded: dict[str | None, int] = {}
-    sent: dict[Channel, int] = {}
-    accepted: dict[Channel, int] = {}
+    times: dict[str, dict[Any, int]] = defaultdict(dict)
     columns = (steps.column(name).to_pylist() for name in _STEP_COLUMNS)
     for kind, process, source, target, at in zip(*columns, strict=True):
-        if kind == RECORDED:
-            recorded[process] = at
-        elif kind == MARKER_SENT:
-            sent[source, target] = at
-        elif kind == MARKER_ACCEPTED:
-            accepted[source, target] = at
+        times[kind][process if kind == RECORDED else (source, target)] = at
+    recorded, sent, accepted = times[RECORDED], times[MARKER_SENT], times[MARKER_ACCEPTED]
     path = _slowest(recorded, accepted)
     began = recorded.get(path[0][0]) if path else None
     hops = [

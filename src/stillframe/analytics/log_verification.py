@@ -99,24 +99,10 @@ def channel_cuts(spark: SparkSession, published: Published) -> DataFrame:
         .join(F.broadcast(known), "snapshot")
         .groupBy("epoch", "source", "target")
         .agg(F.collect_list(step).alias("markers"))
+        .withColumn("side", F.lit(PUBLISHED_SIDE))
     )
-    nothing = {
-        "side": F.lit(PUBLISHED_SIDE),
-        "part": F.lit(0),
-        "row_group": F.lit(0),
-        "is_cut_short": F.lit(False),  # noqa: FBT003 - a value, not a switch
-        "firsts": F.array(),
-        "counts": F.array(),
-        "cuts": F.array(),
-    }
-    schema = from_arrow_schema(COUNTS)
-    columns = [
-        nothing.get(field.name, F.col(field.name) if field.name in steps.columns else F.lit(None))
-        .cast(field.dataType)
-        .alias(field.name)
-        for field in schema
-    ]
-    return steps.select(*columns)
+    nothing = spark.createDataFrame([], from_arrow_schema(COUNTS))
+    return nothing.unionByName(steps, allowMissingColumns=True)
 
 
 def findings(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:

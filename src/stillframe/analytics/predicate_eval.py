@@ -8,52 +8,37 @@ them.
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from stillframe.errors import Damaged, NotConsistent, StillframeError, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from stillframe.detect.view import View
     from stillframe.store.store import Store
     from stillframe.topology import Topology
 
 ANSWERS_SCHEMA = pa.schema(
     [
         ("snapshot", pa.string()),
-        ("holds", pa.bool_()),  # null if it could not be asked
+        ("holds", pa.bool_()),  # null if it could not be asked, and of deadlock
         ("sentence", pa.string()),  # what was found, or what went wrong
         ("failure", pa.string()),  # DAMAGED, DROPPED, the name of a class of errors, or null
-    ]
-)
-WAITING_SCHEMA = pa.schema(
-    [
-        ("snapshot", pa.string()),
-        ("process", pa.string()),  # null in the one row that each snapshot has besides
+        ("process", pa.string()),  # of a wait; null in the one row that each snapshot has besides
         ("waits_for", pa.string()),
         ("needs_all", pa.bool_()),
-        ("sentence", pa.string()),
-        ("failure", pa.string()),
     ]
 )
 DAMAGED = "damaged"
 DROPPED = "dropped"
 WAS_DROPPED = "was dropped while snapshots were looked at"
+DEADLOCK = "deadlock"
+"""The predicate of which tasks give the waits, in rows of their own."""
 
 _ROWS_AT_ONCE = 1000
 
-Rows = Iterator[dict[str, object]]
+AnswerRow = dict[str, object]
 Batches = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-_Found = TypeVar("_Found")
-
-
-class Answer(NamedTuple):
-    """The answer of one snapshot, as a row of `ANSWERS_SCHEMA`."""
-
-    holds: bool | None
-    sentence: str
-    failure: str | None = None
 
 
 class PredicateSpec(NamedTuple):
@@ -70,95 +55,59 @@ class PredicateSpec(NamedTuple):
 
 
 def evaluate_all(spec: PredicateSpec) -> Batches:
-    """Return what a task does to batches of ids: a row of `ANSWERS_SCHEMA` for each snapshot."""
-    return functools.partial(_in_batches, _answers, spec, ANSWERS_SCHEMA)
+    """Return what a task does to batches of ids: rows of `ANSWERS_SCHEMA` for each snapshot."""
+    return functools.partial(_in_batches, spec)
 
 
-def wait_edges(spec: PredicateSpec) -> Batches:
-    """Return what a task does to batches of ids: rows of `WAITING_SCHEMA` for each snapshot."""
-    return functools.partial(_in_batches, _waits, spec, WAITING_SCHEMA)
-
-
-def _in_batches(
-    rows_of: Callable[[PredicateSpec, Iterable[pa.RecordBatch]], Rows],
-    spec: PredicateSpec,
-    schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    rows = rows_of(spec, batches)
+def _in_batches(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows = _rows(spec, batches)
     while held := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        yield pa.RecordBatch.from_pylist(held, schema=schema)
+        yield pa.RecordBatch.from_pylist(held, schema=ANSWERS_SCHEMA)
 
 
-def _answers(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
-    def evaluate(view: "View") -> tuple[bool, str]:
-        from stillframe.detect.predicate import load_predicate
-
-        # The user's module is imported once: Python keeps it from then on.
-        verdict = load_predicate(spec.predicate, lambda: spec.expected)(view)
-        return verdict.holds, verdict.sentence
-
-    for snapshot, found, (failure, why) in _evaluated(spec, batches, evaluate):
-        holds, sentence = (None, why) if found is None else found
-        row: dict[str, object] = {"snapshot": snapshot, "holds": holds, "sentence": sentence}
-        yield row | {"failure": failure}
-
-
-def _waits(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Rows:
-    def evaluate(view: "View") -> list[tuple[str, str, bool]]:
-        from stillframe.detect.predicate import open_waits
-
-        return [
-            (process, other, waiting.needs_all)
-            for process, waiting in open_waits(view).items()
-            for other in waiting.processes
-        ]
-
-    for snapshot, found, (failure, sentence) in _evaluated(spec, batches, evaluate):
-        yield {"snapshot": snapshot, "sentence": sentence, "failure": failure}
-        for process, other, needs_all in found or ():
-            edge = {"process": process, "waits_for": other, "needs_all": needs_all}
-            yield {"snapshot": snapshot} | edge
-
-
-def _evaluated(
-    spec: PredicateSpec, batches: Iterable[pa.RecordBatch], evaluate: "Callable[[View], _Found]"
-) -> Iterator[tuple[str, _Found | None, tuple[str | None, str | None]]]:
-    """Yield for each snapshot what `evaluate` finds, or None and the failure. One that is not of
-    this snapshot alone ends the task, because each one would have it."""
+def _rows(spec: PredicateSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[AnswerRow]:
+    """Yield the rows of each snapshot. A failure that is not of this snapshot alone ends the task,
+    because each one would have it."""
     opened: tuple[Store, Topology] | None = None
     for batch in batches:
         for name in batch.column("snapshot").to_pylist():
             try:
                 opened = opened or _opened(spec)
-                yield name, _evaluate(*opened, name, evaluate), (None, None)
+                found = _evaluate(spec, *opened, name)
             except (Damaged, NotConsistent) as error:
-                yield name, None, (DAMAGED, str(error))
-            except _Dropped:
-                yield name, None, (DROPPED, WAS_DROPPED)
+                found = [{"sentence": str(error), "failure": DAMAGED}]
             except StillframeError as error:
-                yield name, None, (type(error).__name__, str(error))
+                yield {"snapshot": name, "sentence": str(error), "failure": type(error).__name__}
                 return
-
-
-class _Dropped(StillframeError):
-    """A snapshot does not exist any more."""
+            for row in found:
+                yield {"snapshot": name, **row}
 
 
 def _evaluate(
-    store: "Store", topology: "Topology", name: str, evaluate: "Callable[[View], _Found]"
-) -> _Found:
+    spec: PredicateSpec, store: "Store", topology: "Topology", name: str
+) -> list[AnswerRow]:
+    from stillframe.detect.predicate import load_predicate, open_waits
     from stillframe.detect.view import view_of
     from stillframe.model import SnapshotId
     from stillframe.store.layout import is_published
 
     snapshot = SnapshotId.parse(name)
     try:
-        return evaluate(view_of(store.load(snapshot), topology))
-    except (UsageError, StoreError) as error:
+        view = view_of(store.load(snapshot), topology)
+        if spec.predicate == DEADLOCK:
+            waits: list[AnswerRow] = [
+                {"process": process, "waits_for": other, "needs_all": waiting.needs_all}
+                for process, waiting in open_waits(view).items()
+                for other in waiting.processes
+            ]
+            return [{}, *waits]
+        # The user's module is imported once: Python keeps it from then on.
+        verdict = load_predicate(spec.predicate, lambda: spec.expected)(view)
+        return [{"holds": verdict.holds, "sentence": verdict.sentence}]
+    except (UsageError, StoreError):
         if is_published(store.path, snapshot):
             raise
-        raise _Dropped(name) from error
+        return [{"sentence": WAS_DROPPED, "failure": DROPPED}]
 
 
 def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":

@@ -8,6 +8,7 @@ answers are those of ``stillframe detect``.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from pyspark.errors import PySparkException, PythonException
@@ -23,13 +24,11 @@ from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.predicate_eval import (
     ANSWERS_SCHEMA,
     DAMAGED,
+    DEADLOCK,
     DROPPED,
-    WAITING_SCHEMA,
     WAS_DROPPED,
-    Answer,
     PredicateSpec,
     evaluate_all,
-    wait_edges,
 )
 from stillframe.analytics.verified_parquet import first_line
 from stillframe.analytics.wait_for_graphs import deadlocks
@@ -73,6 +72,14 @@ _WANTED = (
     "the rows of all snapshots together, for one row for each snapshot: its id, and true or false; "
     f"for example {EXAMPLE!r}"
 )
+
+
+class Answer(NamedTuple):
+    """The answer of one snapshot, or why there is none."""
+
+    holds: bool | None
+    sentence: str
+    failure: str | None = None
 
 
 class Unevaluable(msgspec.Struct, frozen=True):
@@ -237,49 +244,40 @@ def _evaluate_in_tasks(
     ours = {name: each for name, each in manifests.items() if each.topology == spec.topology}
     other = Answer(None, f"is of another topology than {known} is now", OTHER_TOPOLOGY)
     found = dict.fromkeys(manifests.keys() - ours.keys(), other)
+    return found | _run_tasks(spark, spec, ours)
+
+
+def _run_tasks(
+    spark: SparkSession, spec: PredicateSpec, manifests: Mapping[str, Manifest]
+) -> dict[str, Answer]:
+    """Return the answers of snapshots of the topology that tasks load."""
     add_package(spark)
+    names = [(name,) for name in manifests]
+    task_count = min(len(names), _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    ids = spark.createDataFrame(names, "snapshot STRING").repartition(task_count)
+    rows = ids.mapInArrow(evaluate_all(spec), from_arrow_schema(ANSWERS_SCHEMA)).persist()
+    deadlocked: dict[str, str] = {}
     try:
-        if predicate == "deadlock":
-            return found | _evaluate_deadlock(_ids(spark, ours), spec, ours)
-        schema = from_arrow_schema(ANSWERS_SCHEMA)
-        rows = _ids(spark, ours).mapInArrow(evaluate_all(spec), schema).collect()
+        answered = rows.where("process IS NULL").collect()
+        _raise_failures(answered)
+        if spec.predicate == DEADLOCK:
+            found = deadlocks(
+                rows.where("process IS NOT NULL"),
+                # A process that waits for another has a channel from it.
+                known_count_max=max(manifest.channel_count for manifest in manifests.values()),
+            )
+            deadlocked = {row["snapshot"]: row["sentence"] for row in found.collect()}
     except PythonException as error:
         said = str(error).strip().splitlines()
         raise errors.Unavailable(f"a task of Spark failed: {said[-1]}") from error
     except PySparkException as error:
         raise errors.Unavailable(f"Spark failed: {first_line(error)}") from error
-    _raise_failures(rows)
-    return found | {row["snapshot"]: Answer(*row[1:]) for row in rows}
-
-
-def _ids(spark: SparkSession, names: Iterable[str]) -> DataFrame:
-    rows = [(name,) for name in names]
-    task_count = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    ids = spark.createDataFrame(rows, "snapshot STRING")
-    return ids.repartition(min(len(rows), task_count))
-
-
-def _evaluate_deadlock(
-    ids: DataFrame, spec: PredicateSpec, manifests: Mapping[str, Manifest]
-) -> dict[str, Answer]:
-    rows = ids.mapInArrow(wait_edges(spec), from_arrow_schema(WAITING_SCHEMA)).persist()
-    try:
-        said = rows.where("process IS NULL").select("snapshot", "sentence", "failure").collect()
-        _raise_failures(said)
-        found = deadlocks(
-            rows.where("process IS NOT NULL"),
-            # A process that waits for another has a channel from it.
-            known_count_max=max(manifest.channel_count for manifest in manifests.values()),
-        )
-        deadlocked = {row["snapshot"]: row["sentence"] for row in found.collect()}
     finally:
         rows.unpersist()
     answers = {}
-    for row in said:
-        name = row["snapshot"]
-        if row["failure"] is not None:
-            answers[name] = Answer(None, row["sentence"], row["failure"])
-        else:
+    for name, holds, sentence, failure, *_ in answered:
+        answers[name] = Answer(holds, sentence, failure)
+        if spec.predicate == DEADLOCK and failure is None:
             answers[name] = Answer(name in deadlocked, deadlocked.get(name, NO_DEADLOCK))
     return answers
 

@@ -10,6 +10,7 @@ no more than Arrow.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,14 +94,14 @@ def register(spark: SparkSession) -> None:
     queries.register(spark, VerdictSource)
 
 
+@dataclass
 class InputSplit(InputPartition):
     """The directories of published snapshots for one task, and verdicts on others, known
     already."""
 
-    def __init__(self, directories: list[str], expected: Expected, known: list[Row]) -> None:
-        self.directories = directories
-        self.expected = expected
-        self.known = known
+    directories: list[str]
+    expected: Expected
+    known: list[Row]
 
 
 class VerdictSource(DataSource):
@@ -151,7 +152,12 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """Return the next cursor with an outcome, or `start` if there is none yet."""
         if self._outcomes is None:
-            self._outcomes = self._open()
+            from stillframe.store.layout import check_is_store
+            from stillframe.store.outcomes import OutcomeReader
+
+            check_is_store(Path(self._store))
+            timeout_s = None if self._timeout is None else float(self._timeout)
+            self._outcomes = OutcomeReader(Path(self._store), timeout_s=timeout_s)
         if self._ahead is None or start != self._start:
             self._start, self._ahead = start, _cursor_of(start)
         now = (time.time() if self._until is None else self._until) - self._lag_s
@@ -172,16 +178,15 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from stillframe.store.outcomes import PUBLISHED
         from stillframe.store.sealed_json import read_sealed
 
-        head = read_sealed(Path(self._store) / HEAD, Head)
-        expected = expected_of(head)
+        expected = expected_of(read_sealed(Path(self._store) / HEAD, Head))
         outcomes = _cursor_of(end).outcomes
         splits: list[InputPartition] = []
         for first in range(0, len(outcomes), _TASK_SNAPSHOT_COUNT):
             some = outcomes[first : first + _TASK_SNAPSHOT_COUNT]
             published = [
-                str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(outcome.snapshot)))
+                str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(outcome.snapshot or "")))
                 for outcome in some
-                if outcome.how == PUBLISHED and outcome.snapshot is not None
+                if outcome.how == PUBLISHED
             ]
             known = [_row(outcome) for outcome in some if outcome.how != PUBLISHED]
             splits.append(InputSplit(published, expected, known))
@@ -198,14 +203,6 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         """Travel to executors without what only the driver needs."""
         return {"_store": self._store}
-
-    def _open(self) -> "OutcomeReader":
-        from stillframe.store.layout import check_is_store
-        from stillframe.store.outcomes import OutcomeReader
-
-        check_is_store(Path(self._store))
-        timeout_s = None if self._timeout is None else float(self._timeout)
-        return OutcomeReader(Path(self._store), timeout_s=timeout_s)
 
 
 def _to_offset(cursor: "OutcomeCursor") -> dict[str, Any]:
