@@ -103,6 +103,9 @@ class MemoryTransport:
         """Return False: it takes everything until it is replaced."""
         return False
 
+    def close(self) -> None:
+        """Do nothing: what is on its way arrives."""
+
     def abort(self) -> None:
         """Lose what is on its way."""
         self.queue.clear()

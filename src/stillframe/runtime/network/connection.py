@@ -42,13 +42,17 @@ the network is cut. A channel then connects again, as often as needed."""
 
 
 class Transport(Protocol):
-    """What a link attaches to a channel: frames are written into it."""
+    """What carries a connection, TCP as it is or TLS over it; a link attaches it to a channel, and
+    frames are written into it."""
 
     def write(self, data: bytes | bytearray, /) -> Any:
         """Take `data`, now or later, in order."""
 
     def is_closing(self) -> bool:
         """Return whether nothing more can be written."""
+
+    def close(self) -> None:
+        """Close once everything written is sent."""
 
     def abort(self) -> None:
         """Close at once; nothing more is read."""
@@ -73,13 +77,6 @@ class Credentials(msgspec.Struct, frozen=True):
         return Hello(self.process, target, self.epoch, self.topology_hash, nonce)
 
 
-class StreamTransport(Transport, Protocol):
-    """What carries a connection: TCP as it is, or TLS over it."""
-
-    def close(self) -> None:
-        """Close once everything written is sent."""
-
-
 class Connection(asyncio.BufferedProtocol):
     """What all connections share: they decode frames, and close with a reason.
 
@@ -88,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(self) -> None:
-        self.transport: StreamTransport | None = None
+        self.transport: Transport | None = None
         self.reader = wire.FrameReader()
         self.peer = ""
         self.shown_names: frozenset[str] | None = None
@@ -126,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.close()
 
-    def begin(self, carrier: StreamTransport) -> None:
+    def begin(self, carrier: Transport) -> None:
         """Begin the handshake."""
         self.transport = carrier
 
@@ -228,7 +225,7 @@ class OutboundConnection(Connection):
         self.is_open = False
         self._connector = Connector(me.hello(target), me.secret)
 
-    def begin(self, carrier: StreamTransport) -> None:
+    def begin(self, carrier: Transport) -> None:
         """Begin the handshake."""
         super().begin(carrier)
         self.write_greeting(self._connector.hello)

@@ -63,17 +63,12 @@ class _Forks:
     `is_child` says whether this was forked off the process in which the host was made.
     """
 
-    def __init__(self) -> None:
-        self.is_child = False
-        self._has_host = False
-
-    def host_made(self) -> None:
-        """Record that the host belongs to this very process, and not to its children."""
-        self.is_child, self._has_host = False, True
+    is_child = False
+    has_host = False
 
     def forked(self) -> None:
         """Record, in the child, that it was forked."""
-        self.is_child = self._has_host
+        self.is_child = self.has_host
 
 
 forks = _Forks()
@@ -138,7 +133,8 @@ class Host:
         marker_wait_s: float = 0.0,
         fragments: "FragmentRecorder | None" = None,
     ) -> None:
-        forks.host_made()
+        # The host belongs to this very process, and not to its children.
+        forks.is_child, forks.has_host = False, True
         description, codec = topology.description, topology.codecs[process]
         sources, targets = description.incoming(process), description.outgoing(process)
         self.process = process

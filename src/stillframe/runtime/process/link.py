@@ -21,7 +21,7 @@ from stillframe.runtime.network.connection import (
     Credentials,
     InboundConnection,
     OutboundConnection,
-    StreamTransport,
+    Transport,
     protocol_of,
 )
 from stillframe.runtime.process.endpoints import IncomingEndpoint, OutgoingEndpoint
@@ -128,7 +128,7 @@ class ListeningLink(InboundConnection):
         self._warn = warn
         self._refused = refused
         self._incoming: IncomingEndpoint | None = None
-        self._carrier: StreamTransport | None = None
+        self._carrier: Transport | None = None
 
     def take(self, frame: wire.Frame) -> None:
         """Handle a frame of the channel or of the handshake."""
@@ -195,7 +195,7 @@ class ConnectingLink(OutboundConnection):
         self._connected = connected
         self._host = host
         self._outgoing = outgoing
-        self._carrier: StreamTransport | None = None
+        self._carrier: Transport | None = None
 
     def take(self, frame: wire.Frame) -> None:
         """Handle an acknowledgement, or a frame of the handshake."""

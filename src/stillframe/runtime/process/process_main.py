@@ -23,6 +23,7 @@ from stillframe.process import Process, attach
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.control import EXIT_FAILED, EXIT_JOIN_REJECTED, LaunchSpec
+from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import OsProcess, wait_for
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
@@ -69,7 +70,7 @@ class _JoinRejected(StillframeError):
 
 async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
     if launch.is_elsewhere:
-        launch, runtime, start = await _register(launch)
+        runtime, start = await _register(launch)
     else:
         runtime = ProcessRuntime(
             launch.me,
@@ -103,16 +104,15 @@ def _terminate(runtime: ProcessRuntime) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def _register(launch: LaunchSpec) -> tuple[LaunchSpec, ProcessRuntime, Start | None]:
+async def _register(launch: LaunchSpec) -> tuple[ProcessRuntime, Start | None]:
     """Wait for the coordinator, and join; raises _JoinRejected if that was refused."""
     retry_s, printed = RETRY_S_MIN, ""
     while True:
         try:
-            launch_here = _with_topology_hash(launch)
-            me, orphaned_s = launch_here.me, launch.orphaned_s
+            me, orphaned_s = _with_topology_hash(launch), launch.orphaned_s
             runtime = ProcessRuntime(me, launch.coordinator, launch.listen, orphaned_s=orphaned_s)
             try:
-                return launch_here, runtime, await runtime.connect()
+                return runtime, await runtime.connect()
             except BaseException:
                 await runtime.close()
                 raise
@@ -126,8 +126,8 @@ async def _register(launch: LaunchSpec) -> tuple[LaunchSpec, ProcessRuntime, Sta
         retry_s = min(retry_s * 2, RETRY_S_MAX)
 
 
-def _with_topology_hash(launch: LaunchSpec) -> LaunchSpec:
-    """Return `launch` with the hash of the topology as its module has it."""
+def _with_topology_hash(launch: LaunchSpec) -> Credentials:
+    """Return the credentials with the hash of the topology as its module has it."""
     topology, name = load_topology(launch.reference), launch.me.process
     topology.description.check_process(name)
     if not isinstance(topology.processes[name], Process):
@@ -135,8 +135,7 @@ def _with_topology_hash(launch: LaunchSpec) -> LaunchSpec:
             f"process {name!r} is a program of its own: its place in the topology is Joined(...), "
             "and the program calls stillframe.join"
         )
-    me = msgspec.structs.replace(launch.me, topology_hash=topology.description.hash)
-    return msgspec.structs.replace(launch, me=me)
+    return msgspec.structs.replace(launch.me, topology_hash=topology.description.hash)
 
 
 def _print(launch: LaunchSpec, words: str) -> None:
@@ -147,7 +146,7 @@ def _print(launch: LaunchSpec, words: str) -> None:
 async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start | None) -> None:
     """Load the process that this is, and run it."""
     topology = load_topology(launch.reference)
-    if topology.description.hash != launch.me.topology_hash:
+    if topology.description.hash != runtime.me.topology_hash:
         raise UsageError(
             f"the code of {launch.reference} was changed while the system ran: stop it, and go on "
             "with 'stillframe restore STORE --migrate', or put the old code back"
