@@ -175,17 +175,12 @@ def progress_bar(
 
     Yields what takes ``advance``, ``completed``, ``total`` or ``description``.
     """
-    from rich.progress import (  # noqa: PLC0415 - help does without it
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress  # noqa: PLC0415 - help does without it
 
     console = words()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        *(columns or (MofNCompleteColumn(), TimeRemainingColumn())),
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        *(columns or (progress.MofNCompleteColumn(), progress.TimeRemainingColumn())),
         console=console,
         transient=True,
         disable=not console.is_terminal,

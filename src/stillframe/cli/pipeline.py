@@ -330,7 +330,6 @@ def list_snapshots(path: PipelinePath) -> None:
     end = f"a restore goes back to {latest}"
     if latest is None:
         end = f"none to go back to: 'stillframe spark snapshot {path}' takes one"
-
     columns: output.Columns[Manifest] = {
         "snapshot": attrgetter("snapshot"),
         "name": attrgetter("name"),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ from stillframe.model import SnapshotId
 from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import player_document
 from stillframe.sim.scenario import Played
-from stillframe.trace import Cut, Trace
+from stillframe.trace import Trace
 
 SVG, PNG, HTML = ".svg", ".png", ".html"
 DRAWN: dict[str, Callable[[Diagram], bytes]] = {
@@ -99,17 +100,10 @@ def view(
 
 def _write_page(found: Execution, options: ViewOptions) -> None:
     assert options.out is not None
-    snapshot, cuts = _chosen(found, options)
+    title, chosen = found.path.stem, _chosen(found, options)
     with output.words().status("drawing every step"):
-        page = player_document(
-            found.trace,
-            title=found.path.stem,
-            played=found.played,
-            snapshot=snapshot,
-            cuts=cuts,
-            first=options.first,
-        )
-        text = self_contained_page.render(page, title=found.path.stem).encode()
+        page = player_document(found.trace, title=title, played=found.played, **chosen)
+        text = self_contained_page.render(page, title=title).encode()
     write_atomically(options.out, [text], inputs=[found.path])
     output.answer({"files": [options.out], "left_out": page["notice"]})
     shown = len(page["steps"])
@@ -120,16 +114,15 @@ def _write_page(found: Execution, options: ViewOptions) -> None:
 
 def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
     trace, draw = found.trace, DRAWN[suffix]
-    snapshot, cuts = _chosen(found, options)
-    whole = layout.lay_out(trace, snapshot=snapshot, cuts=cuts, first=options.first)
+    chosen = _chosen(found, options)
+    whole = layout.lay_out(trace, **chosen)
     # By default beside the file, or here if that comes with stillframe.
     beside = Path(found.path.name) if sim.is_included(found.path) else found.path
     out = options.out if options.out is not None else beside.with_suffix(suffix)
     shown = len(whole.dots) + len(whole.marks)
     if options.steps:
-        pictures = layout.frames(trace, snapshot=snapshot, cuts=cuts, first=options.first)
-        drawn = map(draw, output.tracked(pictures, "drawing steps", shown))
-        files = _write_sequence(found.path, out, drawn, shown)
+        pictures = output.tracked(layout.frames(trace, **chosen), "drawing steps", shown)
+        files = _write_sequence(found.path, out, map(draw, pictures), shown)
     else:
         write_atomically(out, [draw(whole)], inputs=[found.path])
         files = [out]
@@ -148,9 +141,13 @@ def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
     output.say(f"done: {where}: {steps} of {processes}")
 
 
-def _chosen(found: Execution, options: ViewOptions) -> tuple[SnapshotId | None, list[Cut]]:
-    snapshot = None if options.snapshot is None else SnapshotId.parse(options.snapshot)
-    return snapshot, [] if options.cut is None else [parse_cut(options.cut, found.trace)]
+def _chosen(found: Execution, options: ViewOptions) -> dict[str, Any]:
+    """Return what is to be drawn of the execution, as all that draws it takes it."""
+    return {
+        "snapshot": None if options.snapshot is None else SnapshotId.parse(options.snapshot),
+        "cuts": [] if options.cut is None else [parse_cut(options.cut, found.trace)],
+        "first": options.first,
+    }
 
 
 def _say_left_out(found: Execution, options: ViewOptions, left_out: str, shown: int) -> None:
