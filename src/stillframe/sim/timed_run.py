@@ -25,25 +25,14 @@ def play(
     *,
     tick: Callable[[int, World], None] = lambda number, world: None,
 ) -> World:
-    """Take actions at given ticks, and deliver every message and marker after its delay.
+    """Take `actions` at their ticks, from 0 on and never decreasing, and deliver every message and
+    marker after its delay; return the world at the end.
 
-    Within one tick, first everything due arrives, in the order of sending, then the actions are
-    taken, and then everything that they sent with a delay of 0 arrives. Channels keep order,
-    whatever the delays.
-
-    Args:
-        topology: the system.
-        actions: the choices with their ticks, from 0; ticks must not decrease.
-        delays: for every message and marker, in the order of sending, its delay in ticks; 1 for
-            those beyond the end.
-        tick: called at the end of each tick.
-
-    Returns:
-        the world at the end: its snapshots are in ``world.epoch.outcomes``.
-
-    Raises:
-        UsageError: an action is not possible when it is due, or the run does not end; the tick is
-            named.
+    `delays` are in ticks and in the order of sending, 1 for those beyond their end. Within one
+    tick, first everything due arrives, in the order of sending, then the actions are taken, and
+    then everything that they sent with a delay of 0 arrives. Channels keep order, whatever the
+    delays. `tick` is called at the end of each. UsageError, with the tick, if an action is not
+    possible when it is due, or the run does not end.
     """
     world = World(topology)
     waiting = iter(delays)

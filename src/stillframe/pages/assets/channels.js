@@ -4,43 +4,54 @@ import { make, makeRow, makeScrolling, makeTable, setText, count, bytes, duratio
 import { STATUS_WORDS, channelName } from "./graph.js";
 
 const CHANNELS_SHOWN = 40;
+const figure = (column, format = count, kind = "number") => [kind, ({ channels }, index) => (channels[column][index] === null ? "?" : format(channels[column][index]))];
+const rateFigure = figure("rate", (rate) => count(Math.round(rate)));
+
+/** The tables; each column of what changes has the class of its cells, and the text of one. */
 const OF_SYSTEM = {
   summary: "Processes and channels in figures",
-  processes: ["process", "class", "state"],
-  channels: ["channel", "messages/s", "on their way", "not handled", "connection"],
+  heads: ["process", "class", "channel"],
+  captions: ["Processes", "Channels"],
+  processes: { state: ["", ({ statuses }, index) => statuses[index]] },
+  channels: {
+    "messages/s": rateFigure,
+    "on their way": figure("in_transit"),
+    "not handled": figure("bytes", bytes),
+    connection: figure("is_connected", (isConnected) => (isConnected ? "connected" : "not connected"), ""),
+  },
 };
 const OF_PIPELINE = {
   summary: "Queries, services and logs in figures",
-  processes: ["participant", "kind", "state", "last micro-batch", "last moved"],
-  channels: ["log", "records/s", "appended", "read", "behind", "items behind"],
+  heads: ["participant", "kind", "log"],
+  captions: ["Queries and services", "Logs"],
+  processes: {
+    state: ["", ({ statuses }, index) => STATUS_WORDS[statuses[index]]],
+    "last micro-batch": ["", ({ batches }, index) => (batches[index] === null ? "" : count(batches[index]))],
+    "last moved": ["", ({ at, since }, index) => (since[index] === null ? "" : `${duration(Math.max(0, at - since[index]))} ago`)],
+  },
+  channels: { "records/s": rateFigure, appended: figure("sent"), read: figure("received"), behind: figure("in_transit"), "items behind": figure("items") },
 };
 
 /** The tables below the graph; that of channels shows the busiest ones. */
 export class ChannelTable {
   constructor(about) {
     this.about = about;
-    this.isPipeline = about.kind === "pipeline";
-    const words = this.isPipeline ? OF_PIPELINE : OF_SYSTEM;
-    this.processes = about.processes.slice(0, about.participant_count).map(([name, kind]) => {
-      const cells = words.processes.slice(2).map(() => make("td", {}));
-      return { cells, row: makeRow(make("th", { scope: "row", class: "mono" }, name), kind, ...cells) };
-    });
-    this.rows = Array.from({ length: Math.min(CHANNELS_SHOWN, about.channels.length) }, () => {
-      const kinds = words.channels.map((_, column) => (column === 0 ? "mono" : "number"));
-      if (!this.isPipeline) kinds[4] = "";
-      const cells = kinds.map((kind) => make("td", { class: kind }));
-      return { cells, row: make("tr", {}, cells) };
-    });
-    const left = about.channels.length - this.rows.length;
+    this.words = about.kind === "pipeline" ? OF_PIPELINE : OF_SYSTEM;
+    const { summary, heads, captions, processes, channels } = this.words;
+    const cellsOf = (columns) => Object.values(columns).map(([kind]) => make("td", { class: kind }));
+    this.processes = about.processes.slice(0, about.participant_count).map(() => cellsOf(processes));
+    this.rows = Array.from({ length: Math.min(CHANNELS_SHOWN, about.channels.length) }, () => [make("td", { class: "mono" }), ...cellsOf(channels)]);
+    const named = this.processes.map((cells, index) => makeRow(make("th", { scope: "row", class: "mono" }, about.processes[index][0]), about.processes[index][1], ...cells));
+    const isCut = about.channels.length > this.rows.length;
     this.root = make(
       "details",
       { class: "tables" },
-      make("summary", {}, words.summary),
-      tableOf(words.processes, this.processes.map(({ row }) => row), this.isPipeline ? "Queries and services" : "Processes"),
+      make("summary", {}, summary),
+      tableOf([...heads.slice(0, 2), ...Object.keys(processes)], named, captions[0]),
       tableOf(
-        words.channels,
-        this.rows.map(({ row }) => row),
-        left > 0 ? `The ${this.rows.length} busiest channels of ${count(about.channels.length)}` : this.isPipeline ? "Logs" : "Channels",
+        [heads[2], ...Object.keys(channels)],
+        this.rows.map((cells) => make("tr", {}, cells)),
+        isCut ? `The ${this.rows.length} busiest channels of ${count(about.channels.length)}` : captions[1],
       ),
     );
     this.root.addEventListener("toggle", () => this.system && this.update(this.system));
@@ -50,33 +61,16 @@ export class ChannelTable {
   update(system) {
     this.system = system;
     if (!this.root.open) return;
-    this.processes.forEach(({ cells }, index) => this.showProcess(cells, system, index));
+    const show = (cells, columns, index) => Object.values(columns).forEach(([, text], place) => setText(cells[place], text(system, index)));
+    this.processes.forEach((cells, index) => show(cells, this.words.processes, index));
     const { channels } = system;
     if (channels === undefined) return;
     const order = this.about.channels.map((_, index) => index);
     if (order.length > this.rows.length) order.sort((a, b) => (channels.rate[b] ?? 0) - (channels.rate[a] ?? 0));
-    this.rows.forEach(({ cells }, position) => {
-      const index = order[position];
-      const shown = (column, format) => (channels[column][index] === null ? "?" : format(channels[column][index]));
-      setText(cells[0], channelName(this.about, index));
-      setText(cells[1], shown("rate", (rate) => count(Math.round(rate))));
-      if (this.isPipeline) {
-        ["sent", "received", "in_transit", "items"].forEach((column, place) => setText(cells[2 + place], shown(column, count)));
-        return;
-      }
-      setText(cells[2], shown("in_transit", count));
-      setText(cells[3], shown("bytes", bytes));
-      setText(cells[4], shown("is_connected", (isConnected) => (isConnected ? "connected" : "not connected")));
+    this.rows.forEach(([name, ...cells], position) => {
+      setText(name, channelName(this.about, order[position]));
+      show(cells, this.words.channels, order[position]);
     });
-  }
-
-  showProcess(cells, system, index) {
-    const status = system.statuses[index];
-    setText(cells[0], this.isPipeline ? STATUS_WORDS[status] : status);
-    if (!this.isPipeline) return;
-    const [batch, since] = [system.batches[index], system.since[index]];
-    setText(cells[1], batch === null ? "" : count(batch));
-    setText(cells[2], since === null ? "" : `${duration(Math.max(0, system.at - since))} ago`);
   }
 }
 
