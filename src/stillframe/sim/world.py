@@ -390,11 +390,9 @@ class World:
 
     def _receive_marker(self, channel: Channel, marker: Marker) -> None:
         recorder = self.recorders[channel.target]
-        if isinstance(recorder, LaiYangRecorder):
-            assert isinstance(marker, CountingMarker), marker
-            step = partial(recorder.marker, channel.source, marker)
-        else:
-            step = partial(recorder.marker, channel.source, marker)
+        assert isinstance(recorder, Recorder) or isinstance(marker, CountingMarker), marker
+        receive: Callable[..., list[Effect]] = recorder.marker
+        step = partial(receive, channel.source, marker)
         self._record(channel.target, marker.snapshot, channel.source, step)
 
     def _record(
