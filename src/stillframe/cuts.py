@@ -17,8 +17,6 @@ observation, and definitely if it holds at a cut of every one.
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from operator import itemgetter
-from typing import NamedTuple
 
 import msgspec
 
@@ -235,27 +233,44 @@ def _balanced_order(trace: Trace, highest: list[list[Cut]]) -> list[tuple[int, i
 # --- predicates
 
 
-class _Traffic(NamedTuple):
-    """The messages of one channel, in the order of sending, each with its place in it, the count of
-    the source at which it is sent, and that of the target at which it is accepted.
+class _Traffic:
+    """The messages of one channel in the order of sending, each with its place in it; `met_at` and
+    `lost_at` have the counts of the source at which they are sent.
 
     Those that never are accepted are kept separately, so that one `lost` message does not make
-    every cut visit all later ones. A message is settled when it and all before it are accepted:
-    later cuts do not visit it. Without order on the channel the latest of them decides.
+    every cut visit all later ones. The others have the count of the target at which they are
+    accepted, and are settled when they and all before them are: later cuts do not visit them.
+    Without order on the channel the latest of them decides.
     """
 
-    met: list[tuple[int, MessageId, int, int]]
-    lost: list[tuple[int, MessageId, int]]
-    settled_at: list[int]
+    __slots__ = ("lost", "lost_at", "met", "met_at", "settled_at")
+
+    def __init__(self) -> None:
+        self.met: list[tuple[int, MessageId, int]] = []
+        self.met_at: list[int] = []
+        self.settled_at: list[int] = []
+        self.lost: list[tuple[int, MessageId]] = []
+        self.lost_at: list[int] = []
+
+    def add(self, message: MessageId, sent_at: int, accepted_at: int | None) -> None:
+        """Add the next message."""
+        place = len(self.met) + len(self.lost)
+        if accepted_at is None:
+            self.lost.append((place, message))
+            self.lost_at.append(sent_at)
+        else:
+            self.met.append((place, message, accepted_at))
+            self.met_at.append(sent_at)
+            self.settled_at.append(max([accepted_at, *self.settled_at[-1:]]))
 
     def crossing(self, source_count: int, target_count: int) -> list[MessageId]:
         """Return what was sent in the first events of the source and not accepted in the first ones
         of the target, in the order of sending."""
         begin = bisect_right(self.settled_at, target_count)
-        end = bisect_right(self.met, source_count, key=itemgetter(2))
-        late = [each[:2] for each in self.met[begin:end] if each[3] > target_count]
-        lost = self.lost[: bisect_right(self.lost, source_count, key=itemgetter(2))]
-        return [message for _, message in sorted(late + [each[:2] for each in lost])]
+        met = self.met[begin : bisect_right(self.met_at, source_count)]
+        lost = self.lost[: bisect_right(self.lost_at, source_count)]
+        late = [(place, message) for place, message, at in met if at > target_count]
+        return [message for _, message in (sorted(late + lost) if lost else late)]
 
 
 class CutView:
@@ -269,17 +284,12 @@ class CutView:
         trace.check_cut(cut)
         self.trace = trace
         self.cut = cut
-        self._traffic = {channel: _Traffic([], [], []) for channel in trace.channels}
-        place = 0
+        self._traffic = {channel: _Traffic() for channel in trace.channels}
         for position, event in trace.positions():
             for message in event.sent:
-                met, lost, settled_at = self._traffic[message.channel]
-                if (accepted := trace.accepted_in(message)) is None:
-                    lost.append((place, message, position.index))
-                else:
-                    met.append((place, message, position.index, accepted.index))
-                    settled_at.append(max([accepted.index, *settled_at[-1:]]))
-                place += 1
+                accepted = trace.accepted_in(message)
+                accepted_at = None if accepted is None else accepted.index
+                self._traffic[message.channel].add(message, position.index, accepted_at)
 
     def at(self, cut: Cut) -> "CutView":
         """Return the view of another cut of the same trace."""

@@ -94,10 +94,7 @@ class KeyedChangesCut:
     are to encode, at most."""
 
     def __init__(
-        self,
-        codec: StateCodec,
-        base: SnapshotId | None,
-        fields: dict[str, KeyedCut[Any, Any]],
+        self, codec: StateCodec, base: SnapshotId | None, fields: dict[str, KeyedCut[Any, Any]]
     ) -> None:
         self.base = base
         self.total_count = sum(field.total_count for field in fields.values())

@@ -19,13 +19,7 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import Channel, ProcessId, ProcessState, check_process_id
-from stillframe.process import (
-    Message,
-    Process,
-    accepted_messages,
-    field_types,
-    receive_annotation,
-)
+from stillframe.process import Message, Process, accepted_messages, field_types, receive_annotation
 from stillframe.state_codec import StateCodec
 
 COLUMN_KINDS: dict[Any, str] = {

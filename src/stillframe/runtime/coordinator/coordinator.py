@@ -72,11 +72,7 @@ class Coordinator:
         self._config = config
         self._description = store.description
         self.membership = Membership(
-            store.description,
-            config,
-            start,
-            on_message=self._on_message,
-            returned=self._on_rejoin,
+            store.description, config, start, on_message=self._on_message, returned=self._on_rejoin
         )
         # By process, the newest restore point that it was notified of, or may have been before the
         # coordinator of this epoch died.
@@ -337,10 +333,7 @@ class Coordinator:
             self._end(snapshot, abandoned, at_fault)
 
     def _end(
-        self,
-        snapshot: SnapshotId,
-        outcome: Entry | Abandoned,
-        at_fault: tuple[ProcessId, ...] = (),
+        self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...] = ()
     ) -> None:
         self.monitor.stragglers(snapshot)
         self._chunks.forget(snapshot)

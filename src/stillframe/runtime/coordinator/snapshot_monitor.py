@@ -5,6 +5,7 @@ replies between two atomic actions, so a missing reply is information too.
 """
 
 import asyncio
+import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -98,14 +99,12 @@ class SnapshotMonitor:
         number = self._request(snapshots, has_quantities=has_quantities)
         query = self._open[number]
         try:
-            async with asyncio.timeout(ANSWER_S):
-                await query.is_complete.wait()
-        except TimeoutError:
-            pass  # a process that has not replied by now is named
-        except BaseException:
-            self._close(number, ())
-            raise
-        return self._close(number, snapshots), query.replies
+            with contextlib.suppress(TimeoutError):  # what has not replied by now is named
+                async with asyncio.timeout(ANSWER_S):
+                    await query.is_complete.wait()
+        finally:
+            under_way = self._close(number, snapshots)
+        return under_way, query.replies
 
     def stragglers(self, snapshot: SnapshotId) -> UnderWay | None:
         """Return, once, what was found out shortly before the deadline about a pending `snapshot`;

@@ -37,11 +37,7 @@ from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
 from stillframe.runtime.process.event_logging import check_epoch_unused
 from stillframe.runtime.supervisor import recovery
-from stillframe.runtime.supervisor.child_processes import (
-    LOG_END_S,
-    ChildProcesses,
-    first_completed,
-)
+from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProcesses, first_completed
 from stillframe.runtime.supervisor.config import DEFAULT_CONFIG, SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
