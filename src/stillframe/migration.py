@@ -46,7 +46,6 @@ _LISTED_MAX = 5
 Values = Mapping[str, msgspec.Raw]
 """Field -> its value as MessagePack."""
 
-_VALUES = dict[str, msgspec.Raw]
 _LIST = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # a keyed field is recorded as a map
 _encode_plain = msgspec.msgpack.Encoder().encode
@@ -71,7 +70,7 @@ class Fields:
         self._renamed = _renamed(kind, self.names)
         self._decoders = {name: msgspec.msgpack.Decoder(hints[name]) for name in self.names}
 
-    def defaults(self) -> _VALUES:
+    def defaults(self) -> dict[str, msgspec.Raw]:
         """Return the fields that have a default which can be encoded, with it."""
         return encoded_values(declared_defaults(self.kind))
 
@@ -397,7 +396,7 @@ class _Conversion:
             if state.kind == kind and self._is_unchanged(kind):
                 codec.check(state.encoded)
                 return state
-            values = msgspec.msgpack.decode(state.encoded, type=_VALUES)
+            values = msgspec.msgpack.decode(state.encoded, type=dict[str, msgspec.Raw])
             starts = self._starts(state.process)
             encoded = _encode_plain(
                 self._convert(f"class {kind}", self._states[kind], values, starts)

@@ -52,7 +52,7 @@ The host's duties, in order:
    others may still be white.
 """
 
-from collections.abc import Callable
+from functools import cached_property
 from itertools import accumulate
 from typing import Annotated
 
@@ -183,19 +183,14 @@ class _ColourRecording(Recording):
 
 
 class LaiYangRecorder(Recordings[_ColourRecording]):
-    """Lai and Yang's rules for one process; see `Recordings` for the arguments."""
+    """Lai and Yang's rules for one process."""
 
-    def __init__(
-        self,
-        process: ProcessId,
-        *,
-        incoming: dict[ProcessId, int],
-        outgoing: dict[ProcessId, int],
-        capture: Callable[[], ProcessState],
-    ) -> None:
-        super().__init__(process, outgoing=outgoing, capture=capture)
-        self._received = {source: _Numbers(count) for source, count in incoming.items()}
-        self._colour: Colour = ()
+    _colour: Colour = ()
+
+    @cached_property
+    def _received(self) -> dict[ProcessId, _Numbers]:
+        """What has come on each channel, beginning with what had been received at first."""
+        return {source: _Numbers(count) for source, count in self._received_counts.items()}
 
     @property
     def colour(self) -> Colour:

@@ -168,19 +168,21 @@ class Recordings(Generic[AnyRecording]):
 
     This is the common part of all rules. `Recorder` and ``lai_yang.LaiYangRecorder`` add how a
     process learns of a cut, and what a channel held at it. `outgoing` has for each target how many
-    messages were sent to it; `incoming`, which those two take as well, has for each source how many
-    were received. `capture` returns the state of the process as it is now, in bytes that share
-    nothing with it; it is called inside the step that sends the markers.
+    messages were sent to it, `incoming` for each source how many were received. `capture` returns
+    the state of the process as it is now, in bytes that share nothing with it; it is called inside
+    the step that sends the markers.
     """
 
     def __init__(
         self,
         process: ProcessId,
         *,
+        incoming: dict[ProcessId, int],
         outgoing: dict[ProcessId, int],
         capture: Callable[[], ProcessState],
     ) -> None:
         self._process = process
+        self._received_counts = dict(incoming)
         self._sent_counts = dict(outgoing)
         self._capture = capture
         self._recordings: dict[SnapshotId, AnyRecording] = {}
@@ -297,18 +299,7 @@ class Recordings(Generic[AnyRecording]):
 
 
 class Recorder(Recordings[Recording]):
-    """Chandy and Lamport's rules for one process; see `Recordings` for the arguments."""
-
-    def __init__(
-        self,
-        process: ProcessId,
-        *,
-        incoming: dict[ProcessId, int],
-        outgoing: dict[ProcessId, int],
-        capture: Callable[[], ProcessState],
-    ) -> None:
-        super().__init__(process, outgoing=outgoing, capture=capture)
-        self._received_counts = dict(incoming)
+    """Chandy and Lamport's rules for one process."""
 
     @property
     def received_counts(self) -> Mapping[ProcessId, int]:
