@@ -15,6 +15,7 @@ Executors have Arrow and numpy, and of this package what imports nothing else.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,10 @@ _NAMED_MAX = 10
 Run = tuple[int, int]
 """The numbers ``first .. first + count - 1``."""
 Runs = Sequence[Run]
+Step = Mapping[str, Any]
+"""A row of `cuts` or `markers` (`COUNTS`)."""
+Add = Callable[..., None]
+"""``Findings.add`` for one snapshot."""
 
 
 def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -473,16 +478,14 @@ def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
         sent_count, received_count = int(places.sent[index]), int(places.received[index])
         inside = between(sent.runs, 0, sent_count)
         taken = between(accepted.runs, 0, received_count)
-        found.add(snapshot, ORPHAN, minus(taken, inside))
+        add = partial(found.add, snapshot)
+        add(ORPHAN, minus(taken, inside))
         expected = minus(inside, taken)
         size = sum(count for _, count in expected)
         found.add_all([snapshot], IN_TRANSIT, [received_count + 1], [sent_count], [size])
-        markers = markers_sent.get(snapshot, [])
-        _check_markers_sent(markers, sent.runs, sent_count, snapshot, found)
+        _check_markers_sent(markers_sent.get(snapshot, []), sent.runs, sent_count, add)
         markers = markers_accepted.get(snapshot, [])
-        _check_markers_accepted(markers, accepted.runs, inside, snapshot, found)
-        if markers:
-            _check_recorded(markers[0]["recorded"], expected, snapshot, found)
+        _check_markers_accepted(markers, accepted.runs, inside, expected, add)
 
 
 def _check_published(published: pa.Table, places: "_Places | None", found: Findings) -> None:
@@ -506,47 +509,38 @@ def _check_published(published: pa.Table, places: "_Places | None", found: Findi
     found.add_all(different, PUBLISHED_OTHERWISE, *ends, np.maximum(ends[1] - ends[0] + 1, 0))
 
 
-def _check_markers_sent(
-    markers: list[Mapping[str, Any]], sent: Runs, place: int, snapshot: str, found: Findings
-) -> None:
+def _check_markers_sent(markers: list[Step], sent: Runs, place: int, add: Add) -> None:
     """Check the markers that were sent; `place` messages of those in `sent` are before the cut."""
     if not markers:
-        found.add(snapshot, MARKER_NOT_SENT)
+        add(MARKER_NOT_SENT)
         return
     if len(markers) > 1:
-        found.add(snapshot, MARKER_SENT_TWICE)
-    places = sorted([place, markers[0]["place"]])
-    found.add(snapshot, MARKER_SENT_LATE, union(between(sent, *places)))
+        add(MARKER_SENT_TWICE)
+    add(MARKER_SENT_LATE, union(between(sent, *sorted([place, markers[0]["place"]]))))
 
 
 def _check_markers_accepted(
-    markers: list[Mapping[str, Any]], accepted: Runs, inside: Runs, snapshot: str, found: Findings
+    markers: list[Step], accepted: Runs, inside: Runs, expected: Runs, add: Add
 ) -> None:
-    """Check the markers that were accepted; `inside` are the messages sent inside the cut."""
+    """Check the markers that were accepted, and the messages recorded of the channel; `inside` are
+    the messages sent inside the cut, `expected` those that were on the channel."""
     if not markers:
-        found.add(snapshot, MARKER_NOT_ACCEPTED)
+        add(MARKER_NOT_ACCEPTED)
         return
     if len(markers) > 1:
-        found.add(snapshot, MARKER_ACCEPTED_TWICE)
+        add(MARKER_ACCEPTED_TWICE)
     before = between(accepted, 0, markers[0]["place"])
-    found.add(snapshot, OVERTAKEN, minus(inside, before))
-    found.add(snapshot, OVERTAKES, minus(before, inside))
-
-
-def _check_recorded(
-    batches: list[Mapping[str, int]] | None, expected: Runs, snapshot: str, found: Findings
-) -> None:
-    """Check the messages recorded of the channel; `expected` are those that were on it."""
-    if batches is None:
-        found.add(snapshot, NOT_COMPLETED)
+    add(OVERTAKEN, minus(inside, before))
+    add(OVERTAKES, minus(before, inside))
+    if (batches := markers[0]["recorded"]) is None:
+        add(NOT_COMPLETED)
         return
     recorded = merged((run["first"], run["count"]) for run in batches)
-    if recorded == list(expected):
+    if recorded == expected:
         return
-    found.add(snapshot, NOT_RECORDED, minus(expected, recorded))
-    found.add(snapshot, RECORDED_TOO_MUCH, minus(recorded, expected))
-    wrong_order = union([*out_of_order(recorded), *repeated(recorded)])
-    found.add(snapshot, RECORDED_OUT_OF_ORDER, wrong_order)
+    add(NOT_RECORDED, minus(expected, recorded))
+    add(RECORDED_TOO_MUCH, minus(recorded, expected))
+    add(RECORDED_OUT_OF_ORDER, union([*out_of_order(recorded), *repeated(recorded)]))
 
 
 class _Places:
@@ -614,8 +608,8 @@ def _first_of_each(steps: pa.Table) -> pa.Table:
     return steps.take(pa.array(list(seen.values()), pa.int64()))
 
 
-def _by_snapshot(steps: pa.Table) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+def _by_snapshot(steps: pa.Table) -> dict[str, list[Step]]:
+    found: dict[str, list[Step]] = {}
     for step in steps.to_pylist():
         found.setdefault(step["snapshot"], []).append(step)
     return found

@@ -6,7 +6,7 @@ classes (``predicate_eval``). For deadlock the tasks return the wait-for edges, 
 answers are those of ``stillframe detect``.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,24 +167,31 @@ def detect(
 
 def summary(detected: DataFrame) -> Summary:
     """Return the answers of all snapshots together, from the rows of ``detect``."""
-    evaluations, present, unasked = [], [], []
-    for row in sorted(detected.collect(), key=lambda row: row["sequence"] or 0):
-        if row["holds"] is None:
-            unasked.append(Unevaluable(row["snapshot"], row["failure"], row["sentence"]))
-            continue
-        evaluations.append(_evaluation(row))
-        if row["is_present"]:
-            present.append(evaluations[-1])
-    held = [seen for seen in present if seen.verdict.holds]
+    rows = sorted(detected.collect(), key=lambda row: row["sequence"] or 0)
+    asked = [(_evaluation(row), row["is_present"]) for row in rows if row["holds"] is not None]
+    evaluations = [seen for seen, _ in asked]
+    present = [seen for seen, is_present in asked if is_present]
+    newest = [seen for seen in present if seen.verdict.holds] or present
+    by_epoch: dict[int, list[Evaluation]] = {}
+    for seen in evaluations:
+        by_epoch.setdefault(seen.epoch, []).append(seen)
+    firsts = {epoch: _first(of_one) for epoch, of_one in by_epoch.items()}
     return Summary(
         snapshot_count=len(evaluations),
         present_count=len(present),
-        shown=held[-1] if held else present[-1] if present else None,
-        since=_first(held),
-        first=_first(seen for seen in evaluations if seen.verdict.holds),
+        shown=newest[-1] if newest else None,
+        since=_first(present),
+        first=_first(evaluations),
         not_stable=not_stable(evaluations),
-        epochs=tuple(_of_epochs(evaluations)),
-        unasked=tuple(unasked),
+        epochs=tuple(
+            EpochSummary(epoch, len(by_epoch[epoch]), None if first is None else first.snapshot)
+            for epoch, first in sorted(firsts.items())
+        ),
+        unasked=tuple(
+            Unevaluable(row["snapshot"], row["failure"], row["sentence"])
+            for row in rows
+            if row["holds"] is None
+        ),
     )
 
 
@@ -199,16 +206,9 @@ def _evaluation(row: Row) -> Evaluation:
 
 
 def _first(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    return min(evaluations, key=lambda seen: (seen.epoch, seen.completed_at), default=None)
-
-
-def _of_epochs(evaluations: Sequence[Evaluation]) -> Iterable[EpochSummary]:
-    by_epoch: dict[int, list[Evaluation]] = {}
-    for seen in evaluations:
-        by_epoch.setdefault(seen.epoch, []).append(seen)
-    for epoch, of_one in sorted(by_epoch.items()):
-        first = _first(seen for seen in of_one if seen.verdict.holds)
-        yield EpochSummary(epoch, len(of_one), None if first is None else first.snapshot)
+    """Return the first in which it held."""
+    held = (seen for seen in evaluations if seen.verdict.holds)
+    return min(held, key=lambda seen: (seen.epoch, seen.completed_at), default=None)
 
 
 def _present(published: Published) -> set[SnapshotId]:
@@ -367,7 +367,17 @@ def _query(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, A
         raise UsageError(
             f"the question {sql!r} cannot be asked: {verified_parquet.first_line(error)}. {_WANTED}"
         ) from error
-    answers = dict(_checked(rows, set(names), sql))
+    known = set(names)
+    answers: dict[str, Answer] = {}
+    for name, holds in rows:
+        if name not in known:
+            raise UsageError(
+                f"the question {sql!r} gives {name!r}, which is no snapshot. {_WANTED}"
+            )
+        if holds is None or name in answers:
+            what = "NULL" if holds is None else "two rows"
+            raise UsageError(f"the question {sql!r} gives {what} for snapshot {name}. {_WANTED}")
+        answers[name] = Answer(holds, f"{sql} is {str(holds).lower()}")
     missing = [name for name in names if name not in answers]
     if missing:
         raise UsageError(
@@ -376,17 +386,3 @@ def _query(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, A
             f"{_WANTED}"
         )
     return answers
-
-
-def _checked(rows: Iterable[Row], names: Collection[str], sql: str) -> Iterator[tuple[str, Answer]]:
-    answered: set[str] = set()
-    for name, holds in rows:
-        if name not in names:
-            raise UsageError(
-                f"the question {sql!r} gives {name!r}, which is no snapshot. {_WANTED}"
-            )
-        if holds is None or name in answered:
-            what = "NULL" if holds is None else "two rows"
-            raise UsageError(f"the question {sql!r} gives {what} for snapshot {name}. {_WANTED}")
-        answered.add(name)
-        yield name, Answer(holds, f"{sql} is {str(holds).lower()}")

@@ -84,11 +84,8 @@ def follow(
 
 def register(spark: SparkSession) -> None:
     """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and
-    ``stillframe.verdicts`` as formats.
-
-    Raises:
-        Unavailable: Spark is older than 4.2, or keeps our sources from this session.
-    """
+    ``stillframe.verdicts`` as formats; Unavailable: Spark is older than 4.2, or keeps our sources
+    from this session."""
     from stillframe.spark import queries
 
     queries.register(spark, VerdictSource)

@@ -114,11 +114,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 def epochs(log: Path) -> tuple[int, ...]:
     """Return the epochs in the event log `log`, in order; none if there is no such directory.
-
-    Raises:
-        UsageError: `log` is a file.
-        Damaged: something there does not belong to an event log.
-    """
+    UsageError: `log` is a file; Damaged: something there does not belong to an event log."""
     try:
         found = _visible(log)
     except FileNotFoundError:
@@ -139,11 +135,8 @@ def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
     by epoch, process and number.
 
     A segment that is still being written, or that a crash cut short, counts as far as it is whole.
-
-    Raises:
-        UsageError: there is no event log.
-        Damaged: something there does not belong to an event log, or is not what was written.
-        OSError: it cannot be read.
+    UsageError: there is no event log; Damaged: something there does not belong to one, or is not
+    what was written; OSError: it cannot be read.
     """
     if not epochs(local_path(log)):
         raise UsageError(

@@ -91,10 +91,8 @@ class RowEncoder:
         self, packed: bytes, steps: Sequence[StepRow], before: ChannelCounts
     ) -> tuple[pa.RecordBatch, ChannelCounts]:
         """Return the packed codes of whole actions as rows, and what the process had done after
-        them; `before` is what it had done before.
-
-        `steps` are the values of the step rows among them, in order.
-        """
+        them; `before` is what it had done before, and `steps` are the values of the step rows
+        among them, in order."""
         code_type = pa.int32() if self.is_wide else pa.uint8()
         count = len(packed) // code_type.byte_width
         coded = pa.Array.from_buffers(code_type, count, [None, pa.py_buffer(packed)])

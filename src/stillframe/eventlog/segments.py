@@ -79,11 +79,8 @@ def whole_stream(source: pa.NativeFile) -> pa.RecordBatchReader | None:
     """Return a reader of a stream of batches up to its last whole one; None without a whole schema.
 
     A stream that is being written, or whose process was killed, misses bytes at its end and nowhere
-    else. Anything else that cannot be read is damage: whole batches may come after it.
-
-    Raises:
-        pyarrow.ArrowInvalid: a message is not what was written.
-        OSError: it cannot be read.
+    else. Anything else that cannot be read is damage, an ArrowInvalid or OSError: whole batches may
+    come after it.
     """
     size = source.size()
     messages = pa.ipc.MessageReader.open_stream(source)
@@ -176,40 +173,28 @@ def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def read_rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield rows of a segment in order, at most `ROW_GROUP_COUNT` at a time.
+    """Yield rows of a segment in order, with some columns of `SCHEMA`, at most `ROW_GROUP_COUNT` at
+    a time. `groups` are the numbers of row groups; `STREAM` alone: all of a stream, or of the
+    Parquet by which its writer has replaced it since it was listed.
 
-    Args:
-        path: of the file. If it was a stream when it was listed and no longer exists, its writer
-            has replaced it by Parquet: that is read then.
-        groups: the numbers of row groups; `STREAM` alone: all of a stream.
-        columns: names of columns of `SCHEMA`.
-
-    Raises:
-        Damaged: it is not what was written, or too large; the file is named.
-        FileNotFoundError: its writer has removed it to make room.
+    Damaged: it is not what was written, or too large, and the file is named; FileNotFoundError: its
+    writer has removed it to make room.
     """
-    wanted = list(groups)
     with as_written(path):
-        if wanted == [STREAM] and path.suffix == ".parquet":
-            return  # it has no row groups
-        if wanted == [STREAM]:
-            with contextlib.suppress(FileNotFoundError):
-                for table in _stream(path):
-                    yield _checked(table.select(columns), columns)
-                return
-            path, wanted = path.with_suffix(".parquet"), []
-        for table in _of_parquet(path, wanted, columns):
+        for table in _tables(path, list(groups), list(columns)):
             yield _checked(table, columns)
 
 
-def _stream(path: Path) -> Iterator[pa.Table]:
-    with pa.OSFile(str(path)) as source:
-        if (stream := whole_stream(source)) is not None:
-            yield from row_groups(whole_batches(stream, path))
-
-
-def _of_parquet(path: Path, wanted: list[int], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield row groups of a Parquet file; all of them if none is given."""
+def _tables(path: Path, wanted: list[int], columns: list[str]) -> Iterator[pa.Table]:
+    if wanted == [STREAM]:
+        if path.suffix == ".parquet":
+            return  # it has no row groups
+        with contextlib.suppress(FileNotFoundError), pa.OSFile(str(path)) as source:
+            if (stream := whole_stream(source)) is not None:
+                for table in row_groups(whole_batches(stream, path)):
+                    yield table.select(columns)
+            return
+        path, wanted = path.with_suffix(".parquet"), []
     size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * path.stat().st_size
     with pq.ParquetFile(
         path, read_dictionary=DICTIONARIES, page_checksum_verification=True
@@ -221,7 +206,7 @@ def _of_parquet(path: Path, wanted: list[int], columns: Sequence[str]) -> Iterat
                 raise ValueError(f"it would be {group.total_byte_size} bytes in memory")
             if not 0 <= group.num_rows <= ROW_GROUP_COUNT:
                 raise ValueError(f"it has {group.num_rows} rows in a group")
-            yield file.read_row_group(number, columns=list(columns), use_threads=False)
+            yield file.read_row_group(number, columns=columns, use_threads=False)
 
 
 def _checked(table: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -48,10 +48,8 @@ Sent = MessageId | MarkerId
 
 def in_causal_order(lines: Mapping[ProcessId, deque[Step]]) -> Iterator[Step]:
     """Yield the steps of all processes, each after those that sent what it accepts. What depends
-    on something that no step sends stays in `lines`.
-
-    Raises:
-        NotConsistent: processes wait for each other's messages in a cycle.
+    on something that no step sends stays in `lines`. NotConsistent: they wait for each other's
+    messages in a cycle.
     """
     sent: set[Sent] = set()
     waiting: dict[Sent, ProcessId] = {}
@@ -98,20 +96,11 @@ def _sent_in(step: Step) -> set[Sent]:
 
 
 def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> Trace:
-    """Return the trace of one epoch of the event log `log`.
+    """Return the trace of one epoch of the event log `log`, without the messages that were accepted
+    before the log of their target begins.
 
-    Messages that were accepted before the log of their target begins are left out.
-
-    Args:
-        log: the directory of the event log.
-        epoch: of the system.
-        row_count_max: maximum rows to read into memory.
-
-    Raises:
-        UsageError: there is no such epoch, it has more rows, or rows in the middle were lost.
-        Damaged: a file is not what was written.
-        NotConsistent: no execution is like that.
-        OSError: a file cannot be read.
+    UsageError: there is no such epoch, it has more rows, or rows in the middle were lost; Damaged:
+    a file is not what was written; NotConsistent: no execution is like that.
     """
     found = list_segments(log, epoch)
     if not found:

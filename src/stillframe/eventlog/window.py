@@ -64,14 +64,8 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 def read_window(log: Path, snapshot: Snapshot, wanted: WindowRequest) -> dict[ProcessId, Lane]:
-    """Return the log of each process around its cut.
-
-    Raises:
-        NotInLog: the cut of a process that took part is not in the log: not yet, no longer, or it
-            was never written.
-        UsageError: there is no event log.
-        Damaged: a file is not what was written.
-        OSError: a file cannot be read.
+    """Return the log of each process around its cut; raises as ``list_segments``, and NotInLog if
+    the cut of a process that took part is not there: not yet, no longer, or it was never written.
     """
     found = groupby(list_segments(log, snapshot.epoch), key=lambda segment: segment.header.process)
     files = {process: list(own) for process, own in found}
@@ -136,11 +130,8 @@ class _Reading:
         return found
 
     def _read(self, splits: list[_Split], index: int, cut: int) -> pa.Table:
-        """Return the rows around the cut, which is row `cut` of the split at `index`.
-
-        Splits before it are added until there is enough context, splits after it until all markers
-        have arrived.
-        """
+        """Return the rows around the cut, which is row `cut` of the split at `index`: with splits
+        before it until there is enough context, and after it until all markers have arrived."""
         tables = splits[index].tables()
         after_count = sum(map(len, tables)) - cut
         marker_count = len(self._places(tables, MARKER_ACCEPTED))

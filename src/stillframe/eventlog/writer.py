@@ -322,21 +322,13 @@ CLOSE_S_MAX = 5.0
 
 
 class Writer:
-    """The log of one process in one epoch, from now on.
+    """The log of one process in one epoch, from now on, in the directory `log`.
 
-    Args:
-        log: the directory of the event log.
-        process: whose log it is.
-        epoch: of the system.
-        received: source -> number of messages received from there before.
-        sent: target -> number of messages sent there before.
-        on_error: called by the thread with a sentence for the user, once for each time that
-            writing fails.
+    Before, `received` messages had come from each source, and `sent` ones gone to each target. The
+    thread calls `on_error` with a sentence for the user once for each time that writing fails.
 
-    Attributes:
-        record: takes the next code.
-        accepting: source -> the code of an action that starts with a message from there.
-        sending: target -> the code of a message that is sent there.
+    `record` takes the next code; `accepting` has, for each source, that of an action that starts
+    with a message from there, and `sending`, for each target, that of a message sent there.
     """
 
     def __init__(

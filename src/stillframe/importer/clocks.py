@@ -88,11 +88,7 @@ class Clocks:
         return list(self._index_of)
 
     def index_of(self, host: str) -> int:
-        """Return the index of a host, of which an event that was added may be the first to tell.
-
-        Raises:
-            UsageError: there are too many.
-        """
+        """Return the index of a host, which may be new. UsageError: there are too many."""
         return self._indexes([host])[0]
 
     def _indexes(self, hosts: Iterable[str]) -> list[int]:
@@ -107,12 +103,8 @@ class Clocks:
         return found
 
     def add(self, event: ClockedEvent) -> int:
-        """Add the clock of `event` and return its number: 0, 1, 2...
-
-        Raises:
-            NotConsistent: it does not count itself.
-            UsageError: there are too many hosts.
-        """
+        """Add the clock of `event`, which must count that itself, and return its number: 0, 1,
+        2..."""
         number = len(self._lines)
         own = event.clock.get(event.host, 0)
         self._lines.append(event.line)
@@ -137,11 +129,7 @@ class Clocks:
         return number
 
     def sort(self) -> None:
-        """Find the `order` of the events of each host.
-
-        Raises:
-            NotConsistent: a number is left out or is there twice.
-        """
+        """Find the `order` of the events of each host: each number must be there once."""
         self.order = [array("q") for _ in self._index_of]
         for event in sorted(range(len(self.owns)), key=self.owns.__getitem__):
             line, own = self.order[self.owners[event]], self.owns[event]
@@ -160,11 +148,8 @@ class Clocks:
             line.append(event)
 
     def walk(self, progress: Progress) -> Iterator[Step]:
-        """Yield the events of every host in their order, host by host.
-
-        Raises:
-            NotConsistent: a clock breaks a rule.
-        """
+        """Yield the events of every host in their order, host by host; NotConsistent: a clock
+        breaks a rule."""
         steps = chain.from_iterable(map(self._walk_along, range(len(self.order))))
         for done, step in enumerate(steps, 1):
             yield step

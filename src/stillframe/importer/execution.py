@@ -159,12 +159,8 @@ def build(
     Errors call the log `where`; `progress` is called with the number of checked events.
 
     Takes time and memory for the entries of all clocks. The trace does not depend on the order of
-    the events.
-
-    Raises:
-        NotConsistent: the clocks contradict each other or the stated messages; log, line and host
-            are named.
-        UsageError: there is no event, or there are too many hosts.
+    the events. NotConsistent: the clocks contradict each other or the stated messages, and log,
+    line and host are named; UsageError: there is no event, or there are too many hosts.
     """
     clocks = Clocks(where)
     messages = Messages(clocks)

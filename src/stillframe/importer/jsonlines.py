@@ -37,11 +37,7 @@ class JsonPaths(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "JsonPaths":
-        """Read ``host=a.b,clock=c``; what is not named stays as it is.
-
-        Raises:
-            UsageError: it is not written like that.
-        """
+        """Read ``host=a.b,clock=c``; what is not named stays as it is."""
         named: dict[str, str] = {}
         for part in text.split(","):
             name, equals, path = part.strip().partition("=")
@@ -57,18 +53,12 @@ class JsonPaths(msgspec.Struct, frozen=True):
 def read_json_lines(
     path: Path, *, paths: JsonPaths | None = None, progress: Progress = no_progress
 ) -> Imported:
-    """Read a log of one execution, and check that it does not contradict itself.
+    """Read a log of one execution, and check that it does not contradict itself; raises as
+    ``execution.build``, and a UsageError if a line cannot be read. `progress` is called with how
+    far it is.
 
-    A line that has neither host nor clock is no event: it is passed over, but counted. The fields
-    of an event are its whole object but for the clock.
-
-    A line has at most 16 MiB. `paths` say where the objects have what is needed, and `progress` is
-    called with how far it is.
-
-    Raises:
-        UsageError: a line cannot be read, or there is no event.
-        NotConsistent: the clocks contradict each other or the stated messages; line and host are
-            named.
+    A line has at most 16 MiB. One that has neither host nor clock is no event: it is passed over,
+    but counted. The fields of an event are its whole object but for the clock.
     """
     with path.open("rb") as file:
         reading = _Reading(path, file, paths or JsonPaths(), progress)

@@ -40,15 +40,12 @@ def read_shiviz(
     delimiter: str | None = None,
     progress: Progress = no_progress,
 ) -> Imported:
-    """Read a log with vector clocks, and check that it does not contradict itself.
+    """Read a log with vector clocks, of at most 1 GiB, and check that it does not contradict
+    itself; raises as ``execution.build``, and a UsageError if this `regex` does not do.
 
-    The text has at most 1 GiB. `regex` finds one event, which may go over several lines, and
-    `delimiter` what separates executions; its group ``trace``, if it has one, labels the execution
-    that follows. `progress` is called with how far it is.
-
-    Raises:
-        UsageError: the log cannot be read with this regular expression.
-        NotConsistent: clocks contradict themselves; line and host are named.
+    It finds one event, which may go over several lines, and `delimiter` what separates executions;
+    its group ``trace``, if it has one, labels the execution that follows. `progress` is called with
+    how far it is.
     """
     pattern = _compile(regex, "regular expression")
     if missing := [name for name in _NEEDED if name not in pattern.groupindex]:
