@@ -182,7 +182,9 @@ class FragmentWriter:
     def _begin(self, own: Path) -> None:
         source = self._source
         own.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(self._directory, source.process)
+        for earlier in self._directory.glob(f"e*/{source.process}"):
+            for left in unfinished(earlier):
+                shutil.rmtree(left, ignore_errors=True)
         topologies = self._directory / TOPOLOGIES
         topologies.mkdir(exist_ok=True)
         # Other processes write the same file at the same time; not all know the reference.
@@ -215,13 +217,6 @@ def put_shared(path: Path, content: bytes, process: ProcessId, *, replaces: bool
     finally:
         partial.unlink(missing_ok=True)
     sync(path.parent)
-
-
-def remove_unfinished(directory: Path, process: ProcessId) -> None:
-    """Remove what a crash of `process` left, as far as that is possible."""
-    for own in directory.glob(f"e*/{process}"):
-        for left in unfinished(own):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def evict_oldest(own: Path) -> None:
@@ -261,11 +256,11 @@ def check_own_unused(directory: Path, source: FragmentSource) -> None:
     """Raise a UsageError if another run has written fragments of this process and epoch."""
     own = directory / f"e{source.epoch}" / source.process
     with explain_io_errors(own, "read"):
-        there = next(iter(visible(own)), None)
-    if there is not None:
+        there = visible(own)
+    if there:
         raise UsageError(
-            f"{there} is of another run of epoch {source.epoch}, and nothing there is overwritten: "
-            "give --fragments another directory"
+            f"{there[0]} is of another run of epoch {source.epoch}, and nothing there is "
+            "overwritten: give --fragments another directory"
         )
 
 

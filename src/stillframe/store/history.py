@@ -252,13 +252,10 @@ class History:
             self._file = -1
 
     def _must_be_known(self, event: HistoryEvent) -> bool:
-        """The end of one that could not start need not be known: there may be many."""
-        match event:
-            case SnapshotBegan():
-                return False
-            case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
-                return snapshot in self._under_way
-        return True
+        if isinstance(event, SnapshotPublished | SnapshotAbandoned):
+            # The end of one that could not start need not be known: there may be many.
+            return event.snapshot in self._under_way
+        return not isinstance(event, SnapshotBegan)
 
     def _append(self, line: bytes, *, is_forced: bool) -> None:
         written = b"".join((*self._unwritten, line))

@@ -169,16 +169,12 @@ def apply_changes(links: Sequence[pa.Table]) -> pa.Table:
     """
     oldest, *rest = links
     identity = identity_of(oldest.column_names)
-    newer = _last_rows(pa.concat_tables([oldest.slice(0, 0), *rest]), identity)
+    newer = pa.concat_tables([oldest.slice(0, 0), *rest])
+    keys = newer.select([identity]).append_column(
+        "row", pa.array(range(newer.num_rows), pa.int64())
+    )
+    last = keys.group_by(identity).aggregate([("row", "max")]).column("row_max")
+    newer = newer.take(last.sort())  # of each key the last row
     is_stale = pc.is_in(oldest.column(identity), value_set=newer.column(identity))
     table = pa.concat_tables([oldest.filter(pc.invert(is_stale)), newer])
     return table.filter(pc.invert(table.column("is_removed")))
-
-
-def _last_rows(table: pa.Table, identity: str) -> pa.Table:
-    """Return the last row of each key."""
-    keys = table.select([identity]).append_column(
-        "row", pa.array(range(table.num_rows), pa.int64())
-    )
-    last = keys.group_by(identity).aggregate([("row", "max")]).column("row_max")
-    return table.take(last.sort())
