@@ -39,7 +39,7 @@ def test_nothing_is_recorded_for_a_snapshot_that_was_just_published(
     )
     monkeypatch.setattr(pending_snapshot, "under_way", lambda root: over)
     recorded: list[Request] = []
-    logs = participant_logs.ServiceLogs(root, "feed", read_metadata(root), {}, is_patient=True)
+    logs = participant_logs.ServiceLogs(root, "feed", read_metadata(root), {})
     ends = logs.at_boundary(recorded.append)
     assert (ends, recorded) == ({}, [])
 

@@ -23,7 +23,7 @@ from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from stillframe.watch import system_target
 from stillframe.watch.server import PAGE, page_file
-from stillframe.watch.snapshot_list import StoreSnapshots, store_row
+from stillframe.watch.snapshot_list import SnapshotList, store_row
 from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.cli.pipelines import add_up, resting_shop
 from tests.shapes import same_shape
@@ -313,21 +313,16 @@ def test_fifty_processes_are_in_the_graph(
     assert [box["y"] for box in ys if box] == sorted(box["y"] for box in ys if box)
 
 
-class LongList(StoreSnapshots):
-    """A list of many snapshots, which all look like the one that is there."""
-
-    def __init__(self, store: Store, count: int) -> None:
-        super().__init__(store)
-        (entry,) = store.entries()
-        self._like = store_row(entry)
-        self._ids = [SnapshotId("A", number) for number in range(1, count + 1)]
-
-    def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
-        """Find nothing new."""
-        return [], []
-
-    def _row(self, snapshot: SnapshotId) -> dict[str, object]:
-        return self._like | {"id": str(snapshot), "number": snapshot.number}
+def long_list(store: Store, count: int) -> SnapshotList:
+    """Return a list of many snapshots, which all look like the one that is there."""
+    (entry,) = store.entries()
+    like = store_row(entry)
+    ids = [SnapshotId("A", number) for number in range(1, count + 1)]
+    found = SnapshotList(
+        store.path, lambda: ids, lambda one: like | {"id": str(one), "number": one.number}
+    )
+    found.poll()
+    return found
 
 
 def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
@@ -337,7 +332,7 @@ def test_of_many_snapshots_some_are_listed_and_older_ones_on_demand(
     count = 260
     with shown(a_store(tmp_path, 1)) as watched:
         assert isinstance(watched, system_target.SystemTarget)
-        watched.snapshots = LongList(watched.store, count)
+        watched.snapshots = long_list(watched.store, count)
         page.goto(visit(served(watched)))
     rows = page.locator(".snapshots tbody tr th")
     expect(page.get_by_text(f"{count} snapshots in the store")).to_be_visible()

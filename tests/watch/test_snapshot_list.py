@@ -5,14 +5,14 @@ from pathlib import Path
 
 from stillframe.model import SnapshotId
 from stillframe.store.store import Store
-from stillframe.watch.snapshot_list import StoreSnapshots
+from stillframe.watch.snapshot_list import store_snapshots
 from tests.watch.published import new_store, publish
 
 
 def test_every_snapshot_is_on_one_page(tmp_path: Path) -> None:
     """The newest first, without a gap or a repetition, whatever was dropped."""
     with contextlib.closing(new_store(tmp_path)) as store:
-        snapshots = StoreSnapshots(Store.open(store.path))
+        snapshots = store_snapshots(Store.open(store.path))
         assert snapshots.poll() == ([], [])
         numbers = [*range(1, 30)]
         for number in numbers:
@@ -41,7 +41,7 @@ def test_a_row_says_what_the_store_says(tmp_path: Path) -> None:
         publish(store, 1)
         publish(store, 2)
         store.save(SnapshotId("A", 1), "kept")
-        snapshots = StoreSnapshots(Store.open(store.path))
+        snapshots = store_snapshots(Store.open(store.path))
         snapshots.poll()
         second, first = snapshots.rows_before(None)
         (entry, _) = store.entries()

@@ -52,11 +52,9 @@ class ParticipantLogs(ABC):
     that is not patient is never held at a barrier until others come: it records unaligned, whatever
     the mode."""
 
-    def __init__(
-        self, root: Path, metadata: Metadata, participant: str, kind: str, *, is_patient: bool
-    ) -> None:
+    def __init__(self, root: Path, metadata: Metadata, participant: str, kind: str) -> None:
         self.metadata = metadata
-        self.is_patient = is_patient
+        self.is_patient = True
         self.readers = {
             log.name: LogReader(root, log, metadata.segments[log.name])
             for log in metadata.dataflow.incoming(participant)
@@ -176,10 +174,10 @@ class QueryParticipant(ParticipantLogs):
     takes being held for the end, nor if it does not run at all. NotConsistent if the checkpoint is
     of a query that reads other logs; Damaged if an entry that it has still to read is missing."""
 
-    def __init__(self, root: Path, query: str, *, is_patient: bool = True) -> None:
+    def __init__(self, root: Path, query: str) -> None:
         metadata = read_metadata(root)
         metadata.dataflow.check_participant(query, "query")
-        super().__init__(root, metadata, query, "query", is_patient=is_patient)
+        super().__init__(root, metadata, query, "query")
         self._checkpoint = checkpoint_path(root, metadata.epoch, query)
         self.check_whole()
 
@@ -259,15 +257,9 @@ class ServiceLogs(ParticipantLogs):
     gone."""
 
     def __init__(
-        self,
-        root: Path,
-        service: str,
-        metadata: Metadata,
-        positions: dict[str, int],
-        *,
-        is_patient: bool = False,
+        self, root: Path, service: str, metadata: Metadata, positions: dict[str, int]
     ) -> None:
-        super().__init__(root, metadata, service, "service", is_patient=is_patient)
+        super().__init__(root, metadata, service, "service")
         self._positions = dict(positions)
         self.check_whole()
         _ = self.writers  # what keeps a service from appending is an error at its start

@@ -158,8 +158,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         metadata = read_metadata(root)
         stopped = stopped_service(root, metadata, name)
         positions = metadata.starts[name] if stopped is None else stopped[0]
-        logs = ServiceLogs(root, name, metadata, positions, is_patient=True)
-        me = Participant(name, logs, codec, state)
+        me = Participant(name, ServiceLogs(root, name, metadata, positions), codec, state)
         if stopped is not None:
             codec.restore(state, stopped[1].encoded)
         write_service_record(root, name, ServiceRecord(epoch=metadata.epoch))

@@ -158,7 +158,8 @@ def record_stopped(
 
 def _record_query(root: Path, name: str) -> None:
     try:
-        participant = QueryParticipant(root, name, is_patient=False)
+        participant = QueryParticipant(root, name)
+        participant.is_patient = False
         participant.at_boundary(participant.tails())
     except NotConsistent as error:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
@@ -168,6 +169,7 @@ def _record_service(root: Path, metadata: Metadata, name: str) -> None:
     if (stopped := stopped_service(root, metadata, name)) is not None:
         positions, state = stopped
         logs = ServiceLogs(root, name, metadata, positions)
+        logs.is_patient = False
         logs.at_boundary(lambda request: logs.submit(request, positions, service=state))
     # Else a program may be starting it right now.
 

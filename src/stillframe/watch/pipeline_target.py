@@ -22,7 +22,7 @@ from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.watch import pipeline_document as document
 from stillframe.watch.metrics import MetricSet
 from stillframe.watch.pipeline_probe import PipelineProbe, PipelineSample
-from stillframe.watch.snapshot_list import PipelineSnapshots
+from stillframe.watch.snapshot_list import pipeline_snapshots
 from stillframe.watch.target import (
     NEW_COUNT_MAX,
     POLL_PENDING_S,
@@ -50,7 +50,7 @@ class PipelineTarget(Target):
 
     def __init__(self, path: Path) -> None:
         self.pipeline = Pipeline(path)
-        super().__init__(PipelineSnapshots(self.pipeline.path), PIPELINE)
+        super().__init__(pipeline_snapshots(self.pipeline.path), PIPELINE)
         self.sample: PipelineSample | None = None
         self._dataflow = self.pipeline.dataflow
         self._probe = PipelineProbe(self.pipeline.path)
@@ -78,7 +78,7 @@ class PipelineTarget(Target):
             self.stream.close()
 
     async def poll(self) -> None:
-        """Poll the pipeline, and publish how it is."""
+        """Poll the pipeline, and publish how it is; what the first poll finds is there at first."""
         await super().poll()
         self.stream.open()
 

@@ -1,10 +1,9 @@
 """The published snapshots as the page lists them: a page of rows at a time."""
 
-import contextlib
+import functools
 import time
-from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,29 @@ from stillframe.store.store import Store
 
 ROW_COUNT = 100
 """How many rows the page gets for one request."""
+KEPT_ROW_COUNT_MAX = 10_000
+"""How many rows of a pipeline's snapshots are kept."""
 SETTLED_NS = 50_000_000
 """A directory that changed this long ago has another modification time when it changes again."""
 
 
-class SnapshotList(ABC):
-    """The ids in a directory of snapshots as of the last poll, and rows for some of them."""
+class SnapshotList:
+    """The ids in a directory of snapshots as of the last poll, and rows for some of them.
 
-    def __init__(self, directory: Path) -> None:
+    `find_ids` returns all ids by number, and `row` the row of one snapshot.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        find_ids: Callable[[], list[SnapshotId]],
+        row: Callable[[SnapshotId], dict[str, Any]],
+    ) -> None:
         self._directory = directory
+        self._find_ids = find_ids
+        self._row = row
         self._ids: list[SnapshotId] = []
+        self._changed_ns = -1
 
     @property
     def count(self) -> int:
@@ -42,9 +54,15 @@ class SnapshotList(ABC):
 
     def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
         """Return which snapshots are new, and which are gone, since the last poll."""
-        found = self._find_ids()
-        if found is None:
+        with explain_io_errors(self._directory, "read"):
+            # That of a pipeline appears with its first snapshot.
+            changed_ns = self._directory.stat().st_mtime_ns if self._directory.exists() else 0
+        if changed_ns == self._changed_ns:
             return [], []
+        found = self._find_ids()
+        # The clock of a file system is coarse: a change within one tick shows at a later poll.
+        is_settled = time.time_ns() - changed_ns > SETTLED_NS
+        self._changed_ns = changed_ns if is_settled else -1
         before, now = set(self._ids), set(found)
         self._ids = found
         return [i for i in found if i not in before], [i for i in before if i not in now]
@@ -68,63 +86,26 @@ class SnapshotList(ABC):
                     rows.append(row)
         return rows
 
-    @abstractmethod
-    def _find_ids(self) -> list[SnapshotId] | None:
-        """Return all ids by number; None if nothing has changed since the last poll."""
 
-    @abstractmethod
-    def _row(self, snapshot: SnapshotId) -> dict[str, Any]:
-        """Return the row of one snapshot."""
-
-
-class StoreSnapshots(SnapshotList):
-    """The snapshots of a store."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store.path / STORE_SNAPSHOTS)
-        self._store = store
-        self._changed_ns = -1
-
-    def entries(self, snapshots: Iterable[SnapshotId]) -> list[Entry]:
-        """Return the entries of those of some snapshots that exist and are readable."""
-        found = []
-        for snapshot in snapshots:
-            with contextlib.suppress(StillframeError):
-                found.append(self._store.entry(snapshot))
-        return found
-
-    def _find_ids(self) -> list[SnapshotId] | None:
-        with explain_io_errors(self._directory, "read"):
-            changed_ns = self._directory.stat().st_mtime_ns
-        if changed_ns == self._changed_ns:
-            return None
-        found = snapshot_ids(self._directory)
-        # The clock of a file system is coarse: a change within one tick shows at a later poll.
-        is_settled = time.time_ns() - changed_ns > SETTLED_NS
-        self._changed_ns = changed_ns if is_settled else -1
-        return found
-
-    def _row(self, snapshot: SnapshotId) -> dict[str, Any]:
-        return store_row(self._store.entry(snapshot))
+def store_snapshots(store: Store) -> SnapshotList:
+    """Return the list of the snapshots of a store."""
+    directory = store.path / STORE_SNAPSHOTS
+    return SnapshotList(
+        directory,
+        lambda: snapshot_ids(directory),
+        lambda snapshot: store_row(store.entry(snapshot)),
+    )
 
 
-class PipelineSnapshots(SnapshotList):
-    """The snapshots of a pipeline. A published one never changes, so each is read once."""
+def pipeline_snapshots(root: Path) -> SnapshotList:
+    """Return the list of the snapshots of the pipeline in a directory. A published one never
+    changes, so each is read once."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root / PIPELINE_SNAPSHOTS)
-        self._root = root
-        self._known: dict[SnapshotId, dict[str, Any]] = {}
+    @functools.lru_cache(maxsize=KEPT_ROW_COUNT_MAX)
+    def row(snapshot: SnapshotId) -> dict[str, Any]:
+        return pipeline_row(read_manifest(root, snapshot))
 
-    def _find_ids(self) -> list[SnapshotId]:
-        found = published_ids(self._root)
-        self._known = {i: self._known[i] for i in found if i in self._known}
-        return found
-
-    def _row(self, snapshot: SnapshotId) -> dict[str, Any]:
-        if snapshot not in self._known:
-            self._known[snapshot] = pipeline_row(read_manifest(self._root, snapshot))
-        return self._known[snapshot]
+    return SnapshotList(root / PIPELINE_SNAPSHOTS, lambda: published_ids(root), row)
 
 
 def store_row(entry: Entry) -> dict[str, Any]:

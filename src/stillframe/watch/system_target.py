@@ -5,6 +5,7 @@ it, and no process is polled while no page is open.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from pathlib import Path
@@ -33,7 +34,7 @@ from stillframe.watch import system_document as document
 from stillframe.watch.event_feed import EventReader
 from stillframe.watch.metrics import MetricSet, SystemCounters, SystemSample, collect_system
 from stillframe.watch.predicate_status import PredicateMonitor, PredicateStatus
-from stillframe.watch.snapshot_list import StoreSnapshots
+from stillframe.watch.snapshot_list import store_snapshots
 from stillframe.watch.target import (
     NEW_COUNT_MAX,
     POLL_PENDING_S,
@@ -72,8 +73,6 @@ class SystemTarget(Target):
     last evaluated snapshots, by id.
     """
 
-    snapshots: StoreSnapshots
-
     def __init__(
         self,
         store: Store,
@@ -81,7 +80,7 @@ class SystemTarget(Target):
         log: Path | None,
         traces: "TraceBuilder | None" = None,
     ) -> None:
-        super().__init__(StoreSnapshots(store), SYSTEM, STORE, PREDICATES)
+        super().__init__(store_snapshots(store), SYSTEM, STORE, PREDICATES)
         self.store = store
         self.status: SystemStatus | None = None
         self.unreachable = document.STOPPED
@@ -328,21 +327,20 @@ class SystemTarget(Target):
         new: list[SnapshotId] = []
         gone: list[SnapshotId] = []
         named: dict[str, SnapshotId] = {}
-        entries: list[Entry] = []
         is_failing = False
         try:
             events = self._history.poll()
             is_failing = self._history.is_damaged
             new, gone = self.snapshots.poll()
             named = self.store.savepoints
-            latest = new[-OVERLAP_COUNT_MAX:] if self._is_first_read else new
-            entries = self.snapshots.entries(latest)
         except StillframeError as error:
             is_failing = True
             events.append({"at": time.time(), "kind": "error", "sentence": str(error)})
         self.polls.errors[STORE] = is_failing
-        for entry in entries:
-            self._counters.add_snapshot(entry, is_new=not self._is_first_read)
+        for snapshot in new[-OVERLAP_COUNT_MAX:] if self._is_first_read else new:
+            with contextlib.suppress(StillframeError):
+                entry = self.store.entry(snapshot)
+                self._counters.add_snapshot(entry, is_new=not self._is_first_read)
         return new, gone, events, named
 
     async def _evaluate_new_snapshots(self) -> None:

@@ -69,6 +69,7 @@ class PipelineLogs:
         try:
             check_unused(root, self._metadata, process)
             self._ends = ServiceLogs(root, process, self._metadata, self._metadata.starts[process])
+            self._ends.is_patient = False
             write_service_record(root, process, ServiceRecord(epoch=self._metadata.epoch))
         except BaseException:
             self._lock.release()
