@@ -37,13 +37,7 @@ from stillframe.store.layout import (
     unfinished,
     visible,
 )
-from stillframe.store.manifest import (
-    MANIFEST,
-    FileRecord,
-    are_files,
-    file_names,
-    shared_fields,
-)
+from stillframe.store.manifest import MANIFEST, FileRecord, are_files, file_names, shared_fields
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.snapshot_directory import new_directory
 from stillframe.store.tables import Tables

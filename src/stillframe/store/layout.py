@@ -8,13 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import (
-    local_path,
-    partial_path,
-    replace_durably,
-    sync,
-    try_lock,
-)
+from stillframe.durable_files import local_path, partial_path, replace_durably, sync, try_lock
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.manifest import MANIFEST, Head, Manifest, file_names

@@ -30,13 +30,7 @@ from stillframe.store.manifest import (
 )
 from stillframe.store.parquet import as_written, check_row_count, different_column, read_parquet
 from stillframe.store.sealed_json import seal
-from stillframe.store.tables import (
-    KeyedTable,
-    Tables,
-    as_full,
-    read_channels,
-    read_processes,
-)
+from stillframe.store.tables import KeyedTable, Tables, as_full, read_channels, read_processes
 from stillframe.topology import Description
 
 _Result = TypeVar("_Result")

@@ -36,13 +36,7 @@ from stillframe.model import (
     SnapshotId,
     encode_array,
 )
-from stillframe.store.manifest import (
-    CHANNELS,
-    MESSAGES,
-    PROCESSES,
-    keyed_file,
-    table_name,
-)
+from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, table_name
 from stillframe.store.parquet import (
     KEY,
     KEY_ENCODED,
