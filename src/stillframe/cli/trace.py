@@ -27,9 +27,9 @@ from stillframe.cuts import (
 from stillframe.detect.view import yes_or_no
 from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer.clocks import show_host
 from stillframe.importer.execution import Execution, Imported
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
-from stillframe.importer.names import show_host
 from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
 from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.model import SnapshotId

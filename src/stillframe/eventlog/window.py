@@ -5,7 +5,6 @@ before it. So few row groups are searched for the cut, in two columns, and only 
 read.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -202,16 +201,17 @@ def _true(is_one: Any) -> list[int]:
 
 def _near(events: Any, snapshots: Any, places: range, event_count: int) -> set[int]:
     """Return the rows of the `event_count` nearest actions on the way along `places`."""
-    chosen: dict[int, list[int]] = defaultdict(list)
+    chosen: set[int] = set()
+    seen: set[int] = set()
     for place in places[:CONTEXT_ROWS]:
-        if snapshots[place].as_py() is not None:
-            continue
         event = events[place].as_py()
-        if event not in chosen and len(chosen) == event_count:
+        if event in seen or snapshots[place].as_py() is not None:
+            continue
+        if len(seen) == event_count:
             break
-        if len(chosen[event]) < EVENT_ROWS_MAX:
-            chosen[event].append(place)
-    return {place for own in chosen.values() for place in own}
+        seen.add(event)
+        chosen |= _action_around(events, snapshots, place)
+    return chosen
 
 
 def _action_around(events: Any, snapshots: Any, place: int) -> set[int]:

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from stillframe.errors import NotConsistent, UsageError
-from stillframe.importer.names import show_host
 
 HOST_COUNT_MAX = 4096
+_SHOWN_CHARS_MAX = 80
 PROGRESS_STEP = 20_000
 Progress = Callable[[str, int, int], None]
 """Called now and then with what is being done, how much of it is done, and how much there is."""
@@ -241,3 +241,10 @@ class Clocks:
             f"the clocks are not transitive: this one knows {self.describe(cause)}, which has "
             f"{value} for host {self.name(third)}, but has only {known} itself",
         )
+
+
+def show_host(host: str) -> str:
+    """Return a host for a message, in quotes and shortened: it may be any text."""
+    if len(host) > _SHOWN_CHARS_MAX:
+        host = f"{host[: _SHOWN_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return repr(host)

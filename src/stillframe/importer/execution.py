@@ -12,6 +12,7 @@ there is none, no message came in: the log has one twice (as where a process put
 into its own queue), and the event accepts nothing.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -21,10 +22,12 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import ClockedEvent, Clocks, Progress, Step
-from stillframe.importer.names import name_processes
-from stillframe.model import Channel, ProcessId
+from stillframe.model import Channel, ProcessId, check_process_id
 from stillframe.trace import Event, MessageId, Trace, clean_label
 
+_NAME_LENGTH_MAX = 64
+_FOREIGN = re.compile(r"[^A-Za-z0-9_.]+")
+_DIGITS = re.compile(r"([0-9]+)")
 _encode_content = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -226,3 +229,47 @@ def _number(
         if sending.receiver is not None:
             accepted[sending.receiver] += (message,)
     return sent, accepted
+
+
+def name_processes(hosts: Iterable[str]) -> dict[str, ProcessId]:
+    """Return a process id for each host: its own name where that can be, else one like it.
+
+    The hosts come in natural order: ``p2`` before ``p10``.
+    """
+    ordered = sorted(hosts, key=_counting_order)
+    names = {host: host for host in ordered if _can_name_a_process(host)}
+    taken = set(names)
+    twin_counts: Counter[str] = Counter()
+    for host in ordered:
+        if host not in names:
+            names[host] = _free_name(host, taken, twin_counts)
+            taken.add(names[host])
+    return {host: names[host] for host in ordered}
+
+
+def _can_name_a_process(host: str) -> bool:
+    try:
+        check_process_id(host)
+    except UsageError:
+        return False
+    return True
+
+
+def _free_name(host: str, taken: set[str], twin_counts: Counter[str]) -> ProcessId:
+    name = _FOREIGN.sub("-", host).strip("-.")
+    if not name[:1].isalpha():
+        name = f"P{name}"
+    name = name[:_NAME_LENGTH_MAX].rstrip("-.")
+    candidate = name
+    while candidate in taken:
+        twin_counts[name] += 1
+        ending = f"-{twin_counts[name] + 1}"
+        candidate = name[: _NAME_LENGTH_MAX - len(ending)].rstrip("-.") + ending
+    return check_process_id(candidate)
+
+
+def _counting_order(host: str) -> tuple[list[tuple[int, str]], str]:
+    parts = _DIGITS.split(host)
+    for index in range(1, len(parts), 2):
+        parts[index] = parts[index].lstrip("0")
+    return [(len(p) if index % 2 else 0, p) for index, p in enumerate(parts)], host

@@ -9,9 +9,8 @@ from typing import Any, BinaryIO, NoReturn
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress
+from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
 from stillframe.importer.execution import Imported, build, no_progress
-from stillframe.importer.names import show_host
 
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})

@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress
+from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
 from stillframe.importer.execution import Imported, build, no_progress
-from stillframe.importer.names import show_host
 
 EVENT_PATTERN = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
 """The default form of ShiViz, which GoVector and others write.
