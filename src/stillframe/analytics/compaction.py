@@ -343,7 +343,7 @@ def _staying(members: dict[str, CatalogMember], keep: int | None, published: Pub
 def _columns(catalog: Compacted, full: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
     return {
         name: merged_columns({"": catalog.columns.get(name, ()), "new": full.columns(name)})
-        for name in dict.fromkeys((*TABLES, *catalog.columns, *full.keyed_names))
+        for name in dict.fromkeys((*TABLES, *catalog.columns, *full.names))
     }
 
 
@@ -405,7 +405,7 @@ class _Update(msgspec.Struct, frozen=True):
             rows = _rows(self.spark, self.old / table, files, schema)
             rows = rows.where(F.col("snapshot").isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
-        if self.full.has(table):
+        if table in self.full.names:
             own = self.full.columns(table)
             found.append(align_schema(self.full.table(table), table, own, columns))
         if not found:

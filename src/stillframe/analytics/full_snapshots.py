@@ -26,7 +26,6 @@ from stillframe.store.manifest import (
     PROCESSES,
     keyed_file,
     links_of,
-    table_name,
 )
 from stillframe.store.tables import ARROW_TYPES, KeyedTable, keyed_tables, merged_columns
 from stillframe.topology import Description
@@ -89,29 +88,23 @@ def table_schema(table: str, columns: Iterable[fields.Column]) -> pa.Schema:
     return pa.schema([*own, *((column.name, ARROW_TYPES[column.kind]) for column in columns)])
 
 
-def field_columns(description: Description, table: str) -> tuple[fields.Column, ...]:
-    """Return the columns of a table that hold fields; those of a keyed field begin with `key`."""
-    match table:
-        case "processes":
-            return merged_columns(description.states)
-        case "channels":
-            return ()
-        case "messages":
-            return merged_columns(description.messages)
-    for kind, keyed in description.keyed.items():
-        for field, columns in keyed.items():
-            if table_name(kind, field) == table:
-                return (fields.Column("key", columns.key), *columns.values)
-    return ()
+def field_columns(description: Description) -> dict[str, tuple[fields.Column, ...]]:
+    """Return the columns of each table that hold fields; those of a keyed field begin with `key`."""
+    keyed = {t.name: description.keyed[t.kind][t.field] for t in keyed_tables(description)}
+    return {
+        "processes": merged_columns(description.states),
+        "channels": (),
+        "messages": merged_columns(description.messages),
+        **{name: (fields.Column("key", one.key), *one.values) for name, one in keyed.items()},
+    }
 
 
 def rows_of(
-    spark: SparkSession, published: Published, snapshots: Iterable[SnapshotId], table: str
+    spark: SparkSession, published: Published, snapshots: Sequence[SnapshotId], table: str
 ) -> DataFrame:
     """Return the rows of processes, channels or messages in snapshots of one topology."""
-    snapshots = list(snapshots)
     files = [published.file(snapshot, TABLES[table]) for snapshot in snapshots]
-    columns = field_columns(published.description(snapshots[0]), table)
+    columns = field_columns(published.description(snapshots[0]))[table]
     return verified_parquet.rows(spark, files, table_schema(table, columns))
 
 
@@ -138,7 +131,7 @@ def as_object(columns: Iterable[tuple[fields.Column, Column]]) -> Column:
 
 class FullSnapshots:
     """Some snapshots of a store, each with its full state; all that they are based on exists.
-    `is_chained`: any is incremental."""
+    `is_chained`: any is incremental; `names` are those of all tables."""
 
     def __init__(
         self, spark: SparkSession, published: Published, snapshots: Collection[SnapshotId]
@@ -147,33 +140,29 @@ class FullSnapshots:
         self._spark = spark
         self._published = published
         self._by_topology = published.by_topology(snapshots)
+        self._columns = {
+            topology: field_columns(published.head.described[topology])
+            for topology in self._by_topology
+        }
         self.is_chained = any(published.manifests[snapshot].bases for snapshot in snapshots)
+        self.names = tuple(dict.fromkeys(itertools.chain.from_iterable(self._columns.values())))
 
     @property
     def keyed_names(self) -> tuple[str, ...]:
         """The names of the tables of keyed fields, such as ``Account_owners``."""
-        tables = (
-            keyed_tables(self._published.head.described[topology]) for topology in self._by_topology
-        )
-        return tuple(dict.fromkeys(table.name for some in tables for table in some))
-
-    def has(self, name: str) -> bool:
-        """Whether there is a table of that name."""
-        return bool(self._by_topology) and name in (*TABLES, *self.keyed_names)
+        return tuple(name for name in self.names if name not in TABLES)
 
     def columns(self, name: str) -> tuple[fields.Column, ...]:
         """Return the columns of a table that hold fields, in all topologies."""
         return merged_columns(
-            {topology: self._columns_of(topology, name) for topology in self._by_topology}
+            {topology: columns.get(name, ()) for topology, columns in self._columns.items()}
         )
 
     def table(self, name: str) -> DataFrame:
         """Return a row for each process, channel, message or key of each snapshot, as
         ``Store.tables``."""
-        if name not in (*TABLES, *self.keyed_names):
-            raise UsageError(
-                f"there is no table {name!r}; there are {', '.join((*TABLES, *self.keyed_names))}"
-            )
+        if name not in self.names:
+            raise UsageError(f"there is no table {name!r}; there are {', '.join(self.names)}")
         wanted = self.columns(name)
         parts = []
         for topology, snapshots in self._by_topology.items():
@@ -183,7 +172,7 @@ class FullSnapshots:
                 rows = self.keyed_rows(topology, table)
             else:
                 continue
-            parts.append(align_schema(rows, name, self._columns_of(topology, name), wanted))
+            parts.append(align_schema(rows, name, self._columns[topology][name], wanted))
         return functools.reduce(DataFrame.unionByName, parts)
 
     def keyed(self, topology: str, name: str) -> KeyedTable | None:
@@ -229,9 +218,6 @@ class FullSnapshots:
         ]
         return verified_parquet.rows(self._spark, files, pa.schema([*_KEYED_SCHEMA, *plain]))
 
-    def _columns_of(self, topology: str, name: str) -> tuple[fields.Column, ...]:
-        return field_columns(self._published.head.described[topology], name)
-
 
 def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
     """Return the tables of all snapshots of a store by name, each with a column `snapshot`:
@@ -247,7 +233,7 @@ def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
     """
     published = read_complete(store_path)
     full = FullSnapshots(spark, published, list(published.manifests))
-    return {name: full.table(name) for name in (*TABLES, *full.keyed_names)}
+    return {name: full.table(name) for name in full.names}
 
 
 def align_schema(

@@ -73,24 +73,24 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
     """Return the verdict on the snapshot published as `directory` (a row of `VERDICTS`). If it is
     compacted to a full one meanwhile, its manifest changes, and it is read again; one that was
     dropped is `INCOMPLETE`."""
-    row: Row = {"snapshot": directory.name, "missing": []}
+    known: Row = {"snapshot": directory.name, "missing": []}
     path = directory / expected.manifest
     before: bytes | None = None
     while True:
-        manifest: Row = {}
-        content = b""
+        row, content = known, b""
         try:
             content = read_sealed_content(
                 path, bytes_max=expected.bytes_max, advice=SNAPSHOT_ADVICE
             )
             manifest = _manifest(path, content, expected)
-            return row | _from_manifest(manifest) | _verdict(directory, manifest, expected)
+            row = known | _from_manifest(manifest)
+            return row | _verdict(directory, manifest, expected)
         except Damaged as error:
             if not directory.is_dir():
                 why = "it was dropped before it could be read"
-                return row | {"verdict": INCOMPLETE, "why": why}
+                return known | {"verdict": INCOMPLETE, "why": why}
             if content == before:
-                return row | _from_manifest(manifest) | {"verdict": INCONSISTENT, "why": str(error)}
+                return row | {"verdict": INCONSISTENT, "why": str(error)}
             before = content
 
 
@@ -142,18 +142,13 @@ def _check_types(manifest: Row) -> None:
     for name in ("format", "sequence", "epoch"):
         if type(manifest[name]) is not int or not 0 <= manifest[name] < 2**63:
             raise ValueError(f"{name} is {manifest[name]!r}")
-    for name in ("initiated_at", "published_at"):
-        moment(float(manifest[name]))
-    for name in _DURATIONS:
-        float(manifest.get(name, 0))
+    _from_manifest(manifest)
     for file in manifest["files"]:
         if type(file["bytes"]) is not int or not isinstance(file["hash"], str):
             raise TypeError(f"file {file['name']!r} has no length or no hash")
 
 
 def _from_manifest(manifest: Row) -> Row:
-    if not manifest:
-        return {}
     begun, ended = float(manifest["initiated_at"]), float(manifest["published_at"])
     return {
         **{name: manifest[name] for name in ("sequence", "epoch")},

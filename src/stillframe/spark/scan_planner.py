@@ -278,7 +278,10 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
             "options table and service"
         )
     if channel is not None:
-        return _plan_channel(root, manifest, channel, options.get("target"))
+        cut = _the_cut(manifest, channel, options.get("target"))
+        reader = LogReader(root, manifest.dataflow.log(channel), manifest.segments[channel])
+        # A target that had read past the barrier, in mode at-least-once, has an empty channel.
+        return _plan_records(reader, min(cut.position, cut.barrier), cut.barrier)
     if service is not None and table in (None, "services"):
         return _plan_table(service_fields(manifest, service))
     if service is None and table in _TABLES:
@@ -375,13 +378,6 @@ def _channels(manifest: Manifest) -> pa.Table:
 
 
 _TABLES = {"services": _services, "queries": _queries, "channels": _channels}
-
-
-def _plan_channel(root: Path, manifest: Manifest, channel: str, target: str | None) -> ScanPlan:
-    cut = _the_cut(manifest, channel, target)
-    reader = LogReader(root, manifest.dataflow.log(channel), manifest.segments[channel])
-    # A target that had read past the barrier, in mode at-least-once, has an empty channel.
-    return _plan_records(reader, min(cut.position, cut.barrier), cut.barrier)
 
 
 def _the_cut(manifest: Manifest, channel: str, target: str | None) -> ChannelCut:
