@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
@@ -196,21 +197,15 @@ def _check_free(out: Path) -> None:
         return
     if (out / HEAD).exists():
         raise UsageError(f"{out} is a store: give a directory of its own for the tables")
-    left = {_LOCK, partial_path(out / CATALOG).name}
-    foreign = sorted(
-        path.name
-        for path in out.iterdir()
-        if path.name not in left and not _VERSION.fullmatch(path.name)
-    )
-    if foreign:
+    names = {path.name for path in out.iterdir()} - {_LOCK, partial_path(out / CATALOG).name}
+    if foreign := sorted(name for name in names if not _VERSION.fullmatch(name)):
         raise UsageError(
             f"{out} is not empty, it holds {first_names(foreign)}: give a directory that is empty "
             "or not there yet"
         )
-    if any(path.name != _LOCK and not path.name.startswith(".") for path in out.iterdir()):
-        versions = sorted(path.name for path in out.glob("v*"))
-        if versions != [version_path(out, 1).name]:
-            raise Damaged(f"{out / CATALOG} is missing: {ADVICE}")
+    # A crash can leave the first version without a catalog, and no other.
+    if any(not name.startswith(".") for name in names - {version_path(out, 1).name}):
+        raise Damaged(f"{out / CATALOG} is missing: {ADVICE}")
 
 
 class Compaction(msgspec.Struct, frozen=True):
@@ -266,17 +261,11 @@ def _compact(
     staying = _staying(members, keep, published)
     added = [one for one in published.manifests if str(one) in staying - catalog.snapshots.keys()]
     removed = [SnapshotId.parse(name) for name in catalog.snapshots if name not in staying]
-    known = _read_index(out, catalog)
+    known, there = _read_index(out, catalog), snapshot_table(published)
     # Each that stays is as the store has it now, if it still does.
-    rows = {
-        row["snapshot"]: row
-        for some in (known, snapshot_table(published))
-        for row in some.to_pylist()
-    }
-    index = pa.Table.from_pylist(
-        sorted((rows[name] for name in staying), key=lambda row: row["sequence"]),
-        schema=SNAPSHOTS_SCHEMA,
-    )
+    dropped = known.filter(~pc.field("snapshot").isin(there["snapshot"].to_pylist()))
+    every = pa.concat_tables([dropped, there]).sort_by("sequence")
+    index = every.filter(pc.field("snapshot").isin(list(staying)))
     if index.equals(known):
         return Compaction((), (), catalog)
     partial = partial_path(version_path(out, catalog.version + 1))
@@ -292,15 +281,13 @@ def _compact(
             again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
             number = 1 + max((part.number for part in catalog.parts), default=0)
             files = {name: update.write_table(name, own, number) for name, own in columns.items()}
-            new = TablePart(
-                number, (*again, *added), {n: some for n, some in files.items() if some}
-            )
+            new = TablePart(number, (*again, *added), files)
             (partial / INDEX).mkdir()
             now = Compacted(
                 version=catalog.version + 1,
                 snapshots={name: one for name, one in members.items() if name in staying},
                 columns=columns,
-                parts=(*kept, new) if new.snapshots or new.files else tuple(kept),
+                parts=(*kept, new) if new.snapshots or any(files.values()) else tuple(kept),
                 index=CatalogFile(*write_here(index, partial / INDEX / f"{INDEX}.parquet")),
             )
             _publish(out, partial, now)
