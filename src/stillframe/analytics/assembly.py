@@ -252,8 +252,7 @@ def assemble(
 
 
 def is_after(group: Group, earlier: Group) -> bool:
-    """Return whether all processes recorded `group` after `earlier`: then their cuts do not
-    cross."""
+    """Return whether all processes recorded `group` after `earlier`: their cuts do not cross."""
     before = earlier.fragments
     return all(
         process not in before or one.moment_s > before[process].moment_s
@@ -282,8 +281,7 @@ def classify(group: Group, *, timeout_s: float) -> Outcome:
 
 
 def drop_duplicates(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
-    """Leave of consistent snapshots with one number only that of the newest epoch consistent: in a
-    store numbers are unique."""
+    """Refuse all but the newest epoch's of consistent snapshots with one number: it is unique."""
     newest = {one.group.snapshot.number: one.group.epoch for one in outcomes if one.is_consistent}
     for outcome in outcomes:
         own, epoch = outcome.group.epoch, newest.get(outcome.group.snapshot.number)

@@ -172,8 +172,7 @@ def _rows(
     books: Mapping[SnapshotId, _Books],
     amounts: Sequence[_Amounts | None],
 ) -> list[SnapshotAudit]:
-    """Return the results for the snapshots with a manifest; every total is compared with the
-    first."""
+    """Return the results for snapshots with a manifest; totals are compared with the first."""
     rows: list[SnapshotAudit] = []
     first: Amount | None = None
     for snapshot, manifest in published.manifests.items():

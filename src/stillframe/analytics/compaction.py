@@ -209,8 +209,7 @@ def _check_free(out: Path) -> None:
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What ``compact_store`` added and removed, in the order of publishing, and what is there
-    now."""
+    """What ``compact_store`` added and removed, in the order of publishing, and what is there."""
 
     added: tuple[SnapshotId, ...]
     removed: tuple[SnapshotId, ...]

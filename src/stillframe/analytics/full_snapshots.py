@@ -109,8 +109,7 @@ def rows_of(
 
 
 def as_json(value: Column, kind: str) -> Column:
-    """Return a value as JSON text, None as ``null``: equal texts are equal, down to the sign of
-    zero."""
+    """Return a value as JSON, None as ``null``: equal texts are equal, down to the sign of zero."""
     if kind == "json":
         return F.coalesce(value, F.lit("null"))
     if kind in ("bool", "int"):
@@ -159,8 +158,7 @@ class FullSnapshots:
         )
 
     def table(self, name: str) -> DataFrame:
-        """Return a row for each process, channel, message or key of each snapshot, as
-        ``Store.tables``."""
+        """Return a row for each process, channel, message or key of each snapshot."""
         if name not in self.names:
             raise UsageError(f"there is no table {name!r}; there are {', '.join(self.names)}")
         wanted = self.columns(name)
@@ -263,8 +261,7 @@ def align_schema(
 
 
 def _common(chains: Chains) -> set[SnapshotId]:
-    """Return the links that all snapshots have in the chain of each process that has them in
-    any."""
+    """Return the links that are in all chains of each process that has them in any."""
     by_process: dict[ProcessId, list[set[SnapshotId]]] = {}
     for of_snapshot in chains.values():
         for process, chain in of_snapshot.items():

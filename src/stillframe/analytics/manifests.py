@@ -89,8 +89,7 @@ class Published(msgspec.Struct, frozen=True):
         return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
 
     def find(self, text: str) -> SnapshotId:
-        """Return the snapshot that `text` names, a savepoint or an id, if its manifest can be
-        read."""
+        """Return the snapshot that `text` names, a savepoint or an id, if it can be read."""
         snapshot = layout.find_snapshot(text, self.head.savepoints)
         if snapshot in self.damages:
             raise Damaged(self.damages[snapshot])
@@ -99,8 +98,7 @@ class Published(msgspec.Struct, frozen=True):
         return snapshot
 
     def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
-        """Check that all exists that these snapshots are based on; the error names what does
-        not."""
+        """Check that all exists that these snapshots are based on; the error names what is lost."""
         for snapshot in snapshots:
             for needed in self.manifests[snapshot].based_on & self.damages.keys():
                 raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")

@@ -18,7 +18,7 @@ from stillframe.analytics.log_events import event_rows
 from stillframe.analytics.log_verification import log_pieces
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.model import SnapshotId
-from stillframe.store.manifest import CHANNELS, Entry
+from stillframe.store.manifest import CHANNELS
 
 _TIME = pa.timestamp("us", tz="UTC")
 SNAPSHOTS_SCHEMA = pa.schema(
@@ -60,6 +60,7 @@ FIGURES = (
     "chain_length",
 )
 """The columns of ``snapshots`` that ``spread`` summarizes."""
+_TIMES = ("initiated_at", "completed_at", "published_at")
 _COUNTS = ("snapshot", "source", "target", "sent_count", "received_count", "message_count")
 
 
@@ -82,11 +83,24 @@ def snapshots(spark: SparkSession, published: Published) -> DataFrame:
 
 
 def snapshot_table(published: Published) -> pa.Table:
-    """Return the same as an Arrow table."""
-    entries = published.entries()
-    hashes = [manifest.topology for manifest in published.manifests.values()]
-    made = [_row(*pair) for pair in zip(entries, hashes, strict=True)]
-    return pa.Table.from_pylist(made, schema=SNAPSHOTS_SCHEMA)
+    """Return the same as an Arrow table; what else an entry says is left out of it."""
+    rows = [
+        {
+            **msgspec.structs.asdict(entry),
+            "snapshot": str(entry.id),
+            "initiator": entry.id.initiator,
+            **{name: round(getattr(entry, name) * 1e6) for name in _TIMES},
+            "waiting_s": max(
+                0.0, entry.completed_at - entry.initiated_at - entry.pause_s - entry.capture_s
+            ),
+            "publishing_s": entry.published_at - entry.completed_at,
+            "total_s": entry.published_at - entry.initiated_at,
+            "bases": list(map(str, entry.bases)),
+            "topology": published.manifests[entry.id].topology,
+        }
+        for entry in published.entries()
+    ]
+    return pa.Table.from_pylist(rows, schema=SNAPSHOTS_SCHEMA)
 
 
 def spread(snapshots: DataFrame, figures: Sequence[str] = FIGURES) -> DataFrame:
@@ -127,8 +141,7 @@ def channel_history(channels: DataFrame, snapshots: DataFrame) -> DataFrame:
 def channel_counts(
     spark: SparkSession, published: Published, snapshots: Iterable[SnapshotId] | None = None
 ) -> DataFrame:
-    """Return the counts of each channel of some snapshots, or of all; all that is read is
-    verified."""
+    """Return the counts of each channel of some snapshots, or of all, from verified bytes."""
     chosen = published.manifests if snapshots is None else dict.fromkeys(snapshots)
     files = [published.file(snapshot, CHANNELS) for snapshot in chosen]
     schema = pa.schema([CHANNELS_SCHEMA.field(name) for name in _COUNTS])
@@ -162,22 +175,3 @@ def _spread_of(value: str) -> tuple[Column, ...]:
         F.max(value).alias("max"),
         F.max_by("snapshot", place).alias("snapshot"),
     )
-
-
-def _row(entry: Entry, topology: str) -> dict[str, object]:
-    """Return a row of `SNAPSHOTS_SCHEMA`; further fields of the entry are left out of the table."""
-    recording_s = entry.completed_at - entry.initiated_at
-    return {
-        **msgspec.structs.asdict(entry),
-        "snapshot": str(entry.id),
-        "initiator": entry.id.initiator,
-        **{
-            name: round(getattr(entry, name) * 1e6)
-            for name in ("initiated_at", "completed_at", "published_at")
-        },
-        "waiting_s": max(0.0, recording_s - entry.pause_s - entry.capture_s),
-        "publishing_s": entry.published_at - entry.completed_at,
-        "total_s": entry.published_at - entry.initiated_at,
-        "bases": list(map(str, entry.bases)),
-        "topology": topology,
-    }

@@ -83,8 +83,7 @@ def difference(
 
 
 class _Side(NamedTuple):
-    """One of the two snapshots (`side` is ``before`` or ``after``), the hash of its topology, and
-    what that describes."""
+    """One of the two snapshots, ``before`` or ``after``, and the topology that it was taken of."""
 
     side: str
     snapshot: str
@@ -113,8 +112,7 @@ def _fields(both: FullSnapshots, sides: _Sides) -> DataFrame:
 
 
 def _values(rows: DataFrame, side: _Side, kinds: dict[str, str]) -> DataFrame:
-    """Return snapshot, process, field, value as JSON; only fields that the class of a process
-    has."""
+    """Return snapshot, process, field, value as JSON, of the fields that a process's class has."""
     owners: dict[str, list[str]] = {}
     for kind, columns in side.description.states.items():
         for column in columns:

@@ -176,8 +176,7 @@ def _words(names: list[str], graph: Graph, processes: list[int]) -> dict[str, st
 
 
 def _numbered(snapshot: str, waits: pa.Table) -> tuple[list[str], Graph]:
-    """Return the names in a snapshot, sorted, and its graph; refuse waits that contradict each
-    other."""
+    """Return the names in a snapshot, sorted, and its graph; refuse waits that contradict."""
     if any(column.null_count for column in waits.columns):
         raise UsageError(f"a wait of snapshot {snapshot} has a null: give {WAITS_SCHEMA}")
     ends = pa.chunked_array(waits.column("process").chunks + waits.column("waits_for").chunks)

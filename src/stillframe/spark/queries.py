@@ -339,8 +339,7 @@ def _times_in_microseconds(spark: SparkSession) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(batch: DataFrame, use_count: int) -> Any:
-    """Keep a micro-batch while several sinks use it: each would compute it, and its state,
-    again."""
+    """Keep a micro-batch while several sinks use it: each would compute it and its state again."""
     if use_count < 2:
         yield
         return

@@ -267,8 +267,7 @@ class ScanPlan(msgspec.Struct, frozen=True):
 
 
 def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
-    """Return the plan for the options of ``stillframe.snapshot``; errors say what there is to
-    read."""
+    """Return the plan for ``stillframe.snapshot``; errors say what there is to read."""
     root = _root(options, SNAPSHOT_FORMAT)
     manifest = find(root, _needed(options, "snapshot", SNAPSHOT_FORMAT))
     table, service, channel = (options.get(name) for name in ("table", "service", "channel"))
@@ -297,8 +296,7 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
 
 
 def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
-    """Return the plan for all kept records of a log, up to the barrier of a snapshot or as it is
-    now."""
+    """Return the plan for the kept records of a log, up to the barrier of a snapshot or all."""
     root = _root(options, LOG_FORMAT)
     snapshot, channel = options.get("snapshot"), _needed(options, "channel", LOG_FORMAT)
     described = read_metadata(root) if snapshot is None else find(root, snapshot)
