@@ -3,6 +3,7 @@
 Executors of a cluster could not: they know nothing of what seals a manifest.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -237,11 +238,9 @@ def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]
     read = partial(_read_fragment, directory, topologies=topologies)
     manifests = zip(places, _side_by_side(read, places), strict=True)
     found = {place: manifest for place, manifest in manifests if manifest is not None}
-    by_snapshot: dict[tuple[int, int, SnapshotId], list[FragmentPlace]] = {}
-    for place in found:
-        key = place.epoch, place.snapshot.number, place.snapshot
-        by_snapshot.setdefault(key, []).append(place)
-    return [_group(by_snapshot[key], found, topologies) for key in sorted(by_snapshot)]
+    ordered = sorted(found, key=lambda p: (p.epoch, p.snapshot.number, p.snapshot, p.process))
+    groups = itertools.groupby(ordered, key=lambda place: (place.epoch, place.snapshot))
+    return [_group(list(some), found, topologies) for _, some in groups]
 
 
 def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
@@ -267,23 +266,22 @@ def _read_fragment(
 
 
 def _group(
-    places: Iterable[FragmentPlace],
+    places: Sequence[FragmentPlace],
     found: Mapping[FragmentPlace, Found],
     topologies: Mapping[str, FragmentTopology],
 ) -> Group:
     chains: dict[ProcessId, tuple[FragmentManifest, ...]] = {}
     damages: dict[ProcessId, str] = {}
-    ordered = sorted(places, key=lambda place: place.process)
-    for place in ordered:
+    for place in places:
         chain = _chain(place, found)
         if isinstance(chain, str):
             damages[place.process] = chain
         else:
             chains[place.process] = chain
     whole = [chain[-1] for chain in chains.values()]
-    readable = [*whole, *(one for p in ordered if isinstance(one := found[p], FragmentManifest))]
+    readable = [*whole, *(one for p in places if isinstance(one := found[p], FragmentManifest))]
     topology = topologies[readable[0].topology] if readable else None
-    return Group(ordered[0].snapshot, ordered[0].epoch, topology, chains, damages)
+    return Group(places[0].snapshot, places[0].epoch, topology, chains, damages)
 
 
 def _chain(
