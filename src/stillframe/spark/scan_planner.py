@@ -189,8 +189,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for log in self._logs:
             reader = self._participant.readers[log]
             ends = start[OFFSET_KEY][log], end[OFFSET_KEY][log]
-            schema = from_arrow_schema(reader.log.arrow_schema)
-            slices += record_slices(reader, *ends, schema, is_placed=False)
+            slices += _plan_records(reader, *ends, is_placed=False).slices
         return slices
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -401,17 +400,12 @@ def _plan_table(table: pa.Table) -> ScanPlan:
     return ScanPlan(schema, [TableSlice(table.cast(to_arrow_schema(schema, timezone="UTC")))])
 
 
-def _plan_records(reader: LogReader, first: int, end: int) -> ScanPlan:
-    schema = from_arrow_schema(reader.log.arrow_schema)
-    schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
-    return ScanPlan(schema, record_slices(reader, first, end, schema, is_placed=True))
-
-
-def record_slices(
-    reader: LogReader, first: int, end: int, schema: StructType, *, is_placed: bool
-) -> list[InputPartition]:
+def _plan_records(reader: LogReader, first: int, end: int, *, is_placed: bool = True) -> ScanPlan:
     """Return a task for each partition that has records among the items ``first .. end - 1``; with
     `is_placed` the last two columns are partition and offset."""
+    schema = from_arrow_schema(reader.log.arrow_schema)
+    if is_placed:
+        schema = schema.add(PARTITION_COLUMN, IntegerType()).add(OFFSET_COLUMN, LongType())
     files: dict[int, list[tuple[str, int, int]]] = {}
     for item in reader.entries(first, end):
         offsets = list(item.offsets)
@@ -421,10 +415,11 @@ def record_slices(
             offsets[number] += file.record_count
     # Spark takes each of its types as one Arrow type alone, times in microseconds say.
     taken = to_arrow_schema(schema, timezone="UTC")
-    return [
+    slices: list[InputPartition] = [
         RecordsSlice(number if is_placed else None, files[number], taken)
         for number in sorted(files)
     ]
+    return ScanPlan(schema, slices)
 
 
 def _kind_of(value: Any) -> str:
