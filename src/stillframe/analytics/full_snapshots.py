@@ -89,7 +89,7 @@ def table_schema(table: str, columns: Iterable[fields.Column]) -> pa.Schema:
 
 
 def field_columns(description: Description) -> dict[str, tuple[fields.Column, ...]]:
-    """Return the columns of each table that hold fields; those of a keyed field begin with `key`."""
+    """Return the columns of each table that hold fields; of keyed ones the first is `key`."""
     keyed = {t.name: description.keyed[t.kind][t.field] for t in keyed_tables(description)}
     return {
         "processes": merged_columns(description.states),

@@ -1,8 +1,8 @@
 """Plan what ``source`` reads, and where micro-batches end. On the driver alone."""
 
-import datetime
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,8 @@ _CHANNELS_SCHEMA = pa.schema(
     [("log", pa.string()), ("target", pa.string()), *((name, pa.int64()) for name in _COUNTS)]
 )
 _INT64 = range(-(2**63), 2**63)
-_KINDS: tuple[tuple[type, str], ...] = (
-    (bool, "bool"),
-    (int, "int"),
-    (float, "float"),
-    (str, "text"),
-    (bytes, "bytes"),
-    (datetime.datetime, "time"),
-)
+_KINDS = {bool: "bool", int: "int", float: "float", str: "text", bytes: "bytes", datetime: "time"}
 """The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
-
 
 BARRIER_COUNT_MAX = 100
 """How many barriers may stand before a query that has nothing else to read; then an empty micro-
@@ -425,7 +417,7 @@ def _plan_records(reader: LogReader, first: int, end: int, *, is_placed: bool = 
 def _kind_of(value: Any) -> str:
     if isinstance(value, int) and value not in _INT64:
         return "json"
-    return next((kind for type_, kind in _KINDS if isinstance(value, type_)), "json")
+    return _KINDS.get(type(value), "json")
 
 
 def _root(options: Mapping[str, str], source: str) -> Path:
