@@ -400,8 +400,14 @@ def spread(table: pa.Table, log: Log, first: int = 0) -> list[tuple[int, pa.Tabl
             for turn in turns
         ]
     places = _places(table.select(log.key), count)
-    present = sorted(pc.unique(places).to_pylist())
-    return [(place, table.filter(pc.equal(places, place))) for place in present]
+    ordered = table.take(pc.sort_indices(places))  # a stable sort: records keep their order
+    parts = []
+    done_count = 0
+    sizes = {int(one["values"]): int(one["counts"]) for one in pc.value_counts(places).to_pylist()}
+    for place in sorted(sizes):
+        parts.append((place, ordered.slice(done_count, sizes[place])))
+        done_count += sizes[place]
+    return parts
 
 
 def partition_of(key: tuple[object, ...], partition_count: int) -> int:
