@@ -14,6 +14,7 @@ Executors have Arrow and numpy, and of this package what imports nothing else.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -369,10 +370,8 @@ class _Side:
         runs: list[Run] = []
         before: list[int] = []
         total = 0
-        columns = ("base", "lost", "firsts", "counts")
-        for base, lost, firsts, counts in zip(
-            *(rows.column(name).to_pylist() for name in columns), strict=True
-        ):
+        for row in rows.select(["base", "lost", "firsts", "counts"]).to_pylist():
+            base, lost, firsts, counts = row.values()
             if base is not None and base > total:
                 gap = total + 1, base - total
                 if before:
@@ -398,11 +397,9 @@ class _Side:
 def _placed(column: pa.ChunkedArray, before: list[int]) -> pa.Table:
     """Return the steps of all pieces, with `place` counted from the beginning of the log."""
     lists = column.combine_chunks()
-    flat = lists.flatten()
     counts = lists.value_lengths().fill_null(0).to_numpy()
-    offset = np.repeat(np.array(before, np.int64), counts)
-    steps = pa.Table.from_struct_array(flat)
-    places = steps.column("place").to_numpy() + offset
+    steps = pa.Table.from_struct_array(lists.flatten())
+    places = steps.column("place").to_numpy() + np.repeat(np.array(before, np.int64), counts)
     index = steps.column_names.index("place")
     return steps.set_column(index, "place", pa.array(places))
 
@@ -483,9 +480,8 @@ def _check_channel(sent: _Side, accepted: _Side, places: "_Places", found: Findi
         expected = minus(inside, taken)
         size = sum(count for _, count in expected)
         found.add_all([snapshot], IN_TRANSIT, [received_count + 1], [sent_count], [size])
-        _check_markers_sent(markers_sent.get(snapshot, []), sent.runs, sent_count, add)
-        markers = markers_accepted.get(snapshot, [])
-        _check_markers_accepted(markers, accepted.runs, inside, expected, add)
+        _check_markers_sent(markers_sent[snapshot], sent.runs, sent_count, add)
+        _check_markers_accepted(markers_accepted[snapshot], accepted.runs, inside, expected, add)
 
 
 def _check_published(published: pa.Table, places: "_Places | None", found: Findings) -> None:
@@ -600,18 +596,14 @@ def _with_recorded(markers: pa.Table) -> pa.Table:
 def _first_of_each(steps: pa.Table) -> pa.Table:
     """Return the steps without those of a snapshot that has one before them already."""
     snapshots = steps.column("snapshot").combine_chunks()
-    if len(pc.unique(snapshots)) == len(snapshots):
-        return steps
-    seen: dict[str, int] = {}
-    for index, snapshot in enumerate(snapshots.to_pylist()):
-        seen.setdefault(snapshot, index)
-    return steps.take(pa.array(list(seen.values()), pa.int64()))
+    different = pc.unique(snapshots)
+    return steps if len(different) == len(steps) else steps.take(pc.index_in(different, snapshots))
 
 
 def _by_snapshot(steps: pa.Table) -> dict[str, list[Step]]:
-    found: dict[str, list[Step]] = {}
+    found: dict[str, list[Step]] = defaultdict(list)
     for step in steps.to_pylist():
-        found.setdefault(step["snapshot"], []).append(step)
+        found[step["snapshot"]].append(step)
     return found
 
 

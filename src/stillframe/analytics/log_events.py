@@ -12,17 +12,16 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.errors import UsageError
-from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED, read_rows
+from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED, SCHEMA, read_rows
 from stillframe.spark.session import add_package
 
-ROWS = (
-    "epoch BIGINT, process STRING, event BIGINT, kind STRING, channel STRING, number BIGINT, "
-    "snapshot STRING, at TIMESTAMP"
-)
+_PLAIN = [
+    (field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type)
+    for field in SCHEMA
+    if field.name != "recorded"
+]
+ROWS = pa.schema([("epoch", pa.int64()), ("process", pa.string()), *_PLAIN])
 """The columns of ``eventlog.segments``, with the epoch and the process whose log a row is in."""
-_COLUMNS = ["event", "kind", "channel", "number", "snapshot", "at"]
-
-
 PATHS_SCHEMA = pa.schema(
     [
         ("snapshot", pa.string()),
@@ -62,20 +61,13 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for piece in batch.to_pylist():
-                for table in read_rows(Path(piece["path"]), [piece["row_group"]], _COLUMNS):
+                found = read_rows(Path(piece["path"]), [piece["row_group"]], ROWS.names[2:])
+                for table in found:
                     chosen = table if only is None else table.filter(only)
-                    ends = [
-                        pa.repeat(pa.scalar(piece["epoch"]), len(chosen)),
-                        pa.repeat(pa.scalar(piece["process"]), len(chosen)),
-                    ]
-                    plain = [
-                        column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-                        for column in chosen.columns
-                    ]
-                    names = ["epoch", "process", *chosen.column_names]
-                    yield from pa.table([*ends, *plain], names=names).to_batches()
+                    ends = [pa.repeat(piece[name], len(chosen)) for name in ("epoch", "process")]
+                    yield from pa.table([*ends, *chosen.columns], schema=ROWS).to_batches()
 
-    return pieces.mapInArrow(read, ROWS)
+    return pieces.mapInArrow(read, from_arrow_schema(ROWS))
 
 
 def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
