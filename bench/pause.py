@@ -215,10 +215,7 @@ async def measure(progress: Progress) -> dict[tuple[str, int], Pauses]:
 
 
 async def _measure_arm(
-    started: AbstractAsyncContextManager[Supervisor],
-    pauses: Pauses,
-    progress: Progress,
-    task: Any,
+    started: AbstractAsyncContextManager[Supervisor], pauses: Pauses, progress: Progress, task: Any
 ) -> None:
     with _shared_gaps() as gaps:
         async with started as running:
@@ -258,10 +255,7 @@ def report(seen: dict[tuple[str, int], Pauses], console: Console) -> dict[str, A
             "sync_p50_ms": median(pauses.pause_s) * 1000,
             "async_p50_ms": median(pauses.capture_s) * 1000,
         }
-        counts = {
-            "snapshot_count": len(pauses.pause_s),
-            "abandoned_count": pauses.abandoned_count,
-        }
+        counts = {"snapshot_count": len(pauses.pause_s), "abandoned_count": pauses.abandoned_count}
         figures[name] = counts | listed
         for index, clock in enumerate(("clock", "processor")):
             ms = {

@@ -85,10 +85,7 @@ async def measure_cost(
     arms = (0, *COST_MAX)
     task = progress.add_task(f"cost of snapshots, {reference}", total=round_count * len(arms))
     try:
-        async with (
-            shared_counts(process_count) as counts,
-            system(reference, emit=note) as running,
-        ):
+        async with shared_counts(process_count) as counts, system(reference, emit=note) as running:
             # Collecting and writing are part of the cost: they happen in this process.
             pids = [os.getpid(), *(child.pid for child in running.children.values())]
             measured = Running(pids, counts)

@@ -146,7 +146,6 @@ def report(figures: Figures, console: Console) -> dict[str, Any]:
 
 
 def _median_of(
-    times: list[tuple[float, events.SystemRunning]],
-    part: Callable[[events.SystemRunning], float],
+    times: list[tuple[float, events.SystemRunning]], part: Callable[[events.SystemRunning], float]
 ) -> float:
     return statistics.median(part(running) for _, running in times)

@@ -9,16 +9,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench.forward import stillframe
-from bench.measure import (
-    SHAPES,
-    TURN_S_MAX,
-    WARM_UP_S,
-    Contender,
-    Rate,
-    median,
-    ratios,
-    window,
-)
+from bench.measure import SHAPES, TURN_S_MAX, WARM_UP_S, Contender, Rate, median, ratios, window
 from bench.peers import contender, floor, grpc_aio, pyzmq
 from stillframe.errors import StillframeError
 

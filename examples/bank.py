@@ -90,8 +90,5 @@ class Auditor(Account):
 
 
 bank = Topology.mesh(
-    {
-        "P1": Auditor(),
-        **{f"P{number}": Account() for number in range(2, ACCOUNT_COUNT + 1)},
-    }
+    {"P1": Auditor(), **{f"P{number}": Account() for number in range(2, ACCOUNT_COUNT + 1)}}
 )

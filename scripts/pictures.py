@@ -35,10 +35,7 @@ def main() -> None:
         store, log = directory / "money", directory / "money.log"
         with (
             started(["run", BANK, "--log", str(log), "--store", str(store)]),
-            served(store) as (
-                link,
-                _,
-            ),
+            served(store) as (link, _),
         ):
             live(opened, link)
         snapshot = str(Store.open(store).entries()[-2].id)

@@ -30,8 +30,5 @@ class CalmAuditor(Auditor):
 
 
 bank = Topology.mesh(
-    {
-        "P1": CalmAuditor(),
-        **{f"P{number}": CalmAccount() for number in range(2, ACCOUNT_COUNT + 1)},
-    }
+    {"P1": CalmAuditor(), **{f"P{number}": CalmAccount() for number in range(2, ACCOUNT_COUNT + 1)}}
 )

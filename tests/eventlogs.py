@@ -54,10 +54,7 @@ def as_stream(path: Path) -> Path:
     span = pq.read_metadata(path).metadata[HEADER_KEY]
     schema = SCHEMA.with_metadata({HEADER_KEY: span})
     stream_path = path.with_suffix(".arrows")
-    with (
-        pa.OSFile(str(stream_path), "wb") as file,
-        pa.ipc.new_stream(file, schema) as stream,
-    ):
+    with pa.OSFile(str(stream_path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         for batch in table.to_batches(max_chunksize=20):
             stream.write_batch(batch)
     path.unlink()

@@ -25,14 +25,7 @@ from stillframe.errors import UsageError
 from stillframe.importer.jsonlines import read_json_lines
 from stillframe.model import Channel
 from stillframe.trace import Cut, Event, MessageId, Trace
-from tests.executions import (
-    LECTURE,
-    all_cuts,
-    consistent_by_force,
-    executions,
-    read,
-    trace_of,
-)
+from tests.executions import LECTURE, all_cuts, consistent_by_force, executions, read, trace_of
 
 REAL_RUN = Path(__file__).parents[2] / "shared" / "traces" / "EWD998ChanTrace.ndjson"
 TO_P2 = Channel("P1", "P2")

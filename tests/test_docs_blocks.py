@@ -80,7 +80,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     "docs/snapshot-view.md": {
         "console": [
             "tests/test_docs_snapshot_view.py::test_the_commands_of_the_page_write_what_it_says"
-        ],
+        ]
     },
     "docs/spark-cluster.md": {"python": [CLUSTER], "console": ["-", CLUSTER]},
     "docs/state.md": {

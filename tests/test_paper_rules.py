@@ -56,7 +56,7 @@ RULES: dict[str, Rules] = {
     "restore.py": {
         "a system may begin in the recorded state": (
             f"{CL}::test_a_system_that_begins_in_the_recorded_state_can_reach_the_same_end",
-        ),
+        )
     },
     "protocol/aligner.py": {
         "aligned": (

@@ -161,5 +161,5 @@ def test_every_exception_is_still_needed() -> None:
 def test_words_are_split_as_people_read_them() -> None:
     """Identifiers in any spelling are taken apart, so that none slips through."""
     assert words_of("lastNode WORKER_count backup_s HTTPLeader") == {
-        *("last", "node", "worker", "count", "backup", "s", "http", "leader"),
+        *("last", "node", "worker", "count", "backup", "s", "http", "leader")
     }

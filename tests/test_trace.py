@@ -48,10 +48,7 @@ def named(trace: Trace, label: str) -> Position:
             [Event("P1", sent=(FIRST,)), *[Event("P2", accepted=(FIRST,))] * 2],
             "event P2#2 accepts message P1->P2 #1, as P2#1 did before",
         ),
-        (
-            [Event("P1", sent=(FIRST, FIRST))],
-            "event P1#1 sends message P1->P2 #1 twice",
-        ),
+        ([Event("P1", sent=(FIRST, FIRST))], "event P1#1 sends message P1->P2 #1 twice"),
         (
             [Event("P1", sent=(FIRST,)), Event("P2", accepted=(FIRST, FIRST))],
             "event P2#1 accepts message P1->P2 #1 twice",

@@ -154,11 +154,7 @@ def test_every_command_has_an_example_and_json(call: Call, command: str) -> None
     ],
 )
 def test_wrong_input_is_named_and_nothing_is_made(
-    call: Call,
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    call: Call, arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot work ends with 2, says what is wrong in a sentence, and leaves no store."""
     monkeypatch.chdir(tmp_path)

@@ -300,10 +300,7 @@ class Follower:
         self._words = checkpoint.with_name("words").open("w+", encoding="utf-8")
         options = ("--checkpoint", str(checkpoint), "--json", *HERE)
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "stillframe", "spark", "follow", str(store)),
-                *options,
-            ],
+            [*(sys.executable, "-m", "stillframe", "spark", "follow", str(store)), *options],
             stdout=subprocess.PIPE,
             stderr=self._words,
             text=True,

@@ -27,10 +27,7 @@ from stillframe.analytics import audit, log_checks, log_events, log_verification
 from tests.cli.frames import frame, without_spark
 
 HERE = ("--master", "local[2]")
-MARKERS = [
-    Row(1, "recorded", snapshot="A-1"),
-    Row(1, "marker sent", ("A", "B"), snapshot="A-1"),
-]
+MARKERS = [Row(1, "recorded", snapshot="A-1"), Row(1, "marker sent", ("A", "B"), snapshot="A-1")]
 RIGHT = {
     "A": [Row(1, "sent", ("A", "B"), 1), *MARKERS, Row(2, "sent", ("A", "B"), 2)],
     "B": [

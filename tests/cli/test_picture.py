@@ -151,7 +151,7 @@ def test_a_script_is_drawn_as_the_trace_of_it_is(
     assert call("view", "own/x.run").exit_code == 0
     pictures = {path.read_text() for path in tmp_path.glob("**/*.svg")}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/*.svg")} == {
-        *("lecture.svg", "same.svg", "own/x.svg"),
+        *("lecture.svg", "same.svg", "own/x.svg")
     }
     assert pictures == {(ROOT / "docs" / "lecture.svg").read_text()}
 

@@ -378,11 +378,7 @@ def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
     ],
 )
 def test_wrong_arguments_say_what_is_right(
-    call: Call,
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    call: Call, arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 2 and a sentence; nothing is written."""
     monkeypatch.chdir(tmp_path)

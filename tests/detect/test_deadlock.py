@@ -120,10 +120,7 @@ NAMES = ("A", "B", "C")
 WAITS = st.dictionaries(
     st.sampled_from(NAMES),
     st.builds(
-        Waiting,
-        st.frozensets(st.sampled_from(NAMES), min_size=1),
-        st.booleans(),
-        st.just((Grant,)),
+        Waiting, st.frozensets(st.sampled_from(NAMES), min_size=1), st.booleans(), st.just((Grant,))
     ),
 )
 MESSAGES = st.lists(

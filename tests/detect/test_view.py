@@ -52,11 +52,7 @@ def book(*entries: str) -> Book:
 
 
 TOPOLOGY = Topology(
-    {
-        "A": Purse(),
-        "B": Joined(state=Book, accepts=Coin),
-        "C": Joined(state=Note),
-    },
+    {"A": Purse(), "B": Joined(state=Book, accepts=Coin), "C": Joined(state=Note)},
     [("A", "B"), ("B", "A")],
 )
 

@@ -81,9 +81,7 @@ def _draw_crawlers(chance: Random) -> Topology:
 def _draw_ring(chance: Random) -> Topology:
     count = chance.randint(2, 4)
     return token_ring.ring(
-        process_count=count,
-        faulty=chance.randint(1, count),
-        drops_at=chance.choice((0, 2, 3, 5)),
+        process_count=count, faulty=chance.randint(1, count), drops_at=chance.choice((0, 2, 3, 5))
     )
 
 

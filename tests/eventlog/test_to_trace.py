@@ -54,10 +54,7 @@ def test_messages_and_markers_come_after_they_were_sent(tmp_path: Path) -> None:
             Event("A"),
             Event("A", accepted=(MessageId(BA, 1),)),
         ),
-        "B": (
-            Event("B", accepted=(MessageId(AB, 1),)),
-            Event("B", sent=(MessageId(BA, 1),)),
-        ),
+        "B": (Event("B", accepted=(MessageId(AB, 1),)), Event("B", sent=(MessageId(BA, 1),))),
     }
     assert [step for step in trace.steps if isinstance(step, MarkerStep)] == [
         MarkerStep("A", ID, is_cut=True, targets=("B",), at=1.5),

@@ -42,12 +42,7 @@ class Logging:
         self.event_count = 0
         self.rows: list[Row] = []
         self.writer = Writer(
-            log,
-            "P1",
-            3,
-            received=self.received,
-            sent=self.sent,
-            on_error=self.troubles.append,
+            log, "P1", 3, received=self.received, sent=self.sent, on_error=self.troubles.append
         )
 
     def act(self, source: str | None, targets: list[str]) -> None:
@@ -117,10 +112,7 @@ CHUNKS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(
-    chunks=CHUNKS,
-    row_count=st.integers(1, 9),
-    group_count=st.integers(1, 5),
-    is_wide=st.booleans(),
+    chunks=CHUNKS, row_count=st.integers(1, 9), group_count=st.integers(1, 5), is_wide=st.booleans()
 )
 def test_the_files_hold_what_was_noted(
     chunks: list[tuple[list[Any], bool]], row_count: int, group_count: int, is_wide: bool

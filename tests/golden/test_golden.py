@@ -191,8 +191,7 @@ def started(root: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "epoch", "begins"),
-    [("restore store B-3", 4, "B-3"), ("resume store", 4, "A-10")],
+    ("command", "epoch", "begins"), [("restore store B-3", 4, "B-3"), ("resume store", 4, "A-10")]
 )
 def test_a_system_goes_on(own: Path, command: str, epoch: int, begins: str) -> None:
     """It is started from a recorded snapshot, runs, and has all the money at its end."""

@@ -165,10 +165,7 @@ SYSTEM_CUT = SystemCut(
 )
 
 FRAMES: dict[str, tuple[Any, bytes | bytearray]] = {
-    "hello to a process": (
-        handshake.Hello("P1", "P2", 3, HASH, b"0123456789abcdef"),
-        b"",
-    ),
+    "hello to a process": (handshake.Hello("P1", "P2", 3, HASH, b"0123456789abcdef"), b""),
     "hello to the coordinator": (handshake.Hello("P1", None, 0, HASH, b"0123456789abcdef"), b""),
     "challenge": (handshake.Challenge(b"0123456789abcdef", b"a proof"), b""),
     "proof": (handshake.Proof(b"a proof"), b""),

@@ -87,20 +87,14 @@ def test_what_was_never_received_is_in_transit() -> None:
     ("events", "sentence"),
     [
         (
-            [
-                ClockedEvent(1, "a", {"a": 1}, ""),
-                receive(2, "b", {"b": 1, "a": 1}, "a", "x"),
-            ],
+            [ClockedEvent(1, "a", {"a": 1}, ""), receive(2, "b", {"b": 1, "a": 1}, "a", "x")],
             (
                 "log, line 2, host 'b': by its clock it receives what event 1 of host 'a' (line 1) "
                 "sent, but that event sends nothing to it"
             ),
         ),
         (
-            [
-                send(1, "a", {"a": 1}, "b", "x"),
-                ClockedEvent(2, "b", {"b": 1, "a": 1}, ""),
-            ],
+            [send(1, "a", {"a": 1}, "b", "x"), ClockedEvent(2, "b", {"b": 1, "a": 1}, "")],
             (
                 "log, line 2, host 'b': the clock learned of event 1 of host 'a' (line 1), but no "
                 "message is said to have come in here"

@@ -102,9 +102,7 @@ def has_terminated(view: CutView) -> bool:
     )
 
 
-def test_the_termination_run_had_terminated_in_68_of_its_27650_cuts(
-    termination: Execution,
-) -> None:
+def test_the_termination_run_had_terminated_in_68_of_its_27650_cuts(termination: Execution) -> None:
     """As is known of this run; and whatever the order was, it did terminate."""
     assert count_consistent_cuts(termination.trace) == 27_650
     assert sum(1 for _ in cuts_where(termination.trace, has_terminated)) == 68

@@ -28,9 +28,7 @@ PIECES = st.sampled_from(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.lists(PIECES, max_size=12).map(b"".join))
 def test_nothing_but_a_sentence_comes_of_nonsense(
-    tmp_path: Path,
-    read: Callable[[Path], object],
-    content: bytes,
+    tmp_path: Path, read: Callable[[Path], object], content: bytes
 ) -> None:
     """No reader fails in another way than by an error of ours."""
     path = tmp_path / "log"

@@ -88,10 +88,7 @@ def test_split_and_merge_back(tmp_path: Path) -> None:
     merged = run("two", store, come_back, may_migrate=True)
     assert {
         name: money(snapshot, "two") for name, snapshot in taken.items() if name[0] in "tm"
-    } == {
-        "two": shards.TOTAL,
-        "merged": shards.TOTAL,
-    }
+    } == {"two": shards.TOTAL, "merged": shards.TOTAL}
     for name in ("four", "later", "four again"):
         assert money(taken[name], "four") == shards.TOTAL
     (changed,) = split.of(events.CodeChanged)

@@ -60,9 +60,7 @@ def test_every_live_snapshot_can_be_restored_after_trimming(tmp_path: Path) -> N
         assert money_now(pipeline) == TOTAL
 
 
-def test_the_snapshot_from_which_the_epoch_began_goes_once_there_is_another(
-    tmp_path: Path,
-) -> None:
+def test_the_snapshot_from_which_the_epoch_began_goes_once_there_is_another(tmp_path: Path) -> None:
     """Without one of this epoch that stays there would be nothing to go back to."""
     pipeline = line(tmp_path / "run")
     leave_behind(pipeline, 1)

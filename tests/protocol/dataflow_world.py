@@ -243,9 +243,7 @@ class Steps:
         status = world.statuses[who]
         part = Part(status.positions, tuple(barriers), status.read, status.sent_count)
         return _with(
-            world._replace(logs=tuple(logs)),
-            who,
-            status._replace(unhanded=(snapshot, part)),
+            world._replace(logs=tuple(logs)), who, status._replace(unhanded=(snapshot, part))
         )
 
     def _handed_in(self, world: World, who: int, snapshot: int, part: Part) -> World:

@@ -66,10 +66,7 @@ def compare_part(
     if part.cut is not None:
         behind = range(part.cut + 1, part.cut + 1 + len(targets))
         assert [index for index, _ in part.markers_sent] == list(behind)
-    fragment, progress = (
-        system.fragments.get((snapshot, process)),
-        recorder.progress(snapshot),
-    )
+    fragment, progress = (system.fragments.get((snapshot, process)), recorder.progress(snapshot))
     assert (fragment is not None) == part.is_whole
     assert (progress is not None) == (expected_phase(part) is Phase.RECORDING)
     recorded = fragment or progress

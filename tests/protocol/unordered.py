@@ -194,10 +194,7 @@ def cut_indexes(log: list[Event], snapshot: SnapshotId) -> dict[ProcessId, int]:
     cuts: dict[ProcessId, int] = {}
     red: set[tuple[Channel | None, int]] = set()
     for index, event in enumerate(log):
-        hears = event.snapshot == snapshot and event.what in (
-            What.INITIATED,
-            What.MARKER_RECEIVED,
-        )
+        hears = event.snapshot == snapshot and event.what in (What.INITIATED, What.MARKER_RECEIVED)
         if hears or (event.what is What.RECEIVED and (event.channel, event.number) in red):
             cuts.setdefault(event.process, index)
         if event.what is What.SENT and event.process in cuts:

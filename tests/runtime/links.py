@@ -118,10 +118,7 @@ class TcpPair:
     """Two hosts in one event loop, linked over TCP, or over TLS with `certificates`."""
 
     def __init__(
-        self,
-        topology: Topology,
-        marker_wait_s: float = 0.0,
-        certificates: str | None = None,
+        self, topology: Topology, marker_wait_s: float = 0.0, certificates: str | None = None
     ) -> None:
         self._marker_wait_s = marker_wait_s
         self._certificates = certificates

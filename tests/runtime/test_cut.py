@@ -91,10 +91,7 @@ def test_who_acts_at_its_cut_is_named(tmp_path: Path, kind: type[Counter], sente
     topology = Topology({"A": Counter(), "B": kind()}, [("A", "B"), ("B", "A")])
 
     async def main() -> None:
-        async with (
-            asyncio.timeout(30),
-            LocalSystem(topology, tmp_path, may_fail=True) as system,
-        ):
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path, may_fail=True) as system:
             _ = system.coordinator.begin("A")
             await system.until(lambda: bool(system.failures))
             assert "process B: on_cut()" in str(system.failures[0])

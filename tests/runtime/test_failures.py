@@ -47,10 +47,7 @@ def fail(topology: Topology, directory: Path) -> StillframeError:
     """Run a system of which one process must fail, and return its error."""
 
     async def main() -> StillframeError:
-        async with (
-            asyncio.timeout(30),
-            LocalSystem(topology, directory, may_fail=True) as system,
-        ):
+        async with asyncio.timeout(30), LocalSystem(topology, directory, may_fail=True) as system:
             await system.until(lambda: bool(system.failures))
             return system.failures[0]
 
@@ -318,10 +315,7 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
     topology = Topology({"A": Taker(), "B": Taker()}, [])
 
     async def main() -> None:
-        async with (
-            asyncio.timeout(30),
-            LocalSystem(topology, tmp_path, may_fail=True) as system,
-        ):
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path, may_fail=True) as system:
             system.coordinator.membership.send("A", control.StatusRequest(1, ()))
             await system.until(lambda: bool(system.failures))
             [failure] = system.failures

@@ -27,10 +27,7 @@ def test_a_child_that_returns_is_ended_and_the_system_goes_on(
 
     async def main() -> None:
         watch, store = Watch(), new_store(tmp_path, name)
-        async with (
-            asyncio.timeout(60),
-            Supervisor(program(name), store, emit=watch.emit) as system,
-        ):
+        async with asyncio.timeout(60), Supervisor(program(name), store, emit=watch.emit) as system:
             while hits(taken := await take(system)) < 20:
                 pass
             assert sum(state.sent_count for state in taken.state.channels) == hits(taken) + 1

@@ -362,11 +362,7 @@ def test_a_generator_of_numpy_is_seen_where_numpy_has_no_threads() -> None:
     )
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout == "it made a generator of random numbers\n"
 

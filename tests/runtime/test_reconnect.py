@@ -5,14 +5,7 @@ import secrets
 
 from stillframe import Topology
 from stillframe.protocol import wire
-from stillframe.protocol.handshake import (
-    NONCE_BYTES,
-    Challenge,
-    Hello,
-    Listener,
-    Proof,
-    Welcome,
-)
+from stillframe.protocol.handshake import NONCE_BYTES, Challenge, Hello, Listener, Proof, Welcome
 from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.process.link import keep_connected
 from tests.runtime.conformance import Call, Caller

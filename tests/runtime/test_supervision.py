@@ -122,11 +122,7 @@ def test_a_death_after_going_back_does_not_return_to_what_was_left(tmp_path: Pat
                 "ValueError: seven is too much"
             ),
         ),
-        (
-            "raising_at_start",
-            "A",
-            "process A: start() raised LookupError: nowhere to begin",
-        ),
+        ("raising_at_start", "A", "process A: start() raised LookupError: nowhere to begin"),
     ],
 )
 def test_a_program_that_keeps_failing_is_given_up_with_the_cause(

@@ -178,10 +178,7 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
 @pytest.mark.slow
 @pytest.mark.parametrize("version", OTHERS)
 def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    version: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], version: int
 ) -> None:
     """Should it listen in the place of the dead one after all, the handshake keeps both apart: it
     hears of each process why, and each process ends and says why."""

@@ -172,10 +172,7 @@ class ReasonsExchanged(Assembler):
     """What passed its deadline is said to have ended by a death, and the other way around."""
 
     def abandon(self, snapshot: SnapshotId, reason: Reason, detail: str = "") -> Abandoned | None:
-        exchanged = {
-            Reason.DEADLINE: Reason.PROCESS_DIED,
-            Reason.PROCESS_DIED: Reason.DEADLINE,
-        }
+        exchanged = {Reason.DEADLINE: Reason.PROCESS_DIED, Reason.PROCESS_DIED: Reason.DEADLINE}
         return super().abandon(snapshot, exchanged.get(reason, reason), detail)
 
 

@@ -13,14 +13,7 @@ import msgspec
 from stillframe.model import Batch, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.protocol import lai_yang
 from stillframe.protocol.lai_yang import Colour, CountingMarker, LaiYangRecorder
-from stillframe.protocol.recorder import (
-    Effect,
-    Phase,
-    Recorded,
-    Recorder,
-    Recording,
-    SendMarker,
-)
+from stillframe.protocol.recorder import Effect, Phase, Recorded, Recorder, Recording, SendMarker
 
 # --- markers
 

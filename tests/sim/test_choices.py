@@ -48,10 +48,7 @@ def test_every_choice_is_read_as_it_was_written(choice: choices.Choice) -> None:
         ("P1 does pay", choices.Act("P1", "pay")),
         ("deliver P1->P2", choices.Deliver((Channel("P1", "P2"),))),
         ("deliver P1->P2 at 3", choices.Deliver((Channel("P1", "P2"),), 3)),
-        (
-            "deliver P1->P3,P2->P3",
-            choices.Deliver((Channel("P1", "P3"), Channel("P2", "P3"))),
-        ),
+        ("deliver P1->P3,P2->P3", choices.Deliver((Channel("P1", "P3"), Channel("P2", "P3")))),
         ("P1 initiates P1-1", choices.Initiate("P1", SnapshotId("P1", 1))),
         ("P1 hears that P1-1 is over", choices.DeliverNotice("P1", SnapshotId("P1", 1))),
         ("expire", choices.Expire()),

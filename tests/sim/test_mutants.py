@@ -250,12 +250,7 @@ def test_a_marker_behind_its_place_is_seen_though_the_snapshot_is_right() -> Non
 @pytest.mark.nightly(part="simulator")
 @pytest.mark.parametrize(
     "recorder",
-    [
-        mutants.ColourUnmet,
-        mutants.ColourUnsent,
-        mutants.ColourAtMarker,
-        mutants.ColourRedRecorded,
-    ],
+    [mutants.ColourUnmet, mutants.ColourUnsent, mutants.ColourAtMarker, mutants.ColourRedRecorded],
 )
 def test_where_order_is_kept_colours_are_not_needed(recorder: type[LaiYangRecorder]) -> None:
     """These mutants are equivalent on channels that keep order: the marker comes before anything
@@ -292,9 +287,7 @@ def test_a_broken_promise_of_the_liveness_phase_is_not_cut_down() -> None:
 # --- every interleaving
 
 PAIR = SmallSystem(
-    topology=pair(),
-    acts={"P1": ("pay",), "P2": ("pay",)},
-    initiations=(choices.Initiate("P1", S),),
+    topology=pair(), acts={"P1": ("pay",), "P2": ("pay",)}, initiations=(choices.Initiate("P1", S),)
 )
 TRIANGLE = SmallSystem(
     topology=Topology(

@@ -211,9 +211,7 @@ def test_broken_rules_end_the_story() -> None:
     """With what was wrong."""
     world = World(pair(), network=Lossy)
     lines = told(
-        world,
-        Narrator(world),
-        *("P1 does pay", "P1 does pay", "lose P1->P2", "deliver P1->P2"),
+        world, Narrator(world), *("P1 does pay", "P1 does pay", "lose P1->P2", "deliver P1->P2")
     )
     assert lines[-1] == (
         "the rules are broken, and the run ends: channel P1->P2: message 1 should come next, but 2 "

@@ -110,10 +110,7 @@ def test_two_initiators_record_different_channels() -> None:
     """The message of A is in the channel for P2-2, and not yet sent for P1-1."""
     run = played(INCLUDED / "two-initiators.run")
     assert holds(run.world, "P1-1") == ({"P1": [], "P2": []}, {"P1->P2": [], "P2->P1": []})
-    assert holds(run.world, "P2-2") == (
-        {"P1": ["A"], "P2": []},
-        {"P1->P2": ["A>C"], "P2->P1": []},
-    )
+    assert holds(run.world, "P2-2") == ({"P1": ["A"], "P2": []}, {"P1->P2": ["A>C"], "P2->P1": []})
 
 
 @pytest.mark.parametrize(

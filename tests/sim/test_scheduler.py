@@ -24,12 +24,7 @@ from stillframe.sim.systems import Account, pair, random_system
 from stillframe.sim.world import World
 from stillframe.topology import Topology
 
-ALL = Faults(
-    crash_per_s=10.0,
-    break_per_s=40.0,
-    partition_per_s=10.0,
-    double_per_s=40.0,
-)
+ALL = Faults(crash_per_s=10.0, break_per_s=40.0, partition_per_s=10.0, double_per_s=40.0)
 
 
 class Ball(Message):

@@ -95,7 +95,7 @@ def test_the_lecture_example_from_python_gives_the_lecture_result() -> None:
     done, channels = holds(world, "P1-1")
     assert done == {"P1": ["A", "B"], "P2": ["F", "G", "H"], "P3": ["I"]}
     assert {name for name, messages in channels.items() if not messages} == {
-        *("P1->P2", "P1->P3", "P2->P3", "P3->P1", "P3->P2"),
+        *("P1->P2", "P1->P3", "P2->P3", "P3->P1", "P3->P2")
     }
     assert channels["P2->P1"] == ["H>D"]
     assert len(channels) == 6
@@ -116,13 +116,7 @@ def test_a_channel_keeps_order_although_delays_would_reverse_it() -> None:
     topology = scripted_topology(parse_script(script))
     actions = [act(0, "P1", "A"), act(1, "P1", "B"), act(2, "P1", "C")]
     timed_run.play(topology, actions, [9, 2, 8], tick=tick)
-    assert ticks_of == {
-        0: ["P1 A"],
-        1: ["P1 B"],
-        2: ["P1 C"],
-        9: ["P2 X", "P2 Y"],
-        10: ["P2 Z"],
-    }
+    assert ticks_of == {0: ["P1 A"], 1: ["P1 B"], 2: ["P1 C"], 9: ["P2 X", "P2 Y"], 10: ["P2 Z"]}
 
 
 def test_deliveries_come_before_actions_in_a_tick() -> None:

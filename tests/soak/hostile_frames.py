@@ -269,10 +269,7 @@ def coordinator_of(trial: Trial) -> Coordinator:
         cast(Store, QuietStore(trial)),
         CoordinatorConfig(timeout_s=30.0),
         EpochStart(
-            emit=lambda event: None,
-            departed=lambda process, failure: None,
-            epoch=1,
-            secret=SECRET,
+            emit=lambda event: None, departed=lambda process, failure: None, epoch=1, secret=SECRET
         ),
         check=check,
     )

@@ -222,10 +222,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stillframe-soak-") as directory:
         run, wrong = soak(
-            seed,
-            kill_count=options.kills,
-            return_count=options.returns,
-            directory=Path(directory),
+            seed, kill_count=options.kills, return_count=options.returns, directory=Path(directory)
         )
     for what, count in sorted(run.done.items()):
         print(f"{what:40} {count:>8,}")

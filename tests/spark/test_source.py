@@ -55,12 +55,7 @@ def joined(root: Path) -> None:
         channels=[channel(f"{name}s", SCHEMA, source=name, targets=["both"]) for name in feeds],
     )
     request = Request(
-        snapshot=NEW,
-        epoch=1,
-        mode=Mode.ALIGNED,
-        name=None,
-        initiated_at=0.0,
-        deadline_at=1e12,
+        snapshot=NEW, epoch=1, mode=Mode.ALIGNED, name=None, initiated_at=0.0, deadline_at=1e12
     )
     fragment_path(root, NEW, "both").parent.mkdir(parents=True)
     replace_durably(request_path(root, NEW) / REQUEST, seal(request))

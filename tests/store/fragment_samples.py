@@ -23,11 +23,7 @@ def fragment_of(snapshot: Snapshot, process: ProcessId) -> Fragment:
 
 @contextlib.contextmanager
 def writer(
-    directory: Path,
-    process: ProcessId,
-    *,
-    epoch: int = 1,
-    topology: FragmentTopology = TOPOLOGY,
+    directory: Path, process: ProcessId, *, epoch: int = 1, topology: FragmentTopology = TOPOLOGY
 ) -> Iterator[FragmentWriter]:
     """Have a writer for a while."""
     yield FragmentWriter(directory, FragmentSource(process, epoch, "run", None), topology)

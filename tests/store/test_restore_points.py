@@ -14,9 +14,7 @@ from tests.store.samples import DESCRIPTION, snapshot_of
 def publish(store: Store, number: int, initiated_at: float, completed_at: float) -> SnapshotId:
     """Publish a snapshot that was under way from one time to another."""
     taken = msgspec.structs.replace(
-        snapshot_of(number, epoch=store.epoch),
-        initiated_at=initiated_at,
-        completed_at=completed_at,
+        snapshot_of(number, epoch=store.epoch), initiated_at=initiated_at, completed_at=completed_at
     )
     return store.publish(taken).id
 

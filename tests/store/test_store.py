@@ -14,14 +14,7 @@ from stillframe.store.manifest import Entry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.conformance import check_store
-from tests.store.samples import (
-    DESCRIPTION,
-    Account,
-    Transfer,
-    global_state,
-    publish,
-    snapshot_of,
-)
+from tests.store.samples import DESCRIPTION, Account, Transfer, global_state, publish, snapshot_of
 
 ID = SnapshotId("A", 1)
 

@@ -12,13 +12,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from stillframe.watch.access_control import (
-    COOKIE,
-    POLICY,
-    AccessControl,
-    is_allowed,
-    socket_owner,
-)
+from stillframe.watch.access_control import COOKIE, POLICY, AccessControl, is_allowed, socket_owner
 from tests.watch.servers import a_server, ask
 from tests.watch.test_server import store
 

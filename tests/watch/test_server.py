@@ -228,10 +228,7 @@ def test_what_cannot_be_served_says_what_to_do(store: Path, tmp_path: Path) -> N
 
 def test_a_system_is_followed_while_it_runs(tmp_path: Path) -> None:
     """News of it, of its snapshots and their markers; a snapshot is taken on a wish."""
-    with (
-        a_system(tmp_path, "--every", "never"),
-        page_of(tmp_path / "store") as link,
-    ):
+    with a_system(tmp_path, "--every", "never"), page_of(tmp_path / "store") as link:
         told = json.loads(ask(link, "/api/action", TriggerSnapshot("P2", "kept"))[2])
         assert told == {
             "is_done": True,

@@ -20,13 +20,7 @@ from stillframe.analytics import verified_parquet
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.store.manifest import (
-    CHANNELS,
-    MESSAGES,
-    PROCESSES,
-    keyed_file,
-    links_of,
-)
+from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
 from stillframe.store.tables import ARROW_TYPES, KeyedTable, keyed_tables, merged_columns
 from stillframe.topology import Description
 
@@ -235,10 +229,7 @@ def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
 
 
 def align_schema(
-    rows: DataFrame,
-    table: str,
-    own: Iterable[fields.Column],
-    wanted: Iterable[fields.Column],
+    rows: DataFrame, table: str, own: Iterable[fields.Column], wanted: Iterable[fields.Column]
 ) -> DataFrame:
     """Return the rows of a table, whose fields are in the columns `own`, with those `wanted`; of
     another kind is a column where several classes meet."""

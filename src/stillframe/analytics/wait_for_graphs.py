@@ -49,10 +49,7 @@ _TASKS_PER_CORE = 4
 
 
 def deadlocks(
-    waits: DataFrame,
-    *,
-    wait_count_max: int = WAIT_COUNT_MAX,
-    known_count_max: int | None = None,
+    waits: DataFrame, *, wait_count_max: int = WAIT_COUNT_MAX, known_count_max: int | None = None
 ) -> DataFrame:
     """Return a row (`DEADLOCKS_SCHEMA`) for each snapshot in which processes are deadlocked.
 

@@ -128,8 +128,7 @@ class ViewOptions:
         "show this one.  [default: the only snapshot, if there is no --cut; of a store the newest]",
     )
     compare: str | None = option(
-        "SNAPSHOT",
-        "Of a store or pipeline: compare the snapshot with this earlier one.",
+        "SNAPSHOT", "Of a store or pipeline: compare the snapshot with this earlier one."
     )
     log: Path | None = event_log_option(
         "Directory of the event log: draw the true events around the cut."

@@ -110,10 +110,7 @@ def restore(
     """Go back to a snapshot, by default the last: live if the system is running (the options of
     its start stay), else by starting it again with these options."""
     config = SystemConfig.of(
-        *(snapshots, traces, placement),
-        keep_count=keep,
-        pipeline=pipeline,
-        may_migrate=migrate,
+        *(snapshots, traces, placement), keep_count=keep, pipeline=pipeline, may_migrate=migrate
     )
     if dry_run:
         _foretell(path, name, pipeline)

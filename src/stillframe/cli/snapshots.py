@@ -24,13 +24,7 @@ from stillframe.cli.command import Commands, argument, conclude, end_with_no, fl
 from stillframe.cli.options import CLASSES, INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
 from stillframe.detect import predicate
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
-from stillframe.model import (
-    ChannelState,
-    GlobalState,
-    ProcessId,
-    Snapshot,
-    SnapshotId,
-)
+from stillframe.model import ChannelState, GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import UnderWay
 from stillframe.runtime.supervisor import admin_socket

@@ -24,12 +24,7 @@ import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged
 from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_of, segment_path
-from stillframe.eventlog.row_encoder import (
-    STEP_ROW,
-    ChannelCounts,
-    RowEncoder,
-    StepRow,
-)
+from stillframe.eventlog.row_encoder import STEP_ROW, ChannelCounts, RowEncoder, StepRow
 from stillframe.eventlog.segments import (
     DICTIONARIES,
     ROW_GROUP_COUNT,

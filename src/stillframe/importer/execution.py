@@ -152,11 +152,7 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def build(
-    events: Iterable[ClockedEvent],
-    *,
-    where: str,
-    label: str = "",
-    progress: Progress = no_progress,
+    events: Iterable[ClockedEvent], *, where: str, label: str = "", progress: Progress = no_progress
 ) -> Execution:
     """Check the clocks of one execution, which the log calls `label`, and make a trace of it.
     Errors call the log `where`; `progress` is called with the number of checked events.

@@ -18,15 +18,7 @@ from stillframe.diagram.text_metrics import count
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Channel, ProcessId, ProcessState, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
-from stillframe.pages.values import (
-    Budget,
-    plain,
-    printable,
-    show,
-    show_fields,
-    show_pair,
-    text_of,
-)
+from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
 from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots

@@ -16,11 +16,7 @@ from stillframe.errors import Damaged, NotConsistent, StillframeError
 from stillframe.pipeline import pending_snapshot
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
-from stillframe.pipeline.participant_logs import (
-    QueryParticipant,
-    ServiceLogs,
-    reported_positions,
-)
+from stillframe.pipeline.participant_logs import QueryParticipant, ServiceLogs, reported_positions
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.store.layout import explain_io_errors

@@ -72,10 +72,7 @@ TRANSITIONS: dict[Phase, dict[Stimulus, Phase]] = {
         Stimulus.LAST_MARKER: Phase.RECORDED,
         Stimulus.ABANDON: Phase.ABANDONED,
     },
-    Phase.RECORDED: {
-        Stimulus.INITIATE: Phase.RECORDED,
-        Stimulus.ABANDON: Phase.RECORDED,
-    },
+    Phase.RECORDED: {Stimulus.INITIATE: Phase.RECORDED, Stimulus.ABANDON: Phase.RECORDED},
     Phase.ABANDONED: {
         Stimulus.INITIATE: Phase.ABANDONED,
         Stimulus.MARKER: Phase.ABANDONED,

@@ -84,11 +84,7 @@ def register(spark: SparkSession, *others: type[DataSource]) -> None:
 
 
 def read_channels(
-    spark: SparkSession,
-    pipeline: Pipeline,
-    query: str,
-    *channels: str,
-    rows_max: int | None = None,
+    spark: SparkSession, pipeline: Pipeline, query: str, *channels: str, rows_max: int | None = None
 ) -> DataFrame:
     """Return the records of one or several channels as a streaming DataFrame for `query`.
 

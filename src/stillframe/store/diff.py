@@ -56,9 +56,7 @@ def diff_snapshots(store: StoreReader, before: SnapshotId, after: SnapshotId) ->
     one, other = (store.load(snapshot).state for snapshot in (before, after))
     keyed = _keyed_fields(store, (before, after))
     return SnapshotDiff(
-        tuple(_field_differences(one, other, keyed)),
-        tuple(_channel_differences(one, other)),
-        keyed,
+        tuple(_field_differences(one, other, keyed)), tuple(_channel_differences(one, other)), keyed
     )
 
 

@@ -63,9 +63,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "stillframe.moved_s": "By how much its times were shifted, because its clock differs from "
         "the coordinator's; left out if they were not.",
     },
-    MARKER: {
-        "stillframe.source": "The process at the other end of the channel on which it came.",
-    },
+    MARKER: {"stillframe.source": "The process at the other end of the channel on which it came."},
 }
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 
@@ -168,10 +166,7 @@ class SpanFactory(IdGenerator, SpanProcessor):
         self._trace_id = _hashed_id(seed, TRACE_ID_BYTES)
         self._span_id = _hashed_id(f"{seed} {ROOT}", SPAN_ID_BYTES)
         root = self._tracer.start_span(
-            ROOT,
-            Context(),
-            attributes=ended.attributes(),
-            start_time=_ns(timeline.initiated_at),
+            ROOT, Context(), attributes=ended.attributes(), start_time=_ns(timeline.initiated_at)
         )
         for process, complete_at in timeline.fragment_at.items():
             self._span_id = _hashed_id(f"{seed} {FRAGMENT} {process}", SPAN_ID_BYTES)

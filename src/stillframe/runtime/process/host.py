@@ -23,14 +23,7 @@ from stillframe.errors import ApplicationError, StillframeError, UsageError, des
 from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.process import Message, Process
 from stillframe.protocol import wire
-from stillframe.protocol.recorder import (
-    Effect,
-    NotRecorded,
-    Phase,
-    Recorded,
-    Recorder,
-    SendMarker,
-)
+from stillframe.protocol.recorder import Effect, NotRecorded, Phase, Recorded, Recorder, SendMarker
 from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.process.endpoints import (
