@@ -68,6 +68,20 @@ def test_only_what_the_pinned_version_refers_to_is_linked(
     assert not (pinned / "8.changelog").exists()
 
 
+@pytest.mark.parametrize("position", ["7.5", '"7"', "null", "[]"])
+def test_an_offset_of_a_channel_that_is_no_whole_number_is_damage(
+    tmp_path: Path, position: str
+) -> None:
+    """Rounded or left out, the query would seem to have read other records than it did."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=0, done=0)
+    plan = path / "offsets" / "0"
+    plan.write_text(f'v1\n{{}}\n{{"topic": {{"0": 5}}}}\n{{"stillframe": {{"in": {position}}}}}')
+    with pytest.raises(Damaged, match="is no offset of a channel: Expected `int`"):
+        checkpoint.last_committed(path)
+    plan.write_text('v1\n{}\n{"topic": {"0": 5}}\n-\n{"stillframe": {"in": 7}}')
+    assert checkpoint.last_committed(path) == checkpoint.Committed(0, {"in": 7})
+
+
 def test_what_spark_is_still_writing_is_not_linked(tmp_path: Path) -> None:
     """Neither the file nor its checksum: both change, or go, after the snapshot was published."""
     path = make_checkpoint(tmp_path / "checkpoint", planned=8, done=8)

@@ -54,7 +54,7 @@ _LINK_ATTEMPT_COUNT = 5
 
 
 class _Offset(msgspec.Struct):
-    stillframe: dict[str, int]
+    stillframe: msgspec.Raw
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -223,9 +223,13 @@ def offset_of(positions: Mapping[str, int]) -> dict[str, dict[str, int]]:
 def _positions_of(line: str) -> dict[str, int]:
     """Return the positions in a source's line; none if the source is not ours."""
     try:
-        return msgspec.json.decode(line, type=_Offset).stillframe
+        ours = msgspec.json.decode(line, type=_Offset).stillframe
     except DECODING_ERRORS:
         return {}
+    try:
+        return msgspec.json.decode(ours, type=dict[str, int])
+    except DECODING_ERRORS as error:
+        raise Damaged(f"{line[:200]!r} is no offset of a channel: {error}") from error
 
 
 def _offset_lines(path: Path) -> list[str]:
