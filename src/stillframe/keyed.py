@@ -190,5 +190,8 @@ class KeyedCut(Generic[Key, Value]):
 
 def _once_each(changes: list[KeySet[Key]]) -> Iterator[Key]:
     for index, keys in enumerate(changes):
+        if not index:
+            yield from keys  # nearly always there is one; no call for each of its keys
+            continue
         earlier = changes[:index]
         yield from (key for key in keys if not any(key in others for others in earlier))

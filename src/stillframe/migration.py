@@ -436,7 +436,7 @@ class _Conversion:
         accepts = self._topology.accepts[channel.target]
         accepted = set(map(_tag, accepts))
         decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
-        refused: dict[str, list[str]] = {}
+        refused: dict[str, tuple[str, int]] = {}
 
         def convert(raw: bytes, number: int) -> bytes:
             kind = _kind(raw)
@@ -448,7 +448,8 @@ class _Conversion:
                 decoder.decode(converted)
             except (Misfit, *DECODING_ERRORS) as error:
                 where = f"message {number} on channel {channel} ({kind}): {error}"
-                refused.setdefault(kind, []).append(where)
+                first, count = refused.get(kind, (where, 0))
+                refused[kind] = (first, count + 1)
                 return raw
             return converted
 
@@ -456,8 +457,8 @@ class _Conversion:
             Batch.of(b.first, [convert(raw, b.first + i) for i, raw in enumerate(_messages(b))])
             for b in batches
         )
-        for first, *others in refused.values():
-            more = f" (and {len(others)} more of that class there)" if others else ""
+        for first, count in refused.values():
+            more = f" (and {count - 1} more of that class there)" if count > 1 else ""
             self.refusals.append(first + more)
         return converted
 

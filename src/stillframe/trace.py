@@ -267,13 +267,18 @@ class Trace:
     def closure(self, cut: Cut) -> Cut:
         """Return the smallest consistent cut that has all events of `cut`."""
         counts = list(cut)
-        # Each sender is met after those that accept from it, so one way back is enough.
-        for position, event in reversed(list(self.positions())):
-            if position.index <= counts[self.index_of[position.process]]:
-                for message in event.accepted:
-                    sender = self._sent_in[message]
-                    source = self.index_of[sender.process]
-                    counts[source] = max(counts[source], sender.index)
+        looked_at = [0] * len(counts)
+        frontier = [index for index, count in enumerate(counts) if count]
+        while frontier:
+            index = frontier.pop()
+            new = self.lines[self.processes[index]][looked_at[index] : counts[index]]
+            looked_at[index] = counts[index]
+            for message in (message for event in new for message in event.accepted):
+                sender = self._sent_in[message]
+                source = self.index_of[sender.process]
+                if sender.index > counts[source]:
+                    counts[source] = sender.index
+                    frontier.append(source)
         return tuple(counts)
 
     def clock(self, position: Position) -> Cut:

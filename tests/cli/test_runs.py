@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.eventlog.to_trace import read_trace
-from stillframe.runtime.run_file import find_stale
+from stillframe.runtime.run_file import read_run_file
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -93,7 +93,7 @@ def test_a_command_that_says_that_it_supervises_can_be_told_to_stop(
     system.until("this command supervises the system of")
     code, _, err = system.end(signal.SIGTERM)
     assert code == 0, err
-    assert find_stale(path) is None
+    assert read_run_file(path) is None
 
 
 def test_a_slow_import_is_waited_for_in_words(start: Start, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from stillframe.errors import StillframeError, StoreError, Unavailable, UsageErr
 from stillframe.runtime import events
 from stillframe.runtime.network.addresses import LOOPBACK, Address
 from stillframe.runtime.os_process import is_alive
-from stillframe.runtime.run_file import find_stale
+from stillframe.runtime.run_file import read_run_file
 from stillframe.runtime.supervisor import recovery
 from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.recovery import check_placement
@@ -55,11 +55,11 @@ def test_a_supervisor_that_cannot_begin_leaves_what_it_found(
             await fails("process 1 does not end", takes_over=False)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
             assert watch.of(events.SupervisorReplaced)
-            left = find_stale(tmp_path / "store")
+            left = read_run_file(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
             await take(system)
-        assert find_stale(tmp_path / "store") is None
+        assert read_run_file(tmp_path / "store") is None
 
     asyncio.run(main())
 
@@ -70,7 +70,7 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = find_stale(tmp_path / "store")
+        left = read_run_file(tmp_path / "store")
         assert left is not None
         port = 1 + left.coordinator.port % 65535
         for site, what in (
@@ -88,7 +88,7 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
                     pass
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
             assert watch.of(events.SupervisorReplaced)
-            now = find_stale(tmp_path / "store")
+            now = read_run_file(tmp_path / "store")
             assert now is not None
             assert now.children == left.children
         assert not any(map(is_alive, left.children.values()))

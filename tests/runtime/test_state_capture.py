@@ -159,6 +159,13 @@ def test_when_markers_came_is_part_of_the_fragment() -> None:
         recording.captures.record_marker(snapshot, "B")
         recording.captures.recorded(Fragment(snapshot, state, {}, ()))
         recording.captures.record_marker(snapshot, "late")
+    abandoned, never_begun = SnapshotId("A", 8), SnapshotId("A", 9)
+    recording.captures.begin(abandoned, is_immediate=False)
+    recording.captures.abandon(abandoned)
+    for snapshot in (abandoned, never_begun):
+        recording.captures.record_cut(snapshot, None, 0.0)
+        recording.captures.record_marker(snapshot, "B")
+    assert recording.captures._open == {}
     initiated, marked = (recording.parts[snapshot].marker_times for snapshot in (S1, S2))
     assert initiated is not None
     assert marked is not None
@@ -327,3 +334,4 @@ def test_a_fork_that_takes_longer_than_it_saves_is_not_taken_for_a_while() -> No
     recording.cut(S1)
     assert S1 in recording.parts
     assert recording.captures._fork_s == 0.004
+    assert state_capture.READ_BYTES == state_capture.CHUNK_BYTES

@@ -25,7 +25,7 @@ from stillframe.runtime.control import NO_OUTPUT, OutputDirs
 from stillframe.runtime.coordinator import coordinator
 from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.process.join import Participant
-from stillframe.runtime.run_file import find_running, find_stale
+from stillframe.runtime.run_file import find_running, read_run_file
 from stillframe.runtime.supervisor.child_processes import UNKNOWN_END
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -143,7 +143,7 @@ def test_a_system_goes_on_when_its_supervisor_dies_in_a_snapshot(
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
             (taken_over,) = watch.of(events.SupervisorReplaced)
             assert taken_over.epoch == 1
-            left = find_stale(tmp_path / "store")
+            left = read_run_file(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
             abandoned = [event.abandoned for event in watch.of(events.SnapshotAbandoned)]
@@ -211,7 +211,7 @@ def test_a_system_outlives_one_supervisor_after_another(tmp_path: Path) -> None:
             assert any("TakenOver" in line for line in lines)
             assert not any("EpochBegan" in line for line in lines)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, _):
-            left = find_stale(tmp_path / "store")
+            left = read_run_file(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
             for entry in system.store.entries():
@@ -228,7 +228,7 @@ def test_a_process_that_died_meanwhile_takes_all_back(tmp_path: Path) -> None:
 
     async def main() -> None:
         pids = await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = find_stale(tmp_path / "store")
+        left = read_run_file(tmp_path / "store")
         assert left is not None
         os.kill(pids["A"], signal.SIGKILL)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
@@ -296,7 +296,7 @@ def test_a_new_epoch_begins_only_when_the_old_processes_are_ended(tmp_path: Path
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = find_stale(tmp_path / "store")
+        left = read_run_file(tmp_path / "store")
         assert left is not None
         assert all(map(is_alive, left.children.values()))
         watch, store = Watch(), Store.open_writer(tmp_path / "store")
@@ -319,7 +319,7 @@ def test_a_port_in_strange_hands_ends_what_would_come_back_to_it(tmp_path: Path)
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = find_stale(tmp_path / "store")
+        left = read_run_file(tmp_path / "store")
         assert left is not None
         where = ("127.0.0.1", left.coordinator.port)
         with socket.create_server(where):
@@ -336,7 +336,7 @@ def test_a_port_in_strange_hands_ends_what_would_come_back_to_it(tmp_path: Path)
 def is_announced(place: Path) -> bool:
     """Return whether a supervisor runs that has said where it can be reached."""
     with contextlib.suppress(FileNotFoundError):
-        left = find_stale(place)
+        left = read_run_file(place)
         return left is not None and is_alive(left.supervisor)
     return False
 

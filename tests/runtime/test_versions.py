@@ -151,7 +151,7 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = run_file.find_stale(tmp_path / "store")
+        left = run_file.read_run_file(tmp_path / "store")
         assert left is not None
         for version in OTHERS:
             with (
@@ -168,7 +168,7 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
             assert all(map(is_alive, left.children.values()))
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
             assert watch.of(events.SupervisorReplaced)
-            now = run_file.find_stale(tmp_path / "store")
+            now = run_file.read_run_file(tmp_path / "store")
             assert now is not None
             assert now.children == left.children
 
@@ -190,7 +190,7 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
 
     async def main() -> None:
         await kill_a_supervisor(tmp_path, "rally", "waits")
-        left = run_file.find_stale(tmp_path / "store")
+        left = run_file.read_run_file(tmp_path / "store")
         assert left is not None
         speak(monkeypatch, version)
         monkeypatch.setattr(recovery, "check_release", lambda left, store: None)

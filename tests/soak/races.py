@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stillframe.errors import Unavailable
 from stillframe.runtime.os_process import OsProcess, is_alive
-from stillframe.runtime.run_file import find_running, find_stale
+from stillframe.runtime.run_file import find_running, read_run_file
 from stillframe.store.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -179,7 +179,7 @@ def _end_all(racers: list[Racer]) -> None:
 
 def _leave_nothing(store: Path) -> None:
     """End the processes that a killed supervisor has left."""
-    left = find_stale(store)
+    left = read_run_file(store)
     children: list[OsProcess] = [] if left is None else list(left.children.values())
     for child in children:
         if is_alive(child):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.runtime.os_process import OsProcess, is_alive, kill
-from stillframe.runtime.run_file import find_stale
+from stillframe.runtime.run_file import read_run_file
 from stillframe.store.history import (
     SnapshotAbandoned,
     SnapshotBegan,
@@ -82,7 +82,7 @@ def test_a_system_survives_kill_9_of_its_supervisor(
     former: dict[str, OsProcess] = {}
     for number in range(ROUND_COUNT):
         run_and_kill(command, chance)
-        left = find_stale(store)
+        left = read_run_file(store)
         assert left is not None
         assert former in ({}, left.children)
         former = left.children

@@ -276,8 +276,10 @@ def _compact(
             columns = _columns(catalog, full)
             kept, rewritten = _split(catalog, columns, staying)
             old = version_path(out, catalog.version)
-            update = _Update(spark, old, partial, catalog, kept, rewritten, full, staying)
             again = [one for part in rewritten for one in part.snapshots if str(one) in staying]
+            # Of what only goes nothing is read: it may be damaged.
+            read = rewritten if again else []
+            update = _Update(spark, old, partial, catalog, kept, read, full, staying)
             number = 1 + max((part.number for part in catalog.parts), default=0)
             files = {name: update.write_table(name, own, number) for name, own in columns.items()}
             new = TablePart(number, (*again, *added), files)

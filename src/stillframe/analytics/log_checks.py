@@ -327,31 +327,38 @@ class Findings:
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         self._key = key
+        self._rows: list[tuple[str | None, str, int | None, int | None, int | None]] = []
         self._tables: list[pa.Table] = []
 
     def add(self, snapshot: str | None, what: str, runs: Runs | None = None) -> None:
         """Add a finding about the messages `runs`, none if there is no message, or about no
         messages."""
         if runs is None:
-            self.add_all([snapshot], what)
-        elif named := runs[:_NAMED_MAX]:
-            firsts, counts = zip(*named, strict=True)
-            lasts = [first + count - 1 for first, count in named]
-            self.add_all([snapshot] * len(named), what, firsts, lasts, counts)
+            self._rows.append((snapshot, what, None, None, None))
+            return
+        for first, count in runs[:_NAMED_MAX]:
+            self._rows.append((snapshot, what, first, first + count - 1, count))
 
     def add_all(
         self, snapshots: Any, what: str, firsts: Any = None, lasts: Any = None, counts: Any = None
     ) -> None:
         """Add the same finding about many snapshots, with numbers for each."""
         row_count = len(snapshots)
-        epoch, *ends = (pa.repeat(part, row_count) for part in (*self._key, what))
         numbers = (
             pa.nulls(row_count) if values is None else values for values in (firsts, lasts, counts)
         )
-        self._tables.append(pa.table([epoch, snapshots, *ends, *numbers], schema=FINDINGS))
+        self._put(snapshots, pa.repeat(what, row_count), *numbers)
+
+    def _put(self, snapshots: Any, whats: Any, *numbers: Any) -> None:
+        epoch, *ends = (pa.repeat(part, len(snapshots)) for part in self._key)
+        columns = [epoch, snapshots, *ends, whats, *numbers]
+        self._tables.append(pa.table(columns, schema=FINDINGS))
 
     def table(self) -> pa.Table:
         """Return all findings."""
+        if self._rows:
+            self._put(*map(list, zip(*self._rows, strict=True)))
+            self._rows = []
         return pa.concat_tables(self._tables)
 
 
@@ -677,7 +684,8 @@ def out_of_order(runs: Iterable[Run]) -> list[Run]:
     seen: list[Run] = []
     greatest = 0
     for first, count in runs:
-        late += minus([(first, min(count, greatest - first))], seen)
-        seen = union([*seen, (first, count)])
+        if count > 0 and first < greatest:
+            late += minus([(first, min(count, greatest - first))], seen)
+        seen.append((first, count))
         greatest = max(greatest, first + count - 1)
     return union(late)

@@ -70,8 +70,7 @@ def rows(spark: SparkSession, files: Sequence[File], schema: str | pa.Schema) ->
 def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
     """Return the paths of files that are not what was written, and why; runs a job."""
     place = Path(files[0][1]).parent.parent if files else Path()
-    found = run(spark, place, files, [file[2] for file in files], _damage)
-    return {path: damage for path, damage in found if damage is not None}
+    return dict(run(spark, place, files, [file[2] for file in files], _damage))
 
 
 def run(
@@ -82,7 +81,8 @@ def run(
     work: Callable[..., Any],
 ) -> list[Any]:
     """Call `work`, which reads below `place`, with each item as its arguments, in tasks, and return
-    the answers in any order. Items and answers can be JSON; `sizes` are the bytes that it reads."""
+    the answers in any order, but for None. Items and answers can be JSON; `sizes` are the bytes
+    that it reads."""
     if not items:
         return []
     with spark_errors(place):
@@ -119,7 +119,9 @@ def _each(
 
 
 def _answers(*item: object, work: Callable[..., object]) -> Iterator[pa.RecordBatch]:
-    yield _to_batch(work(*item))
+    answer = work(*item)
+    if answer is not None:
+        yield _to_batch(answer)
 
 
 def _to_batch(answer: object) -> pa.RecordBatch:
@@ -157,12 +159,12 @@ def first_line(error: PySparkException) -> str:
     return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
 
 
-def _damage(_: str | None, path: str, *promised: Any) -> tuple[str, str | None]:
+def _damage(_: str | None, path: str, *promised: Any) -> tuple[str, str] | None:
     try:
         _content(Path(path), *promised)
     except (Damaged, NotConsistent) as error:
         return path, str(error)
-    return path, None
+    return None
 
 
 def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:

@@ -38,7 +38,7 @@ from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
-from stillframe.runtime.run_file import describe_owner, find_stale
+from stillframe.runtime.run_file import describe_owner, read_run_file
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
 from stillframe.runtime.supervisor.recovery import needs_agreement
@@ -156,7 +156,7 @@ def resume(
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, takes_over=True)
     add_cwd_to_path()
     with contextlib.closing(_open_writer(path)) as store:
-        left = find_stale(path)
+        left = read_run_file(path)
         if left is not None and left.pipeline is not None:
             raise UsageError(
                 f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "

@@ -225,13 +225,15 @@ def history(path: StorePath) -> None:
     Store.open(path)
     found, damages = readable_history(path)
     lines = [line for line in found if not isinstance(line.what, store_history.Rollover)]
-    document = {
-        "store": path,
-        "history": [{"at": line.at} | plain(line.what) for line in lines],
-        "damaged": [{"detail": str(damage)} for damage in damages],
-    }
     told = (f"{quantities.moment(line.at)}  {sentence(line.what)}" for line in lines)
-    output.answer(document, lambda: output.put_lines(told))
+    output.answer(
+        lambda: {
+            "store": path,
+            "history": [{"at": line.at} | plain(line.what) for line in lines],
+            "damaged": [{"detail": str(damage)} for damage in damages],
+        },
+        lambda: output.put_lines(told),
+    )
     if not output.wants_json():
         output.say(quantities.count(len(lines), "event"))
     if damages:

@@ -238,9 +238,12 @@ def cuts(
     if cut is not None:
         chosen = parse_cut(cut, trace)
         orphans = list(trace.orphans(chosen))
-        document = _cut_document(trace, chosen)
         output.answer(
-            {"is_consistent": not orphans, **document, "orphans": orphans},
+            lambda: {
+                "is_consistent": not orphans,
+                **_cut_document(trace, chosen),
+                "orphans": orphans,
+            },
             None if orphans else lambda: _put_cut(trace, chosen),
         )
         if orphans:

@@ -136,9 +136,8 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
     for process, own in files.items():
         earlier = tuple(
             MessageId(channel, number)
-            for channel, numbers in in_transit.items()
-            if channel.source == process
-            for number in numbers
+            for channel in (Channel(process, target) for target in headers[process].sent)
+            for number in in_transit[channel]
         )
         if earlier:
             lines[process].append(Event(process, label=EARLIER, sent=earlier))

@@ -43,7 +43,8 @@ _DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Parquet file of one entry; `name` is its path below the epoch's data directory."""
+    """A Parquet file of one entry; `name` is its path below the epoch's data directory, `checksum`
+    its checksum (``durable_files``)."""
 
     name: str
     partition: int
@@ -290,8 +291,8 @@ class LogWriter:
 
     def append(self, table: pa.Table) -> int:
         """Append the records of a table, and return the number of the entry; UsageError if its
-        columns are not the declared ones. Partitions without a key take turns, also from one call
-        to the next."""
+        columns are not the declared ones, Unavailable if another program appended. A key selects
+        the partition of each record; without one they take turns, also from call to call."""
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
             raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
@@ -424,6 +425,10 @@ def _places(keys: pa.Table, count: int) -> pa.Array:
     for column in keys.columns:
         coded = _plain(column).dictionary_encode(null_encoding="encode")
         values = coded.dictionary.to_pylist()
+        if keys.num_columns == 1:
+            distinct = list(zip(values, strict=True))
+            codes = coded.indices
+            break
         both = pc.add(pc.multiply(codes, len(values)), coded.indices.cast(pa.int64()))
         again = both.dictionary_encode()
         distinct = [

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stillframe.durable_files import local_path, partial_path
@@ -187,6 +186,13 @@ class Pipeline:
         """
         chosen = parse_mode(mode)
         ended = threading.Event()
+        failure: list[Exception] = []
+
+        def go() -> None:
+            try:
+                take_in_time()
+            except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
+                failure.append(error)
 
         def take_in_time() -> None:
             for _ in periodically(interval_s, ended.wait):
@@ -199,13 +205,16 @@ class Pipeline:
                 except StillframeError as error:
                     happened(error)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="snapshots") as threads:
-            taking = threads.submit(take_in_time)
-            try:
-                yield
-            finally:
-                ended.set()
-        taking.result()
+        # No worker of a pool: Python waits for these before it exits, also if nobody ends the body.
+        thread = threading.Thread(target=go, name="snapshots", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        if failure:
+            raise failure[0]
 
     def snapshots(self) -> list[Manifest]:
         """Return all published snapshots, the oldest first.

@@ -101,7 +101,7 @@ def remove_run_file(store: Path) -> None:
     """Remove the run file that this program wrote. That of another one stays: its processes may
     run, and the next supervisor must know of them."""
     with contextlib.suppress(Unavailable):
-        system = find_stale(store)
+        system = read_run_file(store)
         if system is not None and system.supervisor == current_process():
             (store / FILE).unlink()
 
@@ -109,7 +109,7 @@ def remove_run_file(store: Path) -> None:
 def find_running(store: Path) -> RunFile:
     """Return where the system of `store` can be reached. Raises Unavailable if it is not running,
     or stands still, and Refused if it speaks another version of the protocol, with what to do."""
-    system = find_stale(store)
+    system = read_run_file(store)
     if system is None:
         raise Unavailable(
             f"no system is running on the store {store}: start it with 'stillframe run' or, "
@@ -134,7 +134,7 @@ def supervisor_of(store: Path) -> OsProcess | None:
     """Return the supervisor of the system of `store`, None if it has none; it takes no commands
     while the system starts or ends."""
     try:
-        system = find_stale(store)
+        system = read_run_file(store)
     except Unavailable:
         return None
     return None if system is None or not is_alive(system.supervisor) else system.supervisor
@@ -158,7 +158,7 @@ def _explain_stopped(supervisor: OsProcess) -> str:
     )
 
 
-def find_stale(store: Path) -> RunFile | None:
+def read_run_file(store: Path) -> RunFile | None:
     """Return the system of `store`; None if the last one was stopped in order. For a caller that
     has the store open for writing, no supervisor runs: that of the system died. Raises Unavailable
     if the run file cannot be read."""

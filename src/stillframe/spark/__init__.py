@@ -4,7 +4,6 @@ Importing this package needs no Spark; calling what is in it does. Functions of 
 event logs are in ``stillframe.analytics``; their names here are their old home.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from stillframe.spark.session import import_with_pyspark, lazy_attribute, spark_session
@@ -37,6 +36,11 @@ _MODULES = {
     "snapshot_reader": "diff log_records query_state",
 }
 _ANALYTICS = "stillframe.analytics"
+_MOVED = """
+    assemble audit_store channel_history channel_spread compact_store compacted_tables deadlocks
+    detect diff_store event_rows follow locate log_pieces marker_paths marker_steps published_cuts
+    snapshot_history spread store_tables vector_clock verify
+""".split()
 _MOVED_MODULES = {
     "audit": "audit",
     "compacted": "compaction",
@@ -45,9 +49,9 @@ _MOVED_MODULES = {
     "difference": "store_diff",
     "eventrows": "log_events",
 }
-"""The old names of modules that moved to ``stillframe.analytics``. They and its functions still
-work from here, their former home; import them from there. They are found by name, so that no import
-goes up from this package."""
+"""The functions, and by their old names the modules, that moved to ``stillframe.analytics``. They
+still work from here, their former home; import them from there. They are found by name, so that no
+import goes up from this package."""
 
 
 def __getattr__(name: str) -> Any:
@@ -56,6 +60,6 @@ def __getattr__(name: str) -> Any:
         return import_with_pyspark(f"{_ANALYTICS}.verdict_stream").register
     if name in _MOVED_MODULES:
         return import_with_pyspark(f"{_ANALYTICS}.{_MOVED_MODULES[name]}")
-    if name in __all__:
-        return lazy_attribute(__name__, _MODULES, name)
-    return getattr(importlib.import_module(_ANALYTICS), name)
+    if name in _MOVED:
+        return getattr(import_with_pyspark(_ANALYTICS), name)
+    return lazy_attribute(__name__, _MODULES, name)

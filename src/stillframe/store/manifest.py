@@ -51,6 +51,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """All topologies, by the hash that each manifest has."""
         return {description.hash: description for description in (*self.former, self.description)}
 
+    @cached_property
+    def names(self) -> dict[SnapshotId, list[str]]:
+        """The savepoints of each snapshot that has any, sorted."""
+        found: dict[SnapshotId, list[str]] = {}
+        for name, snapshot in sorted(self.savepoints.items()):
+            found.setdefault(snapshot, []).append(name)
+        return found
+
 
 FORMER_COUNT_MAX = 100
 """Maximum former topologies; more would take too long to read."""
@@ -119,10 +127,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A published snapshot, as the store lists it.
 
-    What `Manifest` has, too, is as there. `bytes` is the length of its Parquet files together,
-    `savepoints` are the names that it is kept under, `bases` the snapshots that it holds changes
-    since, and `chain_length` is how many snapshots the process with the longest chain needs; a full
-    one needs none.
+    What `Manifest` has, too, is as there, `pause_s` and `capture_s` as in ``model.Snapshot``.
+    `bytes` is the length of its Parquet files together, `savepoints` are the names that it is kept
+    under, `bases` the snapshots that it holds changes since, and `chain_length` is how many
+    snapshots the process with the longest chain needs; a full one needs none.
     """
 
     id: SnapshotId
@@ -160,7 +168,7 @@ def entry_of(manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: 
     manifest = manifests[snapshot]
     own = {
         "id": snapshot,
-        "savepoints": tuple(sorted(n for n, kept in head.savepoints.items() if kept == snapshot)),
+        "savepoints": tuple(head.names.get(snapshot, ())),
         "bases": tuple(sorted(manifest.based_on)),
         "chain_length": chain_length(manifests, snapshot),
         "bytes": sum(record.bytes for record in manifest.files),

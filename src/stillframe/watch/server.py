@@ -221,13 +221,16 @@ async def serve(
 
 def _listen(address: Address) -> socket.socket:
     try:
-        family, _, _, _, where = socket.getaddrinfo(
+        family, kind, protocol, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        is_wide = family == socket.AF_INET6  # takes IPv4 as well
-        return socket.create_server(
-            where, family=family, backlog=CONNECTION_COUNT_MAX, dualstack_ipv6=is_wide
-        )
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(CONNECTION_COUNT_MAX)
+            undo.pop_all()
+            return listener
     except OSError as error:
         raise Unavailable(
             f"nothing can listen on {address}: {error.strerror or error}: give another address or "

@@ -20,8 +20,9 @@ ROW_COUNT = 100
 """How many rows the page gets for one request."""
 KEPT_ROW_COUNT_MAX = 10_000
 """How many rows of a pipeline's snapshots are kept."""
-SETTLED_NS = 50_000_000
-"""A directory that changed this long ago has another modification time when it changes again."""
+SETTLED_NS = 2_000_000_000
+"""A directory that changed this long ago has another modification time when it changes again: some
+file systems count in steps of two seconds."""
 
 
 class SnapshotList:

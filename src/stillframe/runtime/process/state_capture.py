@@ -9,7 +9,6 @@ recorder has its part too, the fragment goes to the coordinator.
 import contextlib
 import gc
 import math
-import mmap
 import os
 import signal
 import struct
@@ -33,8 +32,8 @@ from stillframe.state_codec import StateCodec
 if TYPE_CHECKING:  # loaded only by a process that writes fragments
     from stillframe.runtime.process.fragment_recorder import FragmentRecorder
 
-_HEADER = struct.Struct("<Bd")  # what follows, and seconds; written last
-_NOT_DONE, _STATE, _REFUSAL = range(3)
+READ_BYTES = 2**18
+_HEADER = struct.Struct("<?dQ")  # whether it is the state, seconds, bytes that follow
 _FD_MAX = 2**20
 CHUNK_BYTES = 2**18
 SLICE_S = 0.0005
@@ -56,14 +55,15 @@ that is unknown."""
 class ForkedEncoder:
     """Encodes a state in a forked process, while this one continues.
 
-    The child has a copy of the memory as it was at the fork. It encodes, writes into a file in
-    memory that both have, and exits. It first closes all else that it inherited, so that a
-    connection of the parent ends with the parent, and it runs no other code: locks that threads of
-    the parent held do not matter.
+    The child has a copy of the memory as it was at the fork. It encodes, writes into a pipe and
+    exits. It first closes all else that it inherited, so that a connection of the parent ends with
+    the parent, and it runs no other code: locks that threads of the parent held do not matter.
 
-    `encode` raises a UsageError if the state cannot be encoded. `done` is called once, with what
-    was encoded or else with the cause, and with the processor time of `encode` in seconds. An
-    OSError says that no process can be forked, a NotImplementedError that `loop` cannot watch it.
+    `encode` raises a UsageError if the state cannot be encoded. `take` receives what was encoded,
+    in chunks: a pipe, unlike a file in memory, holds no second copy of a large state. `done` is
+    called once, with None and the processor time of `encode` in seconds when all was taken, or with
+    the cause when there will be no more. An OSError says that no process can be forked, a
+    NotImplementedError that `loop` cannot watch it.
     """
 
     def __init__(
@@ -71,91 +71,105 @@ class ForkedEncoder:
         encode: Callable[[], bytes],
         *,
         loop: AbstractEventLoop,
-        done: Callable[[memoryview | str, float], None],
+        take: Callable[[bytes], None],
+        done: Callable[[str | None, float], None],
     ) -> None:
         self._loop = loop
-        self._done: Callable[[memoryview | str, float], None] | None = done
-        with contextlib.ExitStack() as undo:
-            self._file = os.memfd_create("state")
-            undo.callback(os.close, self._file)
+        self._take = take
+        self._done: Callable[[str | None, float], None] | None = done
+        self._header = b""
+        self._is_state = False
+        self._took_s = 0.0
+        self._missing_bytes = 0
+        self._refusal = b""
+        self._pipe, inlet = os.pipe()
+        try:
+            loop.add_reader(self._pipe, self._read)
             with warnings.catch_warnings():
                 # Of threads in a process that forks: the child uses nothing that they may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
             if self._pid == 0:
-                _encode_and_exit(encode, self._file)
-            undo.callback(os.waitpid, self._pid, 0)
-            undo.callback(os.kill, self._pid, signal.SIGKILL)
-            self._pidfd = os.pidfd_open(self._pid)
-            undo.callback(os.close, self._pidfd)
-            loop.add_reader(self._pidfd, self._reap)
-            undo.pop_all()
+                _encode_and_exit(encode, inlet)
+            self._pidfd = self._open_pidfd()
+        except BaseException:
+            self._close_pipe()
+            raise
+        finally:
+            os.close(inlet)
+        loop.add_reader(self._pidfd, self._reap)
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self._pid)
+        except OSError:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            raise
 
     def cancel(self) -> None:
         """Kill it; nothing is called afterwards."""
         self._done = None
+        self._close_pipe()
         if self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> None:
         """Wait for the end of a cancelled one, when the event loop will not run again."""
         if self._pidfd >= 0:
-            self._reap()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+            self._close_pidfd()
+
+    def _read(self) -> None:
+        chunk = os.read(self._pipe, READ_BYTES)
+        if not chunk:
+            self._close_pipe()
+            return
+        if len(self._header) < _HEADER.size:
+            missing = _HEADER.size - len(self._header)
+            self._header, chunk = self._header + chunk[:missing], chunk[missing:]
+            if len(self._header) < _HEADER.size:
+                return
+            self._is_state, self._took_s, self._missing_bytes = _HEADER.unpack(self._header)
+        self._missing_bytes -= len(chunk)
+        if not self._is_state:
+            self._refusal += chunk
+        elif chunk:
+            self._take(chunk)
 
     def _reap(self) -> None:
-        """Wait for its end, close what it needed, and report the result."""
+        """It has terminated: take what is left in the pipe, and report the result."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # the program itself has waited for it
             _, status = os.waitpid(self._pid, 0)
+        self._close_pidfd()
+        while self._pipe >= 0:
+            self._read()
+        if self._done is None:
+            return
+        if len(self._header) < _HEADER.size or self._missing_bytes:
+            how = os.waitstatus_to_exitcode(status)
+            self._done(
+                "the forked process that encoded the state ended before it was done, "
+                + (f"by signal {-how} (9: is there memory enough?)" if how < 0 else f"with {how}"),
+                self._took_s,
+            )
+        elif self._is_state:
+            self._done(None, self._took_s)
+        else:
+            self._done(self._refusal.decode(), self._took_s)
+
+    def _close_pipe(self) -> None:
+        if self._pipe >= 0:
+            self._loop.remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def _close_pidfd(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pidfd = -1
-        with os.fdopen(self._file, "rb") as file:
-            if self._done is None:
-                return
-            header = file.read(_HEADER.size).ljust(_HEADER.size, b"\0")
-            kind, took_s = _HEADER.unpack(header)
-            if kind == _NOT_DONE:
-                how = os.waitstatus_to_exitcode(status)
-                killed = f"by signal {-how} (9: is there memory enough?)"
-                self._done(
-                    "the forked process that encoded the state ended before it was done, "
-                    + (killed if how < 0 else f"with {how}"),
-                    took_s,
-                )
-                return
-            # Mapped, not read: to copy a large state at once would keep this process too long.
-            try:
-                whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except OSError as error:
-                self._done(f"the encoded state has no room in memory here: {error}", took_s)
-                return
-        encoded = memoryview(whole)[_HEADER.size :]
-        self._done(encoded if kind == _STATE else bytes(encoded).decode(), took_s)
-
-
-def _encode_and_exit(encode: Callable[[], bytes], file: int) -> None:
-    """Run the child. Never returns, whatever happens."""
-    status = 1
-    try:
-        gc.disable()
-        os.closerange(0, file)
-        os.closerange(file + 1, _FD_MAX)
-        began = time.thread_time()
-        try:
-            kind, encoded = _STATE, encode()
-            _check_size(len(encoded))
-        except UsageError as error:
-            kind, encoded = _REFUSAL, str(error).encode()
-        header = _HEADER.pack(kind, time.thread_time() - began)
-        at, rest = len(header), memoryview(encoded)
-        while rest:
-            count = os.pwrite(file, rest, at)
-            at, rest = at + count, rest[count:]
-        os.pwrite(file, header, 0)
-        status = 0
-    finally:
-        os._exit(status)
 
 
 def resident_bytes() -> int:
@@ -165,6 +179,29 @@ def resident_bytes() -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
+    """Run the child. Never returns, whatever happens."""
+    status = 1
+    try:
+        gc.disable()
+        os.closerange(0, inlet)
+        os.closerange(inlet + 1, _FD_MAX)
+        began = time.thread_time()
+        is_state = True
+        try:
+            encoded = encode()
+        except UsageError as error:
+            is_state, encoded = False, str(error).encode()
+        header = _HEADER.pack(is_state, time.thread_time() - began, len(encoded))
+        for part in (header, encoded):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(inlet, rest) :]
+        status = 0
+    finally:
+        os._exit(status)
 
 
 class _Capture:
@@ -268,7 +305,10 @@ class StateCapture:
         encoded = self._codec.encode(others)
         self._in_place_s = time.thread_time() - began
         self._fork_s /= 2  # what was slow once is tried again some time
-        _take_encoded(capture, encoded)
+        if len(encoded) <= CHUNK_BYTES:
+            capture.state = msgspec.structs.replace(capture.state, encoded=encoded)
+        else:
+            capture.rest = memoryview(encoded)
 
     def _fork(self, capture: _Capture, others: dict[str, Any]) -> bool:
         """Let a forked process encode them, if that pays and is possible."""
@@ -279,22 +319,26 @@ class StateCapture:
         if in_place_s < IN_PLACE_S or self._fork_s > in_place_s / 2:
             return False
 
-        def done(encoded: memoryview | str, took_s: float) -> None:
+        def done(error: str | None, took_s: float) -> None:
             # What it took there it would take here. Of one that died nothing is known, and the
             # next state is encoded in place: that needs less memory.
             self._in_place_s = took_s
             capture.forked = None
-            if isinstance(encoded, str):
-                self._refuse(capture, encoded)
-            else:
-                _take_encoded(capture, encoded)
-                self._schedule()
+            if error is None:
                 self._finish(capture)
+            else:
+                self._refuse(capture, error)
+
+        def take(chunk: bytes) -> None:
+            try:
+                self._send(capture, control.FragmentChunk(capture.snapshot, chunk))
+            except UsageError as error:
+                self._refuse(capture, str(error))
 
         began = time.thread_time()
         try:
             capture.forked = ForkedEncoder(
-                lambda: self._codec.encode(others), loop=self._loop, done=done
+                lambda: self._codec.encode(others), loop=self._loop, take=take, done=done
             )
         except (OSError, NotImplementedError):
             return False
@@ -466,13 +510,6 @@ class StateCapture:
     def _refuse(self, capture: _Capture, detail: str) -> None:
         self.abandon(capture.snapshot)
         self.report(control.SnapshotDeclined(capture.snapshot, detail))
-
-
-def _take_encoded(capture: _Capture, encoded: bytes | memoryview) -> None:
-    if len(encoded) <= CHUNK_BYTES:
-        capture.state = msgspec.structs.replace(capture.state, encoded=bytes(encoded))
-    else:
-        capture.rest = memoryview(encoded)
 
 
 def _check_size(size: int) -> None:

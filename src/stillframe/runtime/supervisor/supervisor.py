@@ -353,7 +353,7 @@ class Supervisor:
             check_epoch_unused(Path(outputs.log), self.store.epoch + 1)
         if outputs.fragments is not None:
             check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
-        stale = run_file.find_stale(self.store.path)
+        stale = run_file.read_run_file(self.store.path)
         if stale is not None and self.config.takes_over:
             recovery.check_release(stale, self.store)
             recovery.check_placement(stale, placement, local_processes)
