@@ -310,6 +310,17 @@ def test_a_changed_table_is_found(spark: SparkSession, three: tuple[Path, Path])
     assert read_catalog(out).version == 1
 
 
+def test_what_only_goes_is_not_read(spark: SparkSession, three: tuple[Path, Path]) -> None:
+    """So that a table gets rid of a part that was damaged."""
+    store, out = three
+    compact_store(spark, store, out)
+    path = version_path(out, 2) / "processes" / "000001-000.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    done = compact_store(spark, store, out, keep=1)
+    assert list(map(str, done.removed)) == ["P1-1", "P1-2"]
+    check_same(out, store, ["P1-3"])
+
+
 def test_the_directory_must_be_its_own(
     spark: SparkSession, three: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -111,6 +111,17 @@ def test_periodic_snapshots_are_told_until_the_body_ends(tmp_path: Path) -> None
     )
 
 
+def test_periodic_snapshots_do_not_keep_a_program_from_ending(tmp_path: Path) -> None:
+    """Not even if nobody ends the body, as in a notebook."""
+    path = make(tmp_path / "p").path
+    program = (
+        "from stillframe.pipeline import Pipeline\n"
+        f"periodic = Pipeline({str(path)!r}).snapshot_every(100, timeout_s=0.0)\n"
+        "periodic.__enter__()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_a_damaged_snapshot_that_keeps_logs_from_being_trimmed_is_told(tmp_path: Path) -> None:
     """Each time, by its id: else the disk would fill up and nobody know why."""
     pipeline = line(tmp_path / "run")
