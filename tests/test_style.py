@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 8
 
 BANNED_MODULE_NAMES = frozenset(
     "manager managers handler util utils helper helpers base common misc data info".split()
@@ -73,10 +74,12 @@ def function_line_count(function: Function, lines: list[str]) -> int:
 
 
 class Seen(NamedTuple):
-    """What is looked at of a file: its words, and the functions that are too long."""
+    """What is looked at of a file: its words, the functions that are too long, and the constructors
+    with too many parameters."""
 
     words: frozenset[str]
     long_functions: dict[str, int]
+    wide_constructors: dict[str, int]
 
 
 def defined_names(items: Iterable[ast.AST]) -> Iterator[str]:
@@ -88,6 +91,12 @@ def defined_names(items: Iterable[ast.AST]) -> Iterator[str]:
             yield item.arg
         elif isinstance(item, ast.Name | ast.Attribute) and isinstance(item.ctx, ast.Store):
             yield item.id if isinstance(item, ast.Name) else item.attr
+
+
+def parameter_count(function: Function) -> int:
+    """Return how many parameters a method has besides the object itself."""
+    arguments = function.args
+    return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
 
 
 def docstrings(items: Iterable[ast.AST]) -> Iterator[str]:
@@ -102,18 +111,21 @@ def seen(path: Path) -> Seen:
     """Read a file: the words of a module's names and docstrings, or all of a page or notebook."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".md", ".ipynb"):
-        return Seen(words_of(text), {})
+        return Seen(words_of(text), {}, {})
     lines = text.splitlines()
     items = list(ast.walk(ast.parse(text)))
-    counts = [
-        (f"{item.name}, line {item.lineno}", function_line_count(item, lines))
-        for item in items
-        if isinstance(item, Function)
-    ]
+    functions = {
+        f"{item.name}, line {item.lineno}": item for item in items if isinstance(item, Function)
+    }
+    line_counts = {where: function_line_count(item, lines) for where, item in functions.items()}
+    parameter_counts = {
+        where: parameter_count(item) for where, item in functions.items() if item.name == "__init__"
+    }
     written = docstrings(items) if path.is_relative_to(ROOT / "src") else ()
     return Seen(
         words_of("\n".join({*defined_names(items), *written})),
-        {where: count for where, count in counts if count > FUNCTION_LINES_MAX},
+        {where: count for where, count in line_counts.items() if count > FUNCTION_LINES_MAX},
+        {where: count for where, count in parameter_counts.items() if count > PARAMETERS_MAX},
     )
 
 
@@ -132,6 +144,20 @@ def test_functions_stay_small() -> None:
     """
     long = {named(path): seen(path).long_functions for path in SOURCES}
     assert {file: functions for file, functions in long.items() if functions} == {}
+
+
+def test_all_parameters_of_a_constructor_are_counted(tmp_path: Path) -> None:
+    """Those by place and those by name, and not the object itself."""
+    path = tmp_path / "wide.py"
+    path.write_text("class A:\n    def __init__(self, a, /, b, c, d, *, e, f, g, h=1, i=2): pass\n")
+    assert seen(path).wide_constructors == {"__init__, line 2": 9}
+
+
+def test_constructors_take_few_parameters() -> None:
+    """No constructor of ours has more than 8: more belong together in an object of settings."""
+    ours = (path for path in SOURCES if path.is_relative_to(ROOT / "src"))
+    wide = {named(path): seen(path).wide_constructors for path in ours}
+    assert {file: constructors for file, constructors in wide.items() if constructors} == {}
 
 
 def test_modules_are_named_after_what_they_hold() -> None:

@@ -60,8 +60,8 @@ class Recording:
             base=base,
             loop=scheduler or cast(Any, self),
             report=self._hear,
-            sink=sink,
         )
+        self.captures.sink = sink
 
     def call_soon(self, callback: Callable[..., Any], /, *args: Any) -> None:
         """Call when the test lets it."""

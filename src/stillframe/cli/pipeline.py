@@ -461,13 +461,7 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
     return {
         "channel": cut.log,
         "source": manifest.dataflow.log(cut.log).source,
-        "target": cut.target,
-        "position": cut.position,
-        "barrier": cut.barrier,
-        "sent_count": sum(cut.sent_counts),
-        "received_count": sum(cut.received_counts),
-        "record_count": cut.record_count,
-        "duplicate_count": cut.duplicate_count,
+        **cut.document(),
     }
 
 

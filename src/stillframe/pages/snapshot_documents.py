@@ -389,7 +389,7 @@ def _ends(manifest: Manifest, cut: ChannelCut) -> Channel:
 def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
     if cut is None:
         return 0, 0, 0
-    return sum(cut.sent_counts), sum(cut.received_counts), cut.record_count
+    return cut.sent_count, cut.received_count, cut.record_count
 
 
 def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[str, Any]:

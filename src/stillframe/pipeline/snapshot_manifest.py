@@ -14,6 +14,7 @@ between before the snapshot is restored.
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -55,14 +56,36 @@ class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sent_counts: tuple[int, ...]
 
     @property
+    def sent_count(self) -> int:
+        """How many records were sent before the barrier."""
+        return sum(self.sent_counts)
+
+    @property
+    def received_count(self) -> int:
+        """How many records the target had read."""
+        return sum(self.received_counts)
+
+    @property
     def record_count(self) -> int:
         """How many records were on the channel."""
-        return max(0, sum(self.sent_counts) - sum(self.received_counts))
+        return max(0, self.sent_count - self.received_count)
 
     @property
     def duplicate_count(self) -> int:
         """How many records the target will receive a second time after a restore."""
-        return max(0, sum(self.received_counts) - sum(self.sent_counts))
+        return max(0, self.received_count - self.sent_count)
+
+    def document(self) -> dict[str, Any]:
+        """Return the target, where the cut lies on the channel, and the counts."""
+        return {
+            "target": self.target,
+            "position": self.position,
+            "barrier": self.barrier,
+            "sent_count": self.sent_count,
+            "received_count": self.received_count,
+            "record_count": self.record_count,
+            "duplicate_count": self.duplicate_count,
+        }
 
     def books(self) -> Iterator[tuple[str, int, int]]:
         """Yield for each partition its name and the numbers of records between which its books

@@ -350,19 +350,7 @@ def _queries(manifest: Manifest) -> pa.Table:
 
 
 def _channels(manifest: Manifest) -> pa.Table:
-    rows = [
-        {
-            "log": cut.log,
-            "target": cut.target,
-            "position": cut.position,
-            "barrier": cut.barrier,
-            "sent_count": sum(cut.sent_counts),
-            "received_count": sum(cut.received_counts),
-            "record_count": cut.record_count,
-            "duplicate_count": cut.duplicate_count,
-        }
-        for cut in manifest.channels
-    ]
+    rows = [{"log": cut.log, **cut.document()} for cut in manifest.channels]
     return pa.Table.from_pylist(rows, schema=_CHANNELS_SCHEMA)
 
 

@@ -109,8 +109,7 @@ class Host:
     restore, None for a fresh start. `report` receives what the coordinator must know, and `fail` is
     called once with the error after which this process cannot continue. Of the event loop
     ``call_soon``, ``call_later``, ``time``, ``add_reader`` and ``remove_reader`` are used. A marker
-    may wait `marker_wait_s` seconds for messages to ride on; 0 sends it at once. `fragments`, if
-    any, receives what is recorded of snapshots, and is closed with the log.
+    may wait `marker_wait_s` seconds for messages to ride on; 0 sends it at once.
     """
 
     def __init__(
@@ -124,7 +123,6 @@ class Host:
         fail: Callable[[StillframeError], None],
         loop: AbstractEventLoop,
         marker_wait_s: float = 0.0,
-        fragments: "FragmentRecorder | None" = None,
     ) -> None:
         # The host belongs to this very process, and not to its children.
         forks.is_child, forks.has_host = False, True
@@ -175,10 +173,13 @@ class Host:
             base=None if start is None else start.base,
             loop=loop,
             report=report,
-            sink=fragments,
         )
         self.log: EventLogger | None = None
         self.send = self.make_send()
+
+    def open_fragments(self, fragments: "FragmentRecorder") -> None:
+        """Record snapshots in `fragments` from now on; it is closed with the log."""
+        self.captures.sink = fragments
 
     def open_log(self, log: "EventLogger") -> None:
         """Record in `log` from now on. Call it before `send` is given to the application."""

@@ -178,21 +178,6 @@ class ProcessRuntime:
         process, description = self.me.process, topology.description
         if start is not None:
             check_start(start, process, description)
-        fragments = None
-        # Loaded only here: most processes write neither, and are to start quickly.
-        if outputs.fragments is not None:
-            from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
-            from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
-
-            began_from = None if start is None else start.base
-            life = FragmentSource(process, self.me.epoch, self._run, began_from)
-            fragments = FragmentRecorder(
-                Path(outputs.fragments),
-                life,
-                description,
-                reference,
-                report_failure=self._report_output_failure,
-            )
         host = kind(
             topology,
             process,
@@ -202,9 +187,24 @@ class ProcessRuntime:
             fail=self.fail,
             loop=asyncio.get_running_loop(),
             marker_wait_s=self._marker_wait_s,
-            fragments=fragments,
         )
         self.close_logs = host.close_logs
+        # Loaded only here: most processes write neither, and are to start quickly.
+        if outputs.fragments is not None:
+            from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
+            from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
+
+            began_from = None if start is None else start.base
+            life = FragmentSource(process, self.me.epoch, self._run, began_from)
+            host.open_fragments(
+                FragmentRecorder(
+                    Path(outputs.fragments),
+                    life,
+                    description,
+                    reference,
+                    report_failure=self._report_output_failure,
+                )
+            )
         if outputs.log is not None:
             from stillframe.runtime.process.event_logging import EventLogger  # noqa: PLC0415
 

@@ -255,9 +255,8 @@ class StateCapture:
         base: SnapshotId | None,
         loop: AbstractEventLoop,
         report: Callable[[control.FromProcess], None],
-        sink: "FragmentRecorder | None" = None,
     ) -> None:
-        self.sink = sink
+        self.sink: FragmentRecorder | None = None
         self._process = process
         self._codec = codec
         self._subject = subject
