@@ -267,7 +267,7 @@ class Steps:
     def _without_trailing_barriers(
         self, world: World, who: int, ends: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Do what ``spark.source`` does: a micro-batch never begins only to step over a barrier."""
+        """Do what ``spark.scan_planner`` does: no batch begins only to step over a barrier."""
         earlier = []
         for log, start, end in zip(
             self.incoming[who], world.statuses[who].positions, ends, strict=True

@@ -139,7 +139,7 @@ def _exclusive_writer(
             for why in published.damages.values():
                 raise Damaged(why)
             _put_topologies(out, published.head, good)
-        yield read_published(out), runs
+        yield published, runs
         with layout.explain_io_errors(out, "written"):
             _put_epoch(out, epoch, groups)
     finally:

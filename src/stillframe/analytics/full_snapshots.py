@@ -21,6 +21,7 @@ from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
+from stillframe.store.parquet import identity_of
 from stillframe.store.tables import ARROW_TYPES, KeyedTable, keyed_tables, merged_columns
 from stillframe.topology import Description
 
@@ -183,7 +184,7 @@ class FullSnapshots:
         links = dict.fromkeys(itertools.chain.from_iterable(every))
         common = _common(chains) if only_changed else set()
         rows = self._keyed_files(table, [link for link in links if link not in common])
-        identity = "key_encoded" if "key_encoded" in rows.columns else "key"
+        identity = identity_of(rows.columns)
         if common:
             changed = rows.select("process", identity).distinct()
             before = self._keyed_files(table, [link for link in links if link in common])

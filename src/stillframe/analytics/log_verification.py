@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import verified_parquet
 from stillframe.analytics.audit import invalid_snapshots
+from stillframe.analytics.full_snapshots import CHANNELS_SCHEMA
 from stillframe.analytics.log_checks import (
     ACCEPTED_SIDE,
     COUNTS,
@@ -41,9 +42,15 @@ from stillframe.eventlog.segments import STREAM
 from stillframe.spark.session import add_package
 from stillframe.store.manifest import CHANNELS
 
-_RECORDED_SCHEMA = (
-    "snapshot STRING, source STRING, target STRING, sent_count BIGINT, received_count BIGINT, "
-    "encoded ARRAY<STRUCT<first: BIGINT, count: BIGINT>>"  # the messages themselves are left out
+_RECORDED_SCHEMA = pa.schema(
+    [
+        *(
+            CHANNELS_SCHEMA.field(name)
+            for name in ("snapshot", "source", "target", "sent_count", "received_count")
+        ),
+        # The messages themselves are left out.
+        ("encoded", pa.list_(pa.struct([("first", pa.int64()), ("count", pa.int64())]))),
+    ]
 )
 _TASKS_PER_CORE = 3
 _NAMED_MAX = 10

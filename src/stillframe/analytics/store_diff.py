@@ -18,6 +18,7 @@ from stillframe.analytics.full_snapshots import FullSnapshots, as_json, as_objec
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_stats import channel_counts
 from stillframe.model import SnapshotId
+from stillframe.store.parquet import identity_of
 from stillframe.topology import Description
 
 KEYS_SCHEMA = "process STRING, field STRING, change STRING, key STRING, before STRING, after STRING"
@@ -183,7 +184,7 @@ def _channels(counts: DataFrame, messages: DataFrame, sides: _Sides) -> DataFram
 
 def _keys_of(both: FullSnapshots, name: str, sides: _Sides) -> DataFrame:
     rows, field, columns = _keyed_rows(both, name, sides)
-    identity = "key_encoded" if "key_encoded" in rows.columns else "key"
+    identity = identity_of(rows.columns)
     value = F.struct(
         _compared(rows, columns).alias("compared"),
         F.struct("key", *(f"`{column.name}`" for column in columns.values)).alias("shown"),

@@ -57,12 +57,11 @@ class Written(NamedTuple):
     hash: str
 
 
-def rows(spark: SparkSession, files: Sequence[File], schema: str | pa.Schema) -> DataFrame:
+def rows(spark: SparkSession, files: Sequence[File], schema: pa.Schema) -> DataFrame:
     """Return the rows of files with the columns of `schema`, of which `snapshot` is the first and
     has the snapshot given with a file. Nothing is read before an action, inside
     ``spark_errors``."""
-    struct = StructType.fromDDL(schema) if isinstance(schema, str) else from_arrow_schema(schema)
-    assert isinstance(struct, StructType)
+    struct = from_arrow_schema(schema)
     read = partial(_read, schema=to_arrow_schema(struct, timezone="UTC"))
     return _in_tasks(spark, files, [file[2] for file in files], read, struct)
 

@@ -298,9 +298,7 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
     # Only after the deadline, because asking for the lock could be in the way of the next snapshot.
     if time.time() <= progress.deadline_at:
         return ""
-    lock = Lock(pipeline.path / COORDINATOR)
-    is_free = lock.try_acquire()
-    lock.release()
+    is_free = Lock(pipeline.path / COORDINATOR).is_free()
     words = "is gone, and its deadline has passed: take another, which clears this one away"
     return f"the program that took snapshot {progress.snapshot} {words}" if is_free else ""
 
@@ -432,7 +430,7 @@ def _fragment_document(fragment: ParticipantFragment) -> dict[str, Any]:
         "positions": fragment.positions,
         "barriers": fragment.barriers,
         "batch": query and query.batch,
-        "state": service and msgspec.msgpack.decode(service.encoded, type=dict[str, Any]),
+        "state": service and service.fields(),
     }
 
 

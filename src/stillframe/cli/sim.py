@@ -35,7 +35,7 @@ from stillframe.sim.network import Network
 from stillframe.sim.scheduler import describe
 from stillframe.sim.systems import pair
 from stillframe.sim.world import World
-from stillframe.topology import Description, Topology
+from stillframe.topology import Topology
 
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 ALWAYS = {
@@ -356,7 +356,7 @@ def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ..
     acts: dict[ProcessId, tuple[str, ...]] = {}
     for text in texts:
         process, sign, names = text.partition("=")
-        Description.check_process(topology.description, process)
+        topology.description.check_process(process)
         actions = tuple(name for name in names.split(",") if name)
         if not sign or not set(actions) <= set(known[process]):
             raise UsageError(
@@ -422,8 +422,7 @@ def script_path(name: str) -> Path | None:
             raise UsageError(f"{name} is no regular file: a script is a text that ends in .run")
         if path.exists() or "/" in name:
             return path
-    included = INCLUDED
-    path = included / (name if name.endswith(RUN_SUFFIX) else name + RUN_SUFFIX)
+    path = INCLUDED / (name if name.endswith(RUN_SUFFIX) else name + RUN_SUFFIX)
     if path.exists() and "/" not in name:
         return path
     if name.endswith(RUN_SUFFIX) or ":" not in name:

@@ -12,7 +12,7 @@ from stillframe.cli import output, quantities, sim
 from stillframe.cli.command import Commands, argument
 from stillframe.cli.options import ViewOptions
 from stillframe.cli.trace import parse_cut
-from stillframe.diagram import layout, svg, window
+from stillframe.diagram import layout, svg
 from stillframe.diagram.shapes import Diagram, Sample
 from stillframe.durable_files import local_path, write_atomically
 from stillframe.errors import UsageError
@@ -113,27 +113,23 @@ def _write_page(found: Execution, options: ViewOptions) -> None:
 
 
 def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
-    trace, draw = found.trace, DRAWN[suffix]
-    chosen = _chosen(found, options)
-    whole = layout.lay_out(trace, **chosen)
+    plan = layout.Plan(found.trace, **_chosen(found, options), is_sequence=options.steps)
+    whole, draw = plan.draw(plan.step_count), DRAWN[suffix]
     # By default beside the file, or here if that comes with stillframe.
     beside = Path(found.path.name) if sim.is_included(found.path) else found.path
     out = options.out if options.out is not None else beside.with_suffix(suffix)
-    shown = len(whole.dots) + len(whole.marks)
+    shown = plan.step_count
     if options.steps:
-        pictures = output.tracked(layout.frames(trace, **chosen), "drawing steps", shown)
+        pictures = output.tracked(map(plan.draw, range(1, shown + 1)), "drawing steps", shown)
         files = _write_sequence(found.path, out, map(draw, pictures), shown)
     else:
         write_atomically(out, [draw(whole)], inputs=[found.path])
         files = [out]
-    left_out = layout.left_out(
-        trace, window.select(trace, first=options.first, step_count_max=layout.STEP_COUNT_MAX)
-    )
-    output.answer({"files": files, "left_out": left_out})
+    output.answer({"files": files, "left_out": plan.notice})
     for row in whole.legend:
         if row.sample is Sample.CUT:
             output.say(row.full)
-    _say_left_out(found, options, left_out, shown)
+    _say_left_out(found, options, plan.notice, shown)
     steps = quantities.count(shown, "step")
     processes = quantities.count(len(whole.lines), "process")
     what = quantities.count(len(files), "picture")

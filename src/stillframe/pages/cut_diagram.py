@@ -207,14 +207,13 @@ def _drawn_trace(
     lines: dict[ProcessId, deque[Step]] = {process: deque() for process in lanes}
     came = {(step.source, step.process) for step in drawn}
     for process, lane in lanes.items():
-        markers = iter(_marker_steps(process, lane))
         for own in segments.grouped(lane.rows):
             if own[0].snapshot is None:
                 numbers[process].append(own[0].event)
                 accepted = tuple(m for m in _messages(own, ACCEPTED) if m in whole)
                 sent = tuple(m for m in _messages(own, SENT) if m in whole)
                 lines[process].append(Event(process, accepted=accepted, sent=sent))
-            elif (step := next(markers).step) in drawn:
+            elif (step := marker_step(process, own)) in drawn:
                 targets = tuple(t for t in step.targets if (process, t) in came)
                 lines[process].append(msgspec.structs.replace(step, targets=targets))
     channels = sorted({message.channel for message in whole})

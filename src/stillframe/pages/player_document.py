@@ -15,7 +15,7 @@ from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.pages.scrubber_document import scrubber_document
 from stillframe.protocol.equivalent import equivalent, interchanges
-from stillframe.sim.narration import cut_words, event_words, shown_state
+from stillframe.sim.narration import channel_words, cut_words, event_words, shown_state
 from stillframe.sim.scenario import Played
 from stillframe.trace import Cut, MarkerStep, MessageId, Position, Trace, clean_label
 
@@ -128,9 +128,9 @@ def _marker_line(
     channel = Channel(step.source, process)
     recorded = channels.get(channel)
     if recorded is None or recorded.end is None or recorded.end > number:
-        return f"{cause}: goes on recording {channel}, where more was sent before the cut"
+        return f"{cause}: {channel_words(channel, None)}"
     names = ", ".join(name(message) for message, _ in recorded.caught)
-    return f"{cause}: {channel} held {names or 'nothing'}"
+    return f"{cause}: {channel_words(channel, names or 'nothing')}"
 
 
 def player_document(

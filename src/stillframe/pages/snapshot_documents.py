@@ -16,7 +16,7 @@ from stillframe.diagram import svg
 from stillframe.diagram.scene import TEXT_ROW
 from stillframe.diagram.text_metrics import count
 from stillframe.errors import Damaged, StillframeError, UsageError
-from stillframe.model import Channel, ProcessId, ProcessState, Snapshot, SnapshotId
+from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
 from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
@@ -338,9 +338,7 @@ def _pipeline_head(manifest: Manifest) -> dict[str, Any]:
 
 def _state(fragment: ParticipantFragment) -> tuple[str, dict[str, Any]]:
     if fragment.service is not None:
-        kind = fragment.service.kind
-        state = ProcessState(fragment.participant, kind, fragment.service.encoded)
-        return f"service {kind}", fields_of(state)
+        return f"service {fragment.service.kind}", fragment.service.fields()
     batch = None if fragment.query is None else fragment.query.batch
     return "query", {"after micro-batch": batch}
 

@@ -54,6 +54,12 @@ class Lock:
             self._descriptor = None
             _held.discard(self)
 
+    def is_free(self) -> bool:
+        """Return whether no program holds the lock now."""
+        is_free = self.try_acquire()
+        self.release()
+        return is_free
+
 
 _held: set[Lock] = set()
 
@@ -74,11 +80,7 @@ def participant_lock(root: Path, name: str) -> Lock:
 
 def is_running(root: Path, name: str) -> bool:
     """Return whether a program runs the participant `name` now."""
-    lock = participant_lock(root, name)
-    if lock.try_acquire():
-        lock.release()
-        return False
-    return True
+    return not participant_lock(root, name).is_free()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -60,6 +60,10 @@ class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: str
     encoded: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """Return the recorded fields by name, as MessagePack gives them."""
+        return msgspec.msgpack.decode(self.encoded, type=dict[str, Any])
 
 
 class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

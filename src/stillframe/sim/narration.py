@@ -103,9 +103,9 @@ class Narrator:
             return head
         channel = Channel(step.source, step.process)
         if held is not None:
-            return f"{head}: {channel} held {self._held(channel, held)}"
+            return f"{head}: {channel_words(channel, self._held(channel, held))}"
         if progress is not None:
-            return f"{head}: goes on recording {channel}, where more was sent before the cut"
+            return f"{head}: {channel_words(channel, None)}"
         return f"{head}, which is over for it"
 
     def _cause(self, step: MarkerStep) -> str:
@@ -171,6 +171,14 @@ def event_words(
 
 def _sent(event: Event, name: Callable[[MessageId], str]) -> str:
     return ", ".join(f"{name(message)} to {message.channel.target}" for message in event.sent)
+
+
+def channel_words(channel: Channel, held: str | None) -> str:
+    """Return what a marker ends: the recording of a channel, which `held` something; None if more
+    of what was sent before the cut is to come."""
+    if held is None:
+        return f"goes on recording {channel}, where more was sent before the cut"
+    return f"{channel} held {held}"
 
 
 def cut_words(

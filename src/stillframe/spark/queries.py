@@ -1,7 +1,7 @@
 """Streaming queries of a pipeline in a Spark driver: read channels, write channels, start.
 
 A query that is started here takes part in snapshots automatically: its source evaluates the barrier
-rules between micro-batches (``spark.source``), its sink appends each micro-batch once
+rules between micro-batches (``spark.scan_planner``), its sink appends each micro-batch once
 (``to_channel``). What would make its snapshots wrong is refused before it starts.
 """
 

@@ -26,7 +26,6 @@ from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
-from stillframe.pipeline.pending_snapshot import ServiceState
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, find
 from stillframe.spark.slices import (
     LOG_FORMAT,
@@ -269,7 +268,7 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
         )
     if channel is not None:
         cut = _the_cut(manifest, channel, options.get("target"))
-        reader = LogReader(root, manifest.dataflow.log(channel), manifest.segments[channel])
+        reader = manifest.reader(root, channel)
         # A target that had read past the barrier, in mode at-least-once, has an empty channel.
         return _plan_records(reader, min(cut.position, cut.barrier), cut.barrier)
     if service is not None and table in (None, "services"):
@@ -308,7 +307,7 @@ def service_fields(manifest: Manifest, service: str) -> pa.Table:
     manifest.dataflow.check_participant(service, "service")
     state = manifest.fragment(service).service
     assert state is not None
-    fields = decoded_fields(state)
+    fields = state.fields()
     if not fields:
         raise UsageError(f"service {service} records no field: read table=services instead")
     return pa.table(
@@ -317,12 +316,6 @@ def service_fields(manifest: Manifest, service: str) -> pa.Table:
             for name, value in fields.items()
         }
     )
-
-
-def decoded_fields(state: ServiceState) -> dict[str, Any]:
-    """Return the recorded fields of a service by name, as MessagePack gives them."""
-    fields: dict[str, Any] = msgspec.msgpack.decode(state.encoded)
-    return fields
 
 
 def as_json(values: list[Any]) -> pa.Array:
@@ -337,7 +330,7 @@ def _services(manifest: Manifest) -> pa.Table:
             [part.participant for part, _ in parts],
             [state.kind for _, state in parts],
             [list(part.positions.items()) for part, _ in parts],
-            as_json([decoded_fields(state) for _, state in parts]),
+            as_json([state.fields() for _, state in parts]),
         ],
         schema=_SERVICES_SCHEMA,
     )

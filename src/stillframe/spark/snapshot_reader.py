@@ -8,7 +8,7 @@ from stillframe.errors import UsageError
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import register
-from stillframe.spark.scan_planner import as_json, decoded_fields
+from stillframe.spark.scan_planner import as_json
 from stillframe.spark.slices import LOG_FORMAT
 
 _KEY_COLUMNS = ("key", "user_map_key")
@@ -182,7 +182,7 @@ def _fields(spark: SparkSession, manifest: Manifest, service: str) -> DataFrame:
     """Return the fields of a service as rows, with their values as JSON."""
     state = manifest.fragment(service).service
     assert state is not None
-    fields = decoded_fields(state)
+    fields = state.fields()
     rows = [*zip(fields, as_json(list(fields.values())).to_pylist(), strict=True)]
     return spark.createDataFrame(rows, "key STRING, value STRING")
 
