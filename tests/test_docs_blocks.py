@@ -104,7 +104,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("docs/metrics.md", "stillframe watch money --listen 0"): "the same, to the whole network",
     ("docs/metrics.md", "# prometheus.yml"): "for a Prometheus on another machine",
     ("docs/metrics.md", "pip install"): "installs the extra and starts Jaeger; "
-    "tests/watch/test_snapshot_traces.py has an endpoint of its own take the traces",
+    "tests/watch/test_snapshot_traces.py has its own endpoint take the traces",
     (
         "docs/watch.md",
         "stillframe watch money --listen 10",

@@ -112,7 +112,7 @@ def test_periodic_snapshots_are_told_until_the_body_ends(tmp_path: Path) -> None
 
 
 def test_periodic_snapshots_do_not_keep_a_program_from_ending(tmp_path: Path) -> None:
-    """Not even if nobody ends the body, as in a notebook."""
+    """Not even if the body never ends, as in a notebook."""
     path = make(tmp_path / "p").path
     program = (
         "from stillframe.pipeline import Pipeline\n"

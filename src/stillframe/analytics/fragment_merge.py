@@ -27,7 +27,7 @@ _ORDER = {CHANNELS: _CHANNEL, MESSAGES: (*_CHANNEL, "number")}
 
 
 class FragmentFiles(TypedDict):
-    """What a process gives to a file of a snapshot: path, bytes and SHA-256 of its own files, of a
+    """What a process gives to a file of a snapshot: path, bytes and SHA-256 of its files, of a
     keyed field all that it takes, the oldest first; and of its incoming channels the source, and
     how many messages were sent, received and in transit, as both ends say."""
 
@@ -70,7 +70,7 @@ def merge_files(
     if order := _ORDER.get(what):
         table = table.sort_by([(name, "ascending") for name in order])
     content = parquet.to_parquet(table)
-    # A name of its own: the same task may be run twice, at the same time.
+    # A unique name: the same task may be run twice, at the same time.
     replace_by(target.with_name(f".{target.name}.{secrets.token_hex(8)}"), target, content)
     return Merged(snapshot, target.name, len(content), sha256(content).hexdigest())
 

@@ -1,6 +1,6 @@
 """Verifies snapshots from the event log of a system: functions from DataFrames to DataFrames.
 
-Each task reads row groups of its own and counts. Its counts of each channel go, as small vectors,
+Each task reads separate row groups and counts. Its counts of each channel go, as small vectors,
 to one task that checks that channel for all snapshots (both in ``log_checks``). The cost
 is that of reading each row once, and of comparing each channel of each snapshot once; no message is
 joined with any snapshot, and no task holds more than a row group and the counts of one channel.

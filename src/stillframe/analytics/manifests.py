@@ -48,7 +48,7 @@ _ATTEMPT_COUNT = 5
 _Answer = TypeVar("_Answer")
 _Place = TypeVar("_Place")
 _LINK_COUNT_MAX = 8 * CHAIN_LENGTH_MAX
-"""No process writes so many incremental fragments in a row."""
+"""More consecutive incremental fragments than any process writes."""
 Found = FragmentManifest | str
 """A fragment, or what is wrong with it."""
 

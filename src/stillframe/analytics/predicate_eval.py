@@ -33,7 +33,7 @@ DAMAGED = "damaged"
 DROPPED = "dropped"
 WAS_DROPPED = "was dropped while snapshots were looked at"
 DEADLOCK = "deadlock"
-"""The predicate of which tasks give the waits, in rows of their own."""
+"""The predicate for which tasks return the waits, in separate rows."""
 
 _ROWS_AT_ONCE = 1000
 

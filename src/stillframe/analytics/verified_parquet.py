@@ -58,7 +58,7 @@ class Written(NamedTuple):
 
 
 def rows(spark: SparkSession, files: Sequence[File], schema: pa.Schema) -> DataFrame:
-    """Return the rows of files with the columns of `schema`, of which `snapshot` is the first and
+    """Return the rows of files with the columns of `schema`. Its first, `snapshot`,
     has the snapshot given with a file. Nothing is read before an action, inside
     ``spark_errors``."""
     struct = from_arrow_schema(schema)

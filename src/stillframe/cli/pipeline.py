@@ -293,7 +293,7 @@ def _age(since: float, now: float) -> str:
 
 
 def _left_over(pipeline: Pipeline, progress: Progress) -> str:
-    """Say that nobody takes the snapshot any more, because its coordinator was killed; else nothing
+    """Say that the snapshot was left behind, because its coordinator was killed; else nothing
     is said."""
     # Only after the deadline, because asking for the lock could be in the way of the next snapshot.
     if time.time() <= progress.deadline_at:
@@ -501,7 +501,7 @@ def fork(
 
 
 def _answer_restored(manifest: Manifest, path: Path, which: str, document: dict[str, Any]) -> None:
-    """Say which pipeline goes on from a snapshot, what is to be done next, and what to expect."""
+    """Say which pipeline continues from a snapshot, what to do next, and what to expect."""
     document["snapshot"] = manifest.snapshot
     counts = {"duplicate_count": manifest.duplicate_count, "byte_count": manifest.bytes}
     output.answer(document | counts)

@@ -334,7 +334,7 @@ def assemble(
 ) -> None:
     """Assemble snapshots from the fragments that processes wrote on their own machines, including
     snapshots that no coordinator published. The new store works like any other. Names the snapshots
-    of which fragments are missing or late; exit 1 if fragments contradict each other."""
+    with missing or late fragments; exit 1 if fragments contradict each other."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
     places_of(directory, epoch)  # before Spark is started
     with spark_session.session(where, "assembling") as spark:

@@ -45,7 +45,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Queries, services, and the logs between them; each has a name of its own. `services` maps the
+    """Queries, services, and the logs between them; each has a unique name. `services` maps the
     name of a service to the class of its state."""
 
     queries: tuple[str, ...]

@@ -4,8 +4,8 @@
 
 A query is called by its sources between two micro-batches. Nothing is kept from call to call that
 is not on the disk as well: the offsets committed in the checkpoint are the query's positions on all
-its logs, and the logs contain the barriers. Each source of a query runs in an operating-system
-process of its own, and any of them may be the one that records.
+its logs, and the logs contain the barriers. Each source of a query runs in a separate
+operating-system process, and any of them may be the one that records.
 
 A service keeps its positions in memory alone and submits them with its state. It reports them now
 and then, for display only, so these files cost no sync and may be missing.
@@ -160,7 +160,7 @@ class ParticipantLogs(ABC):
 
 
 def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
-    """Return `position`, past old barriers: nobody reads on merely to step over one."""
+    """Return `position`, past old barriers: no participant reads on merely to step over one."""
     while position < tail:
         entry = reader.entry(position)
         if entry.files or getattr(entry.content, "snapshot", snapshot) == snapshot:

@@ -188,7 +188,7 @@ class Outcome(enum.Enum):
 
 
 class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A system's share of a pipeline's snapshot: a snapshot of its own, in its own store, whose
+    """A system's share of a pipeline's snapshot: its own snapshot, in its own store, whose
     absolute path this has. `name` is the first of its services, `detail` why it was abandoned."""
 
     format: int = FORMAT

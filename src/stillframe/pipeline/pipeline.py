@@ -205,7 +205,7 @@ class Pipeline:
                 except StillframeError as error:
                     happened(error)
 
-        # No worker of a pool: Python waits for these before it exits, also if nobody ends the body.
+        # No worker of a pool: Python waits for these before it exits, even if the body never ends.
         thread = threading.Thread(target=go, name="snapshots", daemon=True)
         thread.start()
         try:

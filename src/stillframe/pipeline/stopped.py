@@ -176,8 +176,8 @@ def _brief_of(
     inode: int,  # noqa: ARG001 - identifies the record
     changed_at_ns: int,  # noqa: ARG001 - identifies the record
 ) -> tuple[dict[str, int] | None, bool]:
-    """Return the positions in a service's record, and whether it has a state. Each record is a file
-    of its own, so inode and time identify it."""
+    """Return the positions in a service's record, and whether it has a state. Each record is a new
+    file, so inode and time identify it."""
     record = read_sealed(path, ServiceRecord)
     return record.positions, record.state is not None
 

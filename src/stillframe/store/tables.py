@@ -4,7 +4,7 @@
 restore reads only these. Their other columns, and all of ``messages.parquet``, repeat it field by
 field for queries with any reader of Parquet.
 
-A keyed field has a file of its own for all processes of a class (`KeyedTable`), with a row for each
+A keyed field has a separate file for all processes of a class (`KeyedTable`), with a row for each
 key. The rows of a process are next to each other: keys that were set since the base snapshot, then
 keys that were removed; without a base, every key. Where the columns do not give a key or a value
 back exactly as it was recorded, another column holds its MessagePack (`key_encoded`,
@@ -152,7 +152,7 @@ def merged_columns(classes: Mapping[str, tuple[Column, ...]]) -> tuple[Column, .
     occurrence.
 
     If classes disagree about a name, integers and floats become float, all else JSON. A keyed field
-    has rows of its own and no column.
+    has separate rows and no column.
     """
     kinds: dict[str, set[str]] = {}
     for column in itertools.chain.from_iterable(classes.values()):

@@ -6,7 +6,7 @@ that arrived. Its ids are derived from the snapshot, so that every watcher sends
 
 The SDK makes the spans and its exporter sends them, with everything that its environment variables
 define: headers, compression, certificates. Its errors are reported once, in our words. All of that
-is done in a thread of its own: nothing waits for the endpoint.
+is done in a separate thread: nothing waits for the endpoint.
 """
 
 import hashlib

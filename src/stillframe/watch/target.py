@@ -149,7 +149,7 @@ class EventStream:
 
 
 def encode_event(kind: str, document: Any) -> bytes:
-    """Return an event as it is sent. JSON has no line breaks of its own, so one line is enough."""
+    """Return an event as it is sent. Encoded JSON has no line breaks, so one line is enough."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(document))
 
 

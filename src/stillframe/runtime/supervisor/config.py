@@ -49,7 +49,7 @@ class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
     `restore` is the snapshot to start from, None for the store's current one or a fresh start; with
     `may_migrate` one that was taken with other code. The `pipeline` is the directory of that in
     which some processes are services, and then determines the snapshot. `tolerated_count` is how
-    many abandoned snapshots in a row are tolerated: one more stops the system; None for any number.
+    many consecutive abandoned snapshots are tolerated: one more stops the system; None: any number.
     If it `takes_over`, it continues with what an earlier supervisor left running if that is
     possible; otherwise that is killed. `orphaned_s` is how many seconds processes keep running
     without a supervisor.
