@@ -1,11 +1,18 @@
-"""Our style as a test: functions and words. Docstrings, line length, leftovers are ruff's part."""
+"""Our style as a test: functions, words and sentences. The form of docstrings, line length and
+leftovers are ruff's part."""
 
 import ast
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+
+from stillframe.cli.app import app
+from stillframe.cli.command import DeferredCommand
 
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 60
@@ -38,6 +45,35 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("tests/costs.py", "node"): "the argument of a hook of pytest-xdist",
 }
 """(file, banned word) -> why it may stay. This list only shrinks."""
+
+PHRASES = re.compile(
+    r"\b(somebody|nobody|anybody|whoever|goes on|so long|so many|of which|is told|on its way"
+    r"|in what|by itself|of its own)\b",
+    re.IGNORECASE,
+)
+"""Phrases for which plain English has a role, a technical verb or a shorter construction."""
+
+PHRASES_MAX = {
+    "README": 6,
+    "docs": 127,
+    "messages": 52,
+    "pages": 1,
+    "docstrings": 97,
+}
+"""Area -> how often a phrase may occur in it. These numbers only go down."""
+
+SENTENCE_WORDS_MAX = 30
+LONG_HELP_MAX = 17
+"""How many sentences of help texts may be longer. It only goes down."""
+LONG_DOCSTRINGS_MAX = 73
+"""How many docstrings may begin with a longer sentence. It only goes down."""
+
+HEADLESS = frozenset(
+    "what who whose which where when whether why how that of nothing everything something".split()
+)
+HEADLESS_MAX = 90
+"""How many docstrings of modules and classes may begin with a word of `HEADLESS` instead of the
+name of a thing. It only goes down."""
 
 SOURCES = sorted(
     path
@@ -189,3 +225,132 @@ def test_words_are_split_as_people_read_them() -> None:
     assert words_of("lastNode WORKER_count backup_s HTTPLeader") == {
         *("last", "node", "worker", "count", "backup", "s", "http", "leader")
     }
+
+
+def prose(page: str) -> str:
+    """Return a Markdown page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+
+
+class Texts(NamedTuple):
+    """What a module says: its docstrings, those of them that belong to a module or class, and its
+    other texts with every value of an f-string left out."""
+
+    docstrings: list[str]
+    openings: list[str]
+    messages: list[str]
+
+
+@cache
+def texts(path: Path) -> Texts:
+    """Read the texts of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = Texts([], [], [])
+    seen_already: set[int] = set()
+    for item in ast.walk(tree):  # outer before inner
+        if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
+            found.docstrings.append(str(item.value.value))
+            seen_already.add(id(item.value))
+        elif isinstance(item, ast.JoinedStr):
+            parts = [part for part in item.values if isinstance(part, ast.Constant)]
+            found.messages.append("{}".join(str(part.value) for part in parts))
+            seen_already.update(map(id, parts))
+        elif isinstance(item, ast.Constant) and isinstance(item.value, str):
+            if id(item) not in seen_already:
+                found.messages.append(item.value)
+        elif isinstance(item, ast.Module | ast.ClassDef):
+            found.openings.append(ast.get_docstring(item) or "")
+    return found
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a text."""
+    paragraph = " ".join(text.split("\n\n", maxsplit=1)[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph)[0]
+
+
+def phrases(area: str) -> list[str]:
+    """Return every phrase of `PHRASES` in an area, with the words around it."""
+    docs = [path for path in ROOT.glob("docs/*.md") if path.stem != "glossary"]
+    ours = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
+    written: dict[str, Iterable[str]] = {
+        "README": [prose((ROOT / "README.md").read_text())],
+        "docs": (prose(path.read_text()) for path in docs),
+        "messages": (text for path in ours for text in texts(path).messages),
+        "pages": (path.read_text() for path in ROOT.glob("src/stillframe/pages/assets/*.js")),
+        "docstrings": (text for path in ours for text in texts(path).docstrings),
+    }
+    flat = (" ".join(text.split()) for text in written[area])
+    return [
+        text[max(0, match.start() - 40) : match.end() + 40]
+        for text in flat
+        for match in PHRASES.finditer(text)
+    ]
+
+
+def help_texts(command: Any) -> Iterator[str]:
+    """Yield every help text of a command and of those below it."""
+    if isinstance(command, DeferredCommand):
+        command = command.load()
+    yield command.help or ""
+    for parameter in command.params:
+        yield getattr(parameter, "help", None) or ""
+    for child in getattr(command, "commands", {}).values():
+        yield from help_texts(child)
+
+
+def long_sentences(written: Iterable[str]) -> list[str]:
+    """Return the sentences with more than `SENTENCE_WORDS_MAX` words."""
+    sentences = (
+        sentence
+        for text in written
+        for sentence in re.split(r"(?<=[.!?])\s", " ".join(text.split()))
+    )
+    return [sentence for sentence in sentences if len(sentence.split()) > SENTENCE_WORDS_MAX]
+
+
+@pytest.mark.parametrize("area", PHRASES_MAX)
+def test_phrases_that_read_as_translated_become_fewer(area: str) -> None:
+    """Each area has at most as many as when they were counted last."""
+    found = phrases(area)
+    assert len(found) <= PHRASES_MAX[area], "\n".join(found)
+
+
+def test_sentences_of_help_texts_are_short() -> None:
+    """They have up to 30 words."""
+    found = long_sentences(help_texts(typer.main.get_command(app)))
+    assert len(found) <= LONG_HELP_MAX, "\n".join(found)
+
+
+def test_docstrings_begin_with_a_short_sentence() -> None:
+    """It has up to 30 words."""
+    ours = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
+    found = long_sentences(first_sentence(text) for path in ours for text in texts(path).docstrings)
+    assert len(found) <= LONG_DOCSTRINGS_MAX, "\n".join(found)
+
+
+def test_docstrings_of_modules_and_classes_name_a_thing() -> None:
+    """They do not begin with a word such as *what* or *who*. Those of functions begin with a verb,
+    which ruff checks (D401)."""
+    ours = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
+    found = [
+        text
+        for path in ours
+        for text in map(first_sentence, texts(path).openings)
+        if text.split() and text.split()[0].lower() in HEADLESS
+    ]
+    assert len(found) <= HEADLESS_MAX, "\n".join(found)
+
+
+def test_texts_of_a_module_are_told_apart(tmp_path: Path) -> None:
+    """Docstrings, also of attributes; openings; and all other texts, f-strings as one."""
+    path = tmp_path / "spoken.py"
+    path.write_text(
+        '"""A module."""\nA = 1\n"""An attribute."""\n'
+        'def f():\n    """Do it."""\n    raise ValueError(f"no {A} way" " out")\n'
+    )
+    assert texts(path) == (
+        ["A module.", "An attribute.", "Do it."],
+        ["A module."],
+        ["no {} way out"],
+    )
