@@ -1,6 +1,7 @@
 """Text logs: a regular expression finds the events, the rest is passed over and counted."""
 
 import gzip
+import re
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer import shiviz
+from stillframe.importer.execution import Imported
 from stillframe.importer.shiviz import read_shiviz
 
 TWO_HOSTS = """starting
@@ -35,6 +37,99 @@ def test_an_event_may_go_over_several_lines(tmp_path: Path) -> None:
     ]
     assert [str(channel) for channel in execution.trace.channels] == ["a->b"]
     assert imported.ignored_line_count == 0
+
+
+GOVECTOR = """a {"a":1}
+starting
+b {"a":1, "b":1}
+got it
+"""
+GOVECTOR_EXPRESSION = r"(?<host>\S*) (?<clock>{.*})\n(?<event>.*)"
+
+
+def labels(imported: Imported) -> list[list[str]]:
+    """Return the labels of the events of each execution."""
+    return [
+        [event.label for _, event in execution.trace.positions()]
+        for execution in imported.executions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "ignored_line_count"),
+    [
+        (TWO_HOSTS, 0),
+        (GOVECTOR, 0),
+        (GOVECTOR.removesuffix("\n"), 0),
+        (f"{GOVECTOR}one more line\n", 1),
+        (f"\n\n{GOVECTOR}", 0),
+        (f"one more line\n\n{TWO_HOSTS}", 1),
+        (GOVECTOR.replace("a {", "1456966522870845696 a {"), 0),
+    ],
+)
+def test_the_layout_that_fits_is_recognized(
+    tmp_path: Path, text: str, ignored_line_count: int
+) -> None:
+    """GoVector writes host and clock first, others the event: no label shifts by a line."""
+    imported = read_shiviz(log(tmp_path, text))
+    assert labels(imported) == [["starting", "got it"]]
+    assert imported.ignored_line_count == ignored_line_count
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [(f"one more line\n{GOVECTOR}", 3), (f"{TWO_HOSTS}one more line\n", 3)]
+)
+def test_a_log_that_fits_both_layouts_is_refused(tmp_path: Path, text: str, line: int) -> None:
+    """The labels would differ, so the sentence names the line and the option with both values."""
+    path = log(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        read_shiviz(path)
+    assert str(error.value).startswith(f"a.log can be read in two ways: line {line} may be the ev")
+    regexes = re.findall("--regex '([^']*)'", str(error.value))
+    assert sorted(labels(read_shiviz(path, regex=regex))[0] for regex in regexes) == [
+        ["one more line", "starting"] if text.startswith("one") else ["got it", "one more line"],
+        ["starting", "got it"],
+    ]
+
+
+def test_a_log_that_both_layouts_read_alike_is_read(tmp_path: Path) -> None:
+    """An event without a text is the same in both."""
+    assert labels(read_shiviz(log(tmp_path, '\na {"a":1}\n'))) == [[""]]
+
+
+@pytest.mark.parametrize("expression", [GOVECTOR_EXPRESSION, f"^{GOVECTOR_EXPRESSION}$"])
+def test_a_file_for_shiviz_says_how_it_is_read(tmp_path: Path, expression: str) -> None:
+    """GoVector's script writes the expression, and two empty lines before the log."""
+    imported = read_shiviz(log(tmp_path, f"{expression}\n\n\n{GOVECTOR}"))
+    assert labels(imported) == [["starting", "got it"]]
+    assert imported.ignored_line_count == 0
+
+
+def test_the_second_line_of_a_file_for_shiviz_separates_executions(tmp_path: Path) -> None:
+    """It names them, too; an option replaces either line."""
+    text = f"== one ==\n{GOVECTOR}== two ==\n{GOVECTOR}"
+    path = log(tmp_path, f"{GOVECTOR_EXPRESSION}\n== (?<trace>.*) ==\n{text}")
+    imported = read_shiviz(path)
+    assert [execution.label for execution in imported.executions] == ["one", "two"]
+    assert labels(imported) == [["starting", "got it"]] * 2
+    assert imported.ignored_line_count == 0
+    renamed = read_shiviz(path, delimiter="^(?<trace>== .*)$")
+    assert [execution.label for execution in renamed.executions] == ["== one ==", "== two =="]
+    hosts_only = read_shiviz(path, regex=r"^(?<host>\S*) (?<clock>{.*})(?<event>)$")
+    assert labels(hosts_only) == [["", ""]] * 2
+
+
+def test_the_lines_of_a_file_for_shiviz_count(tmp_path: Path) -> None:
+    """Errors give the line of the file, and say where a wrong expression is."""
+    text = f'{GOVECTOR_EXPRESSION}\n\n{GOVECTOR}a {{"a":3}}\nlost\n'
+    with pytest.raises(NotConsistent, match=r"^a\.log, line 7, host 'a': the clock has 3"):
+        read_shiviz(log(tmp_path, text))
+    with pytest.raises(UsageError, match=r"expression in line 1 of a\.log .* no group \(\?<event"):
+        read_shiviz(log(tmp_path, "(?<host>a) (?<clock>b)\n\n"))
+    with pytest.raises(UsageError, match=r"delimiter in line 2 of a\.log '\^\(\$' cannot be"):
+        read_shiviz(log(tmp_path, f"{GOVECTOR_EXPRESSION}\n(\n{GOVECTOR}"))
+    with pytest.raises(UsageError, match=r"a\.log is empty: there is no event in it"):
+        read_shiviz(log(tmp_path, GOVECTOR_EXPRESSION))
 
 
 @pytest.mark.parametrize("regex", [ONE_LINE, ONE_LINE.replace("(?<", "(?P<")])

@@ -30,7 +30,7 @@ from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.clocks import show_host
 from stillframe.importer.execution import Execution, Imported
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
-from stillframe.importer.shiviz import EVENT_PATTERN, read_shiviz
+from stillframe.importer.shiviz import read_shiviz
 from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.model import SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, interchanges
@@ -89,11 +89,14 @@ def import_(
     regex: str | None = option(
         "REGEX",
         "Finds an event in text, with groups (?<host>...), (?<clock>...) and (?<event>...). One "
-        "that can begin anywhere, without ^, is slow where lines are long.  [default: an event, "
-        "on the next line its host and clock]",
+        "that can begin anywhere, without ^, is slow where lines are long.  [default: line 1, as "
+        "in a file for ShiViz; else two lines, the event and its host with the clock, in the order "
+        "that fits]",
     ),
     delimiter: str | None = option(
-        "REGEX", "Finds what separates executions in text; its group (?<trace>...) names the next."
+        "REGEX",
+        "Finds what separates executions in text; its group (?<trace>...) names the next.  "
+        "[default: line 2, if line 1 is an expression]",
     ),
     json_paths: str | None = option(
         "NAME=PATH,...",
@@ -175,8 +178,7 @@ def _read_log(
             )
         paths = JsonPaths.parse(json_paths) if json_paths else JsonPaths()
         return read_json_lines(path, paths=paths, progress=progress)
-    pattern = EVENT_PATTERN if regex is None else regex
-    return read_shiviz(path, regex=pattern, delimiter=delimiter, progress=progress)
+    return read_shiviz(path, regex=regex, delimiter=delimiter, progress=progress)
 
 
 def _say_executions(

@@ -4,6 +4,10 @@ Its groups ``host``, ``clock`` (a JSON object) and ``event`` are needed, other n
 fields of the event. Groups are written as in JavaScript or Python: ``(?<host>...)`` or
 ``(?P<host>...)``; ``^`` and ``$`` stand for the ends of lines. What lies between matches is passed
 over, as ShiViz does, but counted.
+
+A file for ShiViz begins with two lines that are no part of the log: the expression, and the
+delimiter of executions or an empty line. As in ShiViz, each must match whole lines. Without them
+and without an expression from the caller, an event takes two lines, in one of two layouts.
 """
 
 import re
@@ -16,16 +20,19 @@ from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
 from stillframe.importer.execution import Imported, build, no_progress
 
-EVENT_PATTERN = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
-"""The default form of ShiViz, which GoVector and others write.
+EVENT_FIRST = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})[ \t]*$"
+"""An event, and on the next line its host and clock: the expression that ShiViz shows at first.
 
-It begins at the beginning of a line: else a line without an event would be searched from each of
-its characters on, in time that grows with the square of its length.
+Both layouts begin at the beginning of a line: else a line without an event would be searched from
+each of its characters on, in time that grows with the square of its length.
 """
+HOST_FIRST = r"^(?:(?<timestamp>\d+) )?(?<host>\S*) (?<clock>{.*})[ \t]*\n(?<event>.*)"
+"""Host and clock, and on the next line the event: what GoVector writes, with or without times."""
 
 TEXT_BYTES_MAX = 2**30
 _GZIP_BEGIN = b"\x1f\x8b"
 _NEEDED = ("host", "clock", "event")
+_IS_EXPRESSION = re.compile(r"\(\?P?<clock>")
 _GROUP_OPENINGS = re.compile(
     r"\\k<(\w+)>|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<)(?![=!])", re.DOTALL
 )
@@ -35,30 +42,97 @@ _decode_clock = msgspec.json.Decoder(dict[str, int]).decode
 def read_shiviz(
     path: Path,
     *,
-    regex: str = EVENT_PATTERN,
+    regex: str | None = None,
     delimiter: str | None = None,
     progress: Progress = no_progress,
 ) -> Imported:
     """Read a log with vector clocks, of at most 1 GiB, and check that it does not contradict
-    itself; raises as ``execution.build``, and a UsageError if this `regex` does not do.
+    itself.
 
-    It finds one event, which may go over several lines, and `delimiter` what separates executions;
-    its group ``trace``, if it has one, labels the execution that follows. `progress` is called with
-    how far it is.
+    Args:
+        path: the log.
+        regex: finds one event, which may go over several lines. By default the first line, if that
+            is such an expression; else the layout that fits the log.
+        delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
+            execution that follows. By default the second line, if the first is an expression.
+        progress: called with how far it is.
+
+    Raises:
+        UsageError: an expression does not do, or both layouts fit the log equally well; and as
+            ``execution.build``.
+        NotConsistent: as ``execution.build``.
     """
-    pattern = _compile(regex, "regular expression")
-    if missing := [name for name in _NEEDED if name not in pattern.groupindex]:
-        raise UsageError(
-            f"the regular expression {regex!r} has no group (?<{missing[0]}>...): it needs "
-            "(?<host>...), (?<clock>...) and (?<event>...)"
-        )
-    separator = None if delimiter is None else _compile(delimiter, "delimiter")
-    reading = _Reading(path.name, _read_text(path), pattern, progress)
+    text = _read_text(path)
+    first, second, log_begin = _split_header(text)
+    if regex is not None:
+        pattern = _compile_events(regex, "regular expression")
+    elif first:
+        pattern = _compile_events(f"^{first}$", f"regular expression in line 1 of {path.name}")
+    else:
+        pattern = None
+    separator = None
+    if delimiter is not None:
+        separator = _compile(delimiter, "delimiter")
+    elif second:
+        separator = _compile(f"^{second}$", f"delimiter in line 2 of {path.name}")
+    spans = [*_spans(text, separator, log_begin)]
+    if pattern is None:
+        pattern = _choose_layout(path.name, text, spans)
+    reading = _Reading(path.name, text, pattern, progress)
     executions = tuple(
         build(reading.events(begin, end), where=path.name, label=label, progress=progress)
-        for label, begin, end in _spans(reading.text, separator)
+        for label, begin, end in spans
     )
     return Imported(executions, reading.ignored_line_count)
+
+
+def _split_header(text: str) -> tuple[str, str, int]:
+    """Return the expression and the delimiter at the beginning of a file for ShiViz, and where its
+    log begins; two empty texts and 0 if it does not begin with an expression."""
+    first, _, rest = text.partition("\n")
+    if not _IS_EXPRESSION.search(first):
+        return "", "", 0
+    second = rest.partition("\n")[0]
+    return first.strip(), second.strip(), min(len(text), len(first) + len(second) + 2)
+
+
+def _compile_events(regex: str, what: str) -> re.Pattern[str]:
+    pattern = _compile(regex, what)
+    if missing := [name for name in _NEEDED if name not in pattern.groupindex]:
+        raise UsageError(
+            f"the {what} {regex!r} has no group (?<{missing[0]}>...): it needs "
+            "(?<host>...), (?<clock>...) and (?<event>...)"
+        )
+    return pattern
+
+
+def _choose_layout(where: str, text: str, spans: list[tuple[str, int, int]]) -> re.Pattern[str]:
+    """Return the layout that finds more events; of two that find equally many, the one that leaves
+    fewer lines and fewer events without the other. UsageError if both do so equally well."""
+    layouts = [_compile(regex, "layout") for regex in (HOST_FIRST, EVENT_FIRST)]
+    misfits = []
+    for layout in layouts:
+        reading = _Reading(where, text, layout, no_progress)
+        labels = [
+            match["event"] for _, begin, end in spans for match in reading.matches(begin, end)
+        ]
+        blank_count = sum(not label.strip() for label in labels)
+        misfits.append((-len(labels), reading.ignored_line_count + blank_count))
+    if misfits[0] != misfits[1]:
+        return layouts[misfits.index(min(misfits))]
+    reading = _Reading(where, text, layouts[0], no_progress)
+    for _, begin, end in spans:
+        for one, other in zip(
+            *(layout.finditer(text, begin, end) for layout in layouts), strict=False
+        ):
+            if one.group(*_NEEDED) != other.group(*_NEEDED):
+                line = reading.line_at(one.start("event"))
+                raise UsageError(
+                    f"{where} can be read in two ways: line {line} may be the event of the clock "
+                    "above it, as GoVector writes it, or of the clock below it. Say which: "
+                    f"--regex '{HOST_FIRST}' or --regex '{EVENT_FIRST}'"
+                )
+    return layouts[0]
 
 
 class _Reading:
@@ -74,19 +148,23 @@ class _Reading:
         self._line = 1
         self._counted_to = 0
 
-    def events(self, begin: int, end: int) -> Iterator[ClockedEvent]:
-        """Yield the events between two positions of the text."""
+    def matches(self, begin: int, end: int) -> Iterator[re.Match[str]]:
+        """Yield the matches between two positions of the text, and count the lines without."""
         matched_to = begin
-        count = 0
         for match in self._pattern.finditer(self.text, begin, end):
             if match.start() - matched_to > 1:
                 self._count_ignored(matched_to, match.start())
             matched_to = match.end()
-            yield self._event(match)
-            count += 1
-            if not count % PROGRESS_STEP:
-                self._progress("reading", matched_to, len(self.text))
+            yield match
         self._count_ignored(matched_to, end)
+
+    def events(self, begin: int, end: int) -> Iterator[ClockedEvent]:
+        """Yield the events between two positions of the text."""
+        count = 0
+        for count, match in enumerate(self.matches(begin, end), 1):
+            yield self._event(match)
+            if not count % PROGRESS_STEP:
+                self._progress("reading", match.end(), len(self.text))
         if not count:
             raise UsageError(self._explain_no_event(begin, self.text[begin:end].strip()))
 
@@ -98,16 +176,16 @@ class _Reading:
             hint = "; for JSON in lines let its name end in .ndjson, or give --json-paths"
         return (
             f"{self._where}: the regular expression finds no event from line "
-            f"{self._line_at(begin)} on; the text there begins with {text[:200]!r}: say with "
+            f"{self.line_at(begin)} on; the text there begins with {text[:200]!r}: say with "
             f"--regex how events look{hint}"
         )
 
     def _event(self, match: re.Match[str]) -> ClockedEvent:
         host, clock, label = match.group(*_NEEDED)
-        line = self._line_at(match.start("clock"))
+        line = self.line_at(match.start("clock"))
         if host is None or clock is None:
             raise UsageError(
-                f"{self._where}, line {self._line_at(match.start())}: the regular expression "
+                f"{self._where}, line {self.line_at(match.start())}: the regular expression "
                 "finds an event without a host or without a clock: make these groups obligatory"
             )
         try:
@@ -117,10 +195,10 @@ class _Reading:
                 f"{self._where}, line {line}, host {show_host(host)}: {clock[:200]!r} is no vector "
                 f'clock ({error}): it should be JSON such as {{"a": 1, "b": 2}}'
             ) from None
-        fields = {name: match[name] for name in self._field_names} if self._field_names else None
-        return ClockedEvent(line, host, decoded, label or "", fields)
+        fields = {name: text for name in self._field_names if (text := match[name]) is not None}
+        return ClockedEvent(line, host, decoded, label or "", fields or None)
 
-    def _line_at(self, place: int) -> int:
+    def line_at(self, place: int) -> int:
         """Return the number of the line at `place`, at most one match before the last one."""
         if place < self._counted_to:
             return self._line - self.text.count("\n", place, self._counted_to)
@@ -138,14 +216,16 @@ class _Reading:
         self.ignored_line_count += sum(1 for line in lines if line.strip())
 
 
-def _spans(text: str, separator: re.Pattern[str] | None) -> Iterator[tuple[str, int, int]]:
-    """Yield label, beginning and end of each execution."""
-    label, begin = "", 0
-    for match in separator.finditer(text) if separator else ():
+def _spans(
+    text: str, separator: re.Pattern[str] | None, begin: int
+) -> Iterator[tuple[str, int, int]]:
+    """Yield label, beginning and end of each execution of a log that begins at `begin`."""
+    label, is_first = "", True
+    for match in separator.finditer(text, begin) if separator else ():
         if text[begin : match.start()].strip():
             yield label, begin, match.start()
-        label, begin = match.groupdict().get("trace") or "", match.end()
-    if not begin or text[begin:].strip():
+        label, begin, is_first = match.groupdict().get("trace") or "", match.end(), False
+    if is_first or text[begin:].strip():
         yield label, begin, len(text)
 
 
@@ -172,4 +252,4 @@ def _read_text(path: Path) -> str:
         if file.read(2) == _GZIP_BEGIN:
             raise UsageError(f"{path} is compressed: uncompress it first, with gunzip")
     # A log from elsewhere may hold any bytes: what is no UTF-8 is no reason to refuse its clocks.
-    return path.read_text(encoding="utf-8", errors="replace")
+    return path.read_text(encoding="utf-8-sig", errors="replace")
