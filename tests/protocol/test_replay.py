@@ -190,6 +190,7 @@ def test_what_the_processes_do_not_do_is_named(event: Event, named: str) -> None
         (Event("P1", "A"), "event P1#1 (A) is a call of '', and process P1 has start, receive,"),
         (Event("P1", "", "__init__"), "event P1#1 is a call of '__init__'"),
         (Event("P1", "", "snapshot"), "event P1#1 is a call of 'snapshot'"),
+        (Event("P1", "", "write", fields={"arguments": 1}), "its field 'arguments' must be a list"),
         (Event("P1", "", "on_published"), "on_published needs its field 'snapshot': 'None' is no"),
     ],
 )

@@ -18,8 +18,14 @@ channels = st.builds(Channel, processes, processes)
 snapshots = st.builds(SnapshotId, processes, st.integers(0, 10**17))
 positions = st.integers(0, 999_999)
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_']{0,8}", fullmatch=True)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
 every_choice = st.one_of(
     st.builds(choices.Act, processes, names),
+    st.builds(choices.Act, processes, names, st.lists(values, max_size=3).map(tuple)),
     st.builds(choices.Deliver, st.lists(channels, min_size=1, max_size=4).map(tuple), positions),
     st.builds(choices.Initiate, processes, snapshots),
     st.builds(choices.Expire),
@@ -46,6 +52,12 @@ def test_every_choice_is_read_as_it_was_written(choice: choices.Choice) -> None:
     ("text", "choice"),
     [
         ("P1 does pay", choices.Act("P1", "pay")),
+        ("P1 does pay(5)", choices.Act("P1", "pay", (5,))),
+        (
+            'P1 does pay(5, "a b", [1, {"x": null}])',
+            choices.Act("P1", "pay", (5, "a b", [1, {"x": None}])),
+        ),
+        ("P1 does pay()", choices.Act("P1", "pay")),
         ("deliver P1->P2", choices.Deliver((Channel("P1", "P2"),))),
         ("deliver P1->P2 at 3", choices.Deliver((Channel("P1", "P2"),), 3)),
         ("deliver P1->P3,P2->P3", choices.Deliver((Channel("P1", "P3"), Channel("P2", "P3")))),
@@ -120,7 +132,19 @@ def test_a_wrong_channel_is_named(text: str) -> None:
         parse_channel(text)
 
 
-@given(st.text(alphabet="P12 ->,at\n\x1b", max_size=40))
+@pytest.mark.parametrize("text", ["(x)", "(1", "(1,)", "([1)", "(1e999)", "(" + "[" * 5000 + ")"])
+def test_arguments_are_json(text: str) -> None:
+    """What is none is refused."""
+    with pytest.raises(UsageError, match=r"are no arguments|is nothing that can happen"):
+        parse_choice(f"P1 does pay{text}")
+
+
+@given(
+    st.one_of(
+        st.text(alphabet="P12 ->,at\n\x1b", max_size=40),
+        st.text(alphabet='(["1e9.-,])', max_size=20).map("P1 does a{}".format),
+    )
+)
 def test_any_text_is_a_choice_or_refused(text: str) -> None:
     """Never another error than ours; and what is read says the same again."""
     try:

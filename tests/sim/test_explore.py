@@ -1,12 +1,14 @@
 """Every interleaving of small systems: counted exactly, and checked against plain enumeration."""
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
 import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import Snapshot, SnapshotId
+from stillframe.process import every
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
@@ -25,7 +27,7 @@ from stillframe.sim.explore import (
     snapshots_overlap,
 )
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
-from stillframe.sim.systems import Account, pair
+from stillframe.sim.systems import Account, Payment, pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology
 
@@ -391,3 +393,39 @@ def test_an_impossible_run_is_refused() -> None:
     """``play`` does what the world can do, and no more."""
     with pytest.raises(UsageError, match="0 messages and markers are on P1->P2"):
         play(system(), [parse_choice("deliver P1->P2")])
+
+
+class Stray(Account):
+    """Pays a process that it has no channel to."""
+
+    @every(ms=0)
+    def pay(self) -> None:
+        """Pay P9."""
+        self.send("P9", Payment(1))
+
+
+class Fickle(Account):
+    """Pays in every second play."""
+
+    plays: ClassVar[int] = 0
+
+    @every(ms=0)
+    def pay(self) -> None:
+        """Pay, or not."""
+        Fickle.plays += 1
+        if Fickle.plays % 2:
+            self.send("P2", Payment(1))
+
+
+def test_a_mistake_of_a_handler_is_reported_as_it_is() -> None:
+    """A message without a channel is no deviation of a repeated run."""
+    small = system(Topology.mesh({"P1": Stray(), "P2": Account()}), {"P1": 1})
+    with pytest.raises(UsageError, match=r"^process P1 has no channel to 'P9'; outgoing: P2$"):
+        explore(small, always={}, sometimes={})
+
+
+def test_a_process_that_does_something_else_when_repeated_is_reported() -> None:
+    """It depends on more than its fields and messages."""
+    small = system(Topology.mesh({"P1": Fickle(), "P2": Account()}), {"P1": 2})
+    with pytest.raises(UsageError, match=r"come to something else \(deliver P\d->P\d: 0 messages"):
+        explore(small, always={}, sometimes={})

@@ -16,7 +16,7 @@ from stillframe.sim.world import World
 from stillframe.topology import Topology
 from tests.sim.reading import snapshot_of
 
-SMALL = scripted_topology(parse_script(["P1: A B", "P2: C", "messages: B>C"]))
+SMALL = scripted_topology(parse_script("P1: A B\nP2: C\nmessages: B>C"))
 
 
 def told(world: World, narrator: Narrator, *texts: str) -> list[str]:

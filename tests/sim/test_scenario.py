@@ -127,6 +127,7 @@ def test_two_initiators_record_different_channels() -> None:
             "P1-1",
             {"P1->P4": ["A>G"], "P2->P4": ["B>G"], "P3->P1": ["C>E"], "P3->P2": ["C>F"]},
         ),
+        ("overtaking", "P1-1", {"P1->P2": ["slow(1)>gets"]}),
         ("star", "hub-1", {"P2->hub": ["B>gotB"], "P3->hub": ["C>gotC"]}),
         ("slow-marker-ticks", "P1-1", {"P2->P1": ["B>C"]}),
     ],
@@ -219,7 +220,7 @@ def test_what_has_arrived_before_a_block_of_ticks_does_not_arrive_again() -> Non
         ("# only words\n", "there is nothing in this file"),
         ("P1 does A\n", "line 1: the first block must begin with 'system'"),
         ("\n\n----\nx\n", "line 3: no command is above '----': write some there"),
-        ("system\n", "line 1: a script has 1 to 100 processes, this one 0: write a line"),
+        ("system\n", "line 1: a script has no process: write a line"),
         ("system\nP1: A\x1b[31m\n", "line 2: '\\x1b' cannot be in a .run file: remove it"),
         ("# \u2028.\nsystem\n", "line 1: '\\u2028' cannot be in a .run file"),
         (f"{SYSTEM}\nP1 flies\n", "line 6: 'P1 flies' is nothing that can happen; possible are"),
@@ -265,27 +266,30 @@ def test_what_cannot_be_played_is_named_with_its_line(text: str, sentence: str) 
         ("P1 does A", "line 7: 'P1 does A': write 'TICK CHOICE', 'delays N N ...', 'B>F takes N'"),
         ("0 deliver P1->P2", "line 7: '0 deliver P1->P2': at a tick a process acts or initiates"),
         ("12345678 P1 does A", "line 7: '12345678 P1 does A': write 'TICK CHOICE'"),
-        ("9999999 P1 does A", "line 6: tick 9999999: P1 does A: ticks are 0 to 1,000,000"),
+        ("9999999 P1 does A", "line 7: tick 9999999: P1 does A: ticks are 0 to 1,000,000"),
         ("delays 1 x", "line 7: 'delays 1 x': 'x' is no number of ticks"),
         ("delays 1 -1", "line 7: 'delays 1 -1': '-1' is no number of ticks"),
         ("delays 12345678", "line 7: 'delays 12345678': '12345678' is no number of ticks"),
         ("delays \u00b2", "line 7: 'delays \u00b2': '\u00b2' is no number of ticks"),
         ("B>C takes", "line 7: 'B>C takes': write 'TICK CHOICE'"),
-        ("B>C takes 9999999\n0 P1 does A\n1 P1 does B", "line 6: tick 1: channel P1->P2: a delay"),
-        ("B>X takes 5\n0 P1 does A", "line 6: 'B>X takes 5' in line 7: nothing of that name was"),
-        ("marker P1->P2 takes 4", "line 6: 'marker P1->P2 takes 4' in line 7: nothing of that"),
+        ("B>C takes 9999999\n0 P1 does A\n1 P1 does B", "line 7: 'B>C takes 9999999': '9999999'"),
+        (
+            "B>X takes 5\n0 P1 does A",
+            "line 7: 'B>X takes 5': nothing of that name was sent in this",
+        ),
+        ("marker P1->P2 takes 4", "line 7: 'marker P1->P2 takes 4': nothing of that name"),
         ("3 P1 does A\n\n\n", ""),
         (
             "3 P1 does A\n2 P1 does B",
-            "line 6: tick 2: P1 does B: ticks are 0 to 1,000,000 and must",
+            "line 8: tick 2: P1 does B: ticks are 0 to 1,000,000 and must",
         ),
-        ("3 P1 does B", "line 6: tick 3: process P1 cannot do B now: it did nothing so far"),
-        ("3 P1 does C", "line 6: tick 3: P1 does C: P1 has no action 'C'"),
+        ("3 P1 does B", "line 7: tick 3: process P1 cannot do B now: it did nothing so far"),
+        ("3 P1 does C", "line 7: tick 3: P1 does C: P1 has no action 'C'"),
         ("1 P1 flies", "line 7: 'P1 flies' is nothing that can happen"),
     ],
 )
-def test_what_is_wrong_in_ticks_is_named_with_its_line_or_tick(lines: str, sentence: str) -> None:
-    """The line of the command if it cannot be read, of the block and the tick if it fails."""
+def test_what_is_wrong_in_ticks_is_named_with_its_line(lines: str, sentence: str) -> None:
+    """The line of the command, and the tick if it fails there."""
     text = f"{SYSTEM}\nticks\n{lines}\n"
     if not sentence:
         assert play_text(text).happened[1] == ("   3  P1 does A",)
@@ -293,6 +297,22 @@ def test_what_is_wrong_in_ticks_is_named_with_its_line_or_tick(lines: str, sente
     with pytest.raises(UsageError) as caught:
         play_text(text)
     assert str(caught.value).startswith(sentence)
+
+
+def test_an_arrival_that_fails_names_the_line_of_the_action_that_led_to_it() -> None:
+    """C is accepted too early, and was sent by B: with its tick, in which no action is taken."""
+    script = "system\nP1: A B X\nP2: D C\nmessages: B>C\n"
+    text = f"{script}\nticks\n# first\n0 P1 does A\n2 P1 does B\n\n"
+    with pytest.raises(
+        UsageError, match=r"^line 9: tick 3: process P2 cannot do C now: it did not"
+    ):
+        play_text(text)
+
+
+def test_the_line_of_a_mistake_in_the_system_is_named() -> None:
+    """Comments and empty lines are counted."""
+    with pytest.raises(UsageError, match=r"^line 6: 'A-C' is no message"):
+        play_text("# first\n\nsystem\n# P1\nP1: A B\nmessages: A-C\nP2: C\n")
 
 
 def test_ticks_need_every_connection() -> None:

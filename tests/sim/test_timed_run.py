@@ -17,7 +17,7 @@ from stillframe.topology import Topology
 from stillframe.trace import Event, MarkerStep
 from tests.sim.reading import LECTURE_SCRIPT, holds
 
-LECTURE = scripted_topology(parse_script(LECTURE_SCRIPT.splitlines()))
+LECTURE = scripted_topology(parse_script(LECTURE_SCRIPT))
 SNAPSHOT = SnapshotId("P1", 1)
 
 
@@ -112,11 +112,21 @@ def test_a_channel_keeps_order_although_delays_would_reverse_it() -> None:
         ticks_of[number] = story(world)[seen:]
         seen = len(story(world))
 
-    script = ["P1: A B C", "P2: X Y Z", "messages: A>X B>Y C>Z"]
+    script = "P1: A B C\nP2: X Y Z\nmessages: A>X B>Y C>Z"
     topology = scripted_topology(parse_script(script))
     actions = [act(0, "P1", "A"), act(1, "P1", "B"), act(2, "P1", "C")]
     timed_run.play(topology, actions, [9, 2, 8], tick=tick)
     assert ticks_of == {0: ["P1 A"], 1: ["P1 B"], 2: ["P1 C"], 9: ["P2 X", "P2 Y"], 10: ["P2 Z"]}
+
+
+def test_what_never_arrives_holds_up_what_is_behind_it() -> None:
+    """A channel that keeps order delivers nothing past it; the run ends all the same."""
+    script = parse_script("P1: A B\nP2: X Y\nmessages: A>X B>Y")
+    world = timed_run.play(
+        scripted_topology(script), [act(0, "P1", "A"), act(1, "P1", "B")], [None, 1]
+    )
+    assert story(world) == ["P1 A", "P1 B"]
+    assert len(world.channels[Channel("P1", "P2")]) == 2
 
 
 def test_deliveries_come_before_actions_in_a_tick() -> None:

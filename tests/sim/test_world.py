@@ -96,6 +96,36 @@ def test_what_happens_is_kept_as_a_trace() -> None:
     assert balances(world) == [99, 101]
 
 
+class Payer(Account):
+    """Pays as much as it is told."""
+
+    @every(ms=0)
+    def pay(self, amount: int = 1) -> None:
+        """Pay every neighbour `amount`."""
+        for target in self.outgoing:
+            self.balance -= amount
+            self.send(target, Payment(amount))
+
+
+def test_an_action_takes_arguments() -> None:
+    """They are in the trace, so that the action can be performed again with them."""
+    world = World(Topology.mesh({"P1": Payer(), "P2": Payer()}))
+    for text in ("P1 does pay", "P1 does pay(7)", "P1 initiates P1-1"):
+        world.take(parse_choice(text))
+    events = [step for step in world.steps if isinstance(step, Event)]
+    assert [(event.label, event.handler, event.fields) for event in events] == [
+        ("pay", "pay", None),
+        ("pay(7)", "pay", {"arguments": [7]}),
+    ]
+    assert isinstance(process := world.runners["P1"].process, Payer)
+    assert process.balance == 92
+    assert check_run(world) is None
+    with pytest.raises(
+        ApplicationError, match=r"process P1: pay\(\) raised TypeError: .* argument"
+    ):
+        world.take(parse_choice("P1 does pay(1, 2)"))
+
+
 def test_several_messages_arrive_in_one_atomic_action() -> None:
     """One message of each of several channels is one event, and one call of receive for each."""
     topology = Topology({n: Diary() for n in ("P1", "P2", "P3")}, [("P1", "P3"), ("P2", "P3")])

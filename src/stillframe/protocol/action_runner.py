@@ -82,7 +82,7 @@ class ActionRunner:
         something outside."""
         return self._act(RECEIVE, messages)
 
-    def perform(self, handler: str, *arguments: SnapshotId) -> list[Sent]:
+    def perform(self, handler: str, *arguments: Any) -> list[Sent]:
         """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as
         ``receive``."""
         return self._act(handler, [arguments])
@@ -121,7 +121,7 @@ class ActionRunner:
             shown = f"{type(error).__name__}: {error}"
             raise ApplicationError(
                 f"process {self.id}: {handler}() raised {shown}"
-                + (f" on {arguments[1]!r} of channel {arguments[0]}" if arguments[1:] else "")
+                + (f" on {arguments[1]!r} of channel {arguments[0]}" if handler == RECEIVE else "")
             ) from error
 
     def _run_through(self, coroutine: Any) -> None:

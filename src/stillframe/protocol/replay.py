@@ -235,7 +235,7 @@ def _check_start(start: GlobalState, topology: Topology) -> None:
     start.check_books()
 
 
-def _arguments(where: str, event: Event, runner: ActionRunner) -> tuple[SnapshotId, ...]:
+def _arguments(where: str, event: Event, runner: ActionRunner) -> tuple[Any, ...]:
     """Return the arguments of the handler of `event`, except messages. A trace may come from a
     file: nothing but a handler is called by a name in it."""
     handlers = (START, RECEIVE, PUBLISHED, *runner.actions)
@@ -246,6 +246,11 @@ def _arguments(where: str, event: Event, runner: ActionRunner) -> tuple[Snapshot
         )
     if event.accepted and event.handler != RECEIVE:
         raise NotConsistent(f"{where} accepts messages in {event.handler}: only {RECEIVE} does")
+    if event.handler in runner.actions:
+        arguments = (event.fields or {}).get("arguments", [])
+        if not isinstance(arguments, list):
+            raise UsageError(f"{where}: its field 'arguments' must be a list of values")
+        return tuple(arguments)
     if event.handler != PUBLISHED:
         return ()
     try:

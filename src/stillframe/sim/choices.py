@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -25,11 +25,12 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class Act(_Choice, frozen=True):
-    """A process takes one of its own actions."""
+    """A process takes one of its own actions, with `arguments`, which are JSON values."""
 
-    form = "{process} does {action}"
+    form = "{process} does {action}{arguments}"
     process: ProcessId
     action: str
+    arguments: tuple[Any, ...] = ()
 
 
 class Deliver(_Choice, frozen=True):
@@ -127,9 +128,9 @@ Fault = Lose | Duplicate | Break | Connect | Partition | Heal | Crash | Restart
 Choice = Move | Fault
 
 FORMS = (
-    "P1 does ACTION, deliver P1->P2 [at N], P1 initiates P1-1, P1 hears that P1-1 is over, expire, "
-    "lose P1->P2 [at N], double P1->P2, break P1->P2, connect P1->P2, partition P1 P2, heal, "
-    "P1 crashes, restart"
+    "P1 does ACTION[(VALUE, ...)], deliver P1->P2 [at N], P1 initiates P1-1, "
+    "P1 hears that P1-1 is over, expire, lose P1->P2 [at N], double P1->P2, "
+    "break P1->P2, connect P1->P2, partition P1 P2, heal, P1 crashes, restart"
 )
 
 
@@ -151,6 +152,20 @@ def parse_channel(text: str) -> Channel:
     return Channel(source, target)
 
 
+def _read_arguments(text: str) -> tuple[Any, ...]:
+    try:
+        return tuple(msgspec.json.decode(f"[{text[1:-1]}]", type=list[Any]))
+    except DECODING_ERRORS as error:
+        raise UsageError(
+            f'{text} are no arguments ({error}): write JSON values, as in pay(20, "EUR")'
+        ) from None
+
+
+def write_arguments(arguments: tuple[Any, ...]) -> str:
+    """Return the arguments of an action as text behind its name; nothing if there are none."""
+    return f"({msgspec.json.encode(arguments).decode()[1:-1]})" if arguments else ""
+
+
 class _Field(NamedTuple):
     """How the value of a field is written: the pattern of its text, and functions for both ways."""
 
@@ -164,7 +179,8 @@ _CHANNEL = rf"{_PROCESS}->{_PROCESS}"
 _FIELDS = {
     "process": _Field(_PROCESS),
     "processes": _Field(rf"{_PROCESS}(?: {_PROCESS})*", lambda text: tuple(text.split()), " ".join),
-    "action": _Field(r"\S+"),
+    "action": _Field(r"[^\s(]+"),
+    "arguments": _Field(r"(?:\(.*\))?", _read_arguments, write_arguments),
     "snapshot": _Field(r"\S+", SnapshotId.parse),
     "channel": _Field(_CHANNEL, parse_channel),
     "channels": _Field(

@@ -20,7 +20,7 @@ from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
 from stillframe.sim.checker import DETERMINISM, check_run
 from stillframe.sim.network import Fifo, Lossy, Network
-from stillframe.sim.world import SnapshotRecorder, World, deliverable
+from stillframe.sim.world import SnapshotRecorder, World, deliverable, disabled_reason
 from stillframe.topology import Topology
 from stillframe.trace import Cut, Event, MarkerStep, MessageId, Trace
 
@@ -95,7 +95,7 @@ def explore(
         following.append([])
         for choice in enabled_choices(system, world, run):
             longer = (*run, choice)
-            reached = index_of.setdefault(history(_play_again(system, longer)), len(runs))
+            reached = index_of.setdefault(history(_extend(system, run, choice)), len(runs))
             assert reached != index, choice
             if reached == len(runs):
                 runs.append(longer)
@@ -116,9 +116,23 @@ def _play_again(system: SmallSystem, run: Run) -> World:
     except ApplicationError:
         raise
     except UsageError as error:
-        raise UsageError(
-            f"done again, the same choices come to something else ({error}): {DETERMINISM}"
-        ) from error
+        raise _other_result(str(error)) from error
+
+
+def _extend(system: SmallSystem, run: Run, choice: choices.Choice) -> World:
+    """Return the world after `run` and then `choice`, which was enabled when `run` was played
+    before. What goes wrong in `choice` itself happens for the first time: a handler's mistake."""
+    world = _play_again(system, run)
+    if reason := disabled_reason(world, choice):
+        raise _other_result(f"{choice}: {reason}")
+    world.take(choice)
+    return world
+
+
+def _other_result(what: str) -> UsageError:
+    return UsageError(
+        f"done again, the same choices come to something else ({what}): {DETERMINISM}"
+    )
 
 
 def play(system: SmallSystem, run: Iterable[choices.Choice]) -> World:

@@ -17,6 +17,10 @@ the others contain choices, one in each line, as ``choices`` writes them:
     ----
     ...
 
+``network: reordering`` in the first block lets messages overtake each other, by the rules of Lai
+and Yang if ``rules: chandy-lamport`` does not say otherwise; ``C->P2`` among the messages is one
+that is never received, and an event may have arguments, like ``pay(20)``.
+
 A block that begins with ``ticks`` gives choices with their ticks; messages and markers arrive after
 their delays, 1 tick by default: ``delays 3 1`` gives them in the order of sending, ``B>C takes 5``
 and ``marker P1->P2 takes 5`` that of one. ``awaited`` lists what each process waits for. Outside of
@@ -25,8 +29,6 @@ ticks no time passes: ``expire`` jumps to the next deadline.
 
 import re
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
@@ -37,13 +39,20 @@ from stillframe.model import Channel
 from stillframe.sim import choices
 from stillframe.sim.narration import Narrator, unrecorded_news
 from stillframe.sim.network import Frame
-from stillframe.sim.scripted_process import Script, message_name, parse_script, scripted_topology
-from stillframe.sim.timed_run import TickAction, TimedRun, together
+from stillframe.sim.scripted_process import (
+    RULES,
+    Script,
+    ScriptedMessage,
+    at_line,
+    message_name,
+    parse_script,
+    scripted_topology,
+)
+from stillframe.sim.timed_run import TICK_MAX, TickAction, TimedRun, together
 from stillframe.sim.world import World
 
 SEPARATOR = "----"
 FILE_CHARACTER_MAX = 1_000_000
-ERROR_CHARACTER_MAX = 1000
 _AT_TICK = re.compile(r"(\d{1,7}) (.+)")
 _TAKES = re.compile(r"(marker )?(\S+) takes (\d{1,7})")
 
@@ -92,14 +101,13 @@ def play_text(text: str) -> Played:
     if len(text) > FILE_CHARACTER_MAX:
         raise UsageError(f"a .run file has at most {FILE_CHARACTER_MAX:,} characters")
     blocks, tail = _parse_blocks(text)
-    (line, word), *rest = _commands(blocks[0])
+    line, word = _commands(blocks[0])[0]
     if word != "system":
         raise UsageError(
             f"line {line}: the first block must begin with 'system', and a line for each process"
         )
-    with _at(line):
-        script = parse_script([command for _, command in rest])
-        world = World(scripted_topology(script))
+    script = parse_script("\n".join(blocks[0].commands[1:]), line + 1)
+    world = World(scripted_topology(script), network=script.network, recorder=RULES[script.rules])
     narrator = Narrator(world)
     happened: list[tuple[str, ...]] = [(_system_line(script),)]
     happened += (tuple(_play_block(script, world, narrator, block)) for block in blocks[1:])
@@ -112,13 +120,12 @@ def _play_block(script: Script, world: World, narrator: Narrator, block: Block) 
     if first == "ticks":
         plan = _Plan()
         for number, command in commands[1:]:
-            with _at(number):
+            with at_line(number):
                 _parse_tick_line(plan, number, command)
-        with _at(line):
-            return _play_ticks(script, world, narrator, plan)
+        return _play_ticks(script, world, narrator, plan, line)
     news = []
     for line, command in commands:
-        with _at(line):
+        with at_line(line):
             news += _do(script, world, narrator, command)
     return news
 
@@ -142,7 +149,7 @@ def _check_together(script: Script, world: World, choice: choices.Deliver) -> No
     for channel in choice.channels:
         if channel not in world.channels:
             continue
-        accepted = together(script, world, channel)
+        accepted = together(script, world, channel, choice.position)
         if {*accepted} != {*choice.channels}:
             names = ", ".join(map(str, accepted))
             raise UsageError(
@@ -171,10 +178,11 @@ def _awaited(script: Script, world: World) -> list[str]:
 
 @dataclass
 class _Plan:
-    """The content of a block of ticks: choices with their ticks, delays in the order of sending,
-    and delays by name, with the line that gives them."""
+    """The content of a block of ticks: choices with their ticks and, separately, their lines;
+    delays in the order of sending; and delays by name, with the line that gives them."""
 
     actions: list[tuple[int, TickAction]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
     delays: deque[int] = field(default_factory=deque)
     takes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -183,7 +191,7 @@ def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
     if command.startswith("delays "):
         plan.delays.extend(_number(word, command) for word in command.split()[1:])
     elif found := _TAKES.fullmatch(command):
-        plan.takes[f"{found[1] or ''}{found[2]}"] = (int(found[3]), line)
+        plan.takes[f"{found[1] or ''}{found[2]}"] = (_number(found[3], command), line)
     elif found := _AT_TICK.fullmatch(command):
         choice = choices.parse_choice(found[2])
         if not isinstance(choice, TickAction):
@@ -192,6 +200,7 @@ def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
                 "arrives is said by its delay"
             )
         plan.actions.append((int(found[1]), choice))
+        plan.lines.append(line)
     else:
         raise UsageError(
             f"{command!r}: write 'TICK CHOICE', 'delays N N ...', 'B>F takes N' or "
@@ -199,29 +208,37 @@ def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
         )
 
 
-def _play_ticks(script: Script, world: World, narrator: Narrator, plan: _Plan) -> list[str]:
+def _play_ticks(
+    script: Script, world: World, narrator: Narrator, plan: _Plan, block_line: int
+) -> list[str]:
     unmet = dict(plan.takes)
 
-    def delay(channel: Channel, frame: Frame) -> int:
+    def delay(channel: Channel, frame: Frame) -> int | None:
         in_order = plan.delays.popleft() if plan.delays else 1
         name = f"marker {channel}"
         if frame.batch is not None:
-            name = message_name(world.runners[channel.target].decode(frame.batch.messages()[0]))
+            message = world.runners[channel.target].decode(frame.batch.messages()[0])
+            if isinstance(message, ScriptedMessage) and message.is_never_received:
+                return None
+            name = message_name(message)
         unmet.pop(name, None)
         return plan.takes[name][0] if name in plan.takes else in_order
 
     run = TimedRun(world, plan.actions, delay, script)
-    news = [f"{number:4}  {line}" for number in run.ticks() for line in narrator.news()]
+    try:
+        news = [f"{number:4}  {line}" for number in run.ticks() for line in narrator.news()]
+    except StillframeError:
+        with at_line(block_line if run.cause is None else plan.lines[run.cause]):
+            raise
     for name, (ticks, line) in unmet.items():
-        raise UsageError(
-            f"'{name} takes {ticks}' in line {line}: nothing of that name was sent in this block"
-        )
+        with at_line(line):
+            raise UsageError(f"'{name} takes {ticks}': nothing of that name was sent in this block")
     return news
 
 
 def _number(word: str, command: str) -> int:
-    if not word.isascii() or not word.isdigit() or len(word) > 7:
-        raise UsageError(f"{command!r}: {word!r} is no number of ticks")
+    if not word.isascii() or not word.isdigit() or len(word) > 7 or int(word) > TICK_MAX:
+        raise UsageError(f"{command!r}: {word!r} is no number of ticks: give 0 to {TICK_MAX:,}")
     return int(word)
 
 
@@ -232,15 +249,6 @@ def _system_line(script: Script) -> str:
         (len(script.messages), "message", "s"),
     )
     return ", ".join(f"{count} {one}{'' if count == 1 else more}" for count, one, more in counts)
-
-
-@contextmanager
-def _at(line: int) -> Iterator[None]:
-    """Add the line of the file to any error."""
-    try:
-        yield
-    except StillframeError as error:
-        raise UsageError(f"line {line}: {str(error)[:ERROR_CHARACTER_MAX]}") from error
 
 
 def _commands(block: Block) -> list[tuple[int, str]]:

@@ -5,29 +5,46 @@
     P3: I  J  K
     messages: B>F  I>G  H>D  E>K
 
-``B>F`` is a message that B sends and F accepts; an event that accepts nothing is an action that its
-process takes when it is chosen. An event that accepts several messages is one atomic action, for
-which they must arrive together. The recorded state of a process is the list of its past events.
-They are ordinary processes: every rule and every host treats them like any other.
+``B>F`` is a message that B sends and F accepts, ``C->P3`` one that C sends to P3 and that is never
+received; an event that accepts nothing is an action that its process takes when it is chosen, with
+arguments if it is written like ``pay(20)``. An event that accepts several messages is one atomic
+action, for which they must arrive together. The recorded state of a process is the list of its past
+events. They are ordinary processes: every rule and every host treats them like any other.
 """
 
 import re
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any, ClassVar
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Channel, ProcessId, check_process_id
 from stillframe.process import Message, Process, every
+from stillframe.protocol.lai_yang import LaiYangRecorder
+from stillframe.protocol.recorder import Recorder
+from stillframe.sim import choices
+from stillframe.sim.network import Network
 from stillframe.topology import Topology
 
 _NAME = r"[A-Za-z][A-Za-z0-9_']{0,31}"
-_MESSAGE = re.compile(rf"({_NAME})>({_NAME})")
-_LINE = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*):\s*(.*)")
+_EVENT = re.compile(rf"({_NAME})((?:\([^\s()>]{{1,64}}\))?)")
+_MESSAGE = re.compile(r"([^\s>]+?)(?:>([^\s>]+)|(->[^\s>]+))")
+_PROCESS = r"[A-Za-z][A-Za-z0-9_.-]*"
+_LINE = re.compile(rf"({_PROCESS}):\s*(.*)")
+_NEVER = "->"
+"""What an accepting "event" begins with of a message that is never received; its target follows."""
 EVENT_COUNT_MAX = 10_000
 PROCESS_COUNT_MAX = 100
+ERROR_CHARACTER_MAX = 1000
+RULES: dict[str, Callable[..., Recorder | LaiYangRecorder]] = {
+    "chandy-lamport": Recorder,
+    "lai-yang": LaiYangRecorder,
+}
+"""The recording rules, by the names that scripts have for them."""
 
 
 class ScriptedMessage(Message, tag="Note"):
@@ -36,28 +53,50 @@ class ScriptedMessage(Message, tag="Note"):
     sender: str
     event: str
 
+    @property
+    def is_never_received(self) -> bool:
+        """Whether no event accepts this message."""
+        return self.event.startswith(_NEVER)
+
     def __str__(self) -> str:
         return self.event
 
 
 def message_name(message: Message) -> str:
     """Return a message as a script calls it, ``B>F``; any other as it prints itself."""
-    if isinstance(message, ScriptedMessage):
-        return f"{message.sender}>{message.event}"
-    return str(message)
+    if not isinstance(message, ScriptedMessage):
+        return str(message)
+    return f"{message.sender}{'' if message.is_never_received else '>'}{message.event}"
 
 
 class Script(msgspec.Struct, frozen=True):
-    """The events of each process in their order, the messages as pairs (sending event, accepting
-    event), and the channels; those of the messages at least."""
+    """A system of named events, as ``parse_script`` reads it.
+
+    Attributes:
+        events: the events of each process, in their order.
+        messages: pairs of a sending and an accepting event; for a message that is never received
+            the second is an arrow and a process, such as ``->P3``.
+        channels: all channels; those of the messages at least.
+        network: what is assumed of every channel.
+        rules: the recording rules, by a name in ``RULES``.
+    """
 
     events: dict[ProcessId, tuple[str, ...]]
     messages: tuple[tuple[str, str], ...]
     channels: tuple[Channel, ...]
+    network: Network = Network.FIFO
+    rules: str = "chandy-lamport"
 
     def process_of(self, event: str) -> ProcessId:
         """Return the process of an event."""
         return next(process for process, events in self.events.items() if event in events)
+
+    def together(self, message: ScriptedMessage) -> tuple[ProcessId, ...]:
+        """Return the processes whose messages one event accepts together with `message`; none if
+        that is never received."""
+        if message.is_never_received:
+            return ()
+        return tuple(self.process_of(s) for s, accept in self.messages if accept == message.event)
 
 
 class ScriptedProcess(Process):
@@ -70,6 +109,8 @@ class ScriptedProcess(Process):
 
     def receive(self, channel: Channel, message: ScriptedMessage) -> None:
         """Do the event that the message is for; once, if it accepts several at a time."""
+        if message.is_never_received:
+            raise UsageError(f"message {message_name(message)} is never received, by the script")
         if message.event not in self.done:
             self._do(message.event)
 
@@ -86,47 +127,112 @@ class ScriptedProcess(Process):
             self.send(target, ScriptedMessage(event, accepting))
 
 
-def parse_script(lines: list[str]) -> Script:
-    """Read the lines of a script: ``PROCESS: EVENT ...`` for every process, ``messages: EVENT>EVENT
-    ...``, and ``channels: mesh`` (the default), ``ring`` or ``P1->P2 ...``. UsageError with the
-    line that is wrong."""
-    events: dict[ProcessId, tuple[str, ...]] = {}
-    pairs: list[tuple[str, str]] = []
-    shape: str | None = None
-    for line in lines:
-        found = _LINE.fullmatch(line.strip())
+@dataclass
+class _Draft:
+    """What the lines of a script say, with their numbers."""
+
+    events: dict[ProcessId, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    messages: list[tuple[int, str, str]] = field(default_factory=list)
+    settings: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def read(self, line: int, text: str) -> None:
+        """Take the next line."""
+        found = _LINE.fullmatch(text)
         if found is None:
             raise UsageError(
-                f"{line!r}: write 'PROCESS: EVENT EVENT ...', 'messages: EVENT>EVENT ...' or "
-                "'channels: mesh'"
+                f"{text!r}: write 'PROCESS: EVENT EVENT ...', 'messages: EVENT>EVENT ...', "
+                "'channels: mesh', 'network: reordering' or 'rules: lai-yang'"
             )
-        name, rest = found[1], found[2]
+        name, rest = found[1], found[2].strip()
         if name == "messages":
-            for text in rest.split():
-                if (pair := _MESSAGE.fullmatch(text)) is None:
+            for word in rest.split():
+                if (message := _MESSAGE.fullmatch(word)) is None:
                     raise UsageError(
-                        f"{text!r} is no message: write SENDING_EVENT>ACCEPTING_EVENT, like B>F"
+                        f"{word!r} is no message: write SENDING_EVENT>ACCEPTING_EVENT, like B>F, "
+                        "or SENDING_EVENT->PROCESS if it is never received"
                     )
-                pairs.append((pair[1], pair[2]))
-        elif name == "channels":
-            if shape is not None:
-                raise UsageError(f"{line.strip()!r}: write all channels in one line")
-            shape = rest
-        elif name in events:
+                self.messages.append((line, message[1], message[2] or message[3]))
+        elif name in ("channels", "network", "rules"):
+            if name in self.settings:
+                raise UsageError(f"{text!r}: write all {name} in one line")
+            self.settings[name] = line, rest
+        elif name in self.events:
             raise UsageError(f"process {name} has two lines: write all its events in one")
         else:
-            events[check_process_id(name)] = tuple(rest.split())
-    owner = _owners(events)
-    _check_messages(pairs, owner)
-    channels = _parse_channels("mesh" if shape is None else shape, list(events))
-    for sender, accepting in pairs:
-        channel = Channel(owner[sender], owner[accepting])
-        if channel not in channels:
+            self.events[check_process_id(name)] = line, tuple(rest.split())
+
+    def choice(self, name: str, values: list[str]) -> str:
+        """Return the value of a setting, which must be one of these; the first by default."""
+        line, value = self.settings.get(name, (0, values[0]))
+        if value not in values:
+            with at_line(line):
+                raise UsageError(f"{name}: {value!r}: write {', '.join(values)}")
+        return value
+
+
+def parse_script(text: str, first_line: int = 1) -> Script:
+    """Read a script: ``PROCESS: EVENT ...`` for every process, and these lines, all of them
+    optional: ``messages: EVENT>EVENT EVENT->PROCESS ...``; ``channels: mesh`` (the default),
+    ``ring`` or ``P1->P2 ...``; ``network: fifo``, ``reordering`` or ``lossy``; and ``rules:
+    chandy-lamport`` or ``lai-yang``, by default those made for such channels.
+
+    Args:
+        text: the lines; empty ones and those that begin with ``#`` are passed over.
+        first_line: the number that errors give to its first line.
+
+    Raises:
+        UsageError: a line is wrong; its number is named.
+    """
+    draft = _Draft()
+    for line, content in enumerate(map(str.strip, text.split("\n")), first_line):
+        if content and not content.startswith("#"):
+            with at_line(line):
+                draft.read(line, content)
+    if not draft.events:
+        with at_line(first_line - 1 or 1):
             raise UsageError(
-                f"message {sender}>{accepting}: there is no channel {channel}: add it to "
-                "'channels:'"
+                "a script has no process: write a line 'PROCESS: EVENT EVENT ...' for each"
             )
-    return Script(events, tuple(pairs), tuple(sorted(channels)))
+    owner = _owners(draft.events)
+    network = Network(draft.choice("network", [kind.value for kind in Network]))
+    fitting = sorted(RULES, reverse=network is Network.REORDERING)
+    rules = draft.choice("rules", fitting)
+    line, shape = draft.settings.get("channels", (0, "mesh"))
+    with at_line(line):
+        channels = _parse_channels(shape, list(draft.events))
+    senders: dict[tuple[ProcessId, str], str] = {}
+    accepting: set[str] = set()
+    for line, sender, accept in draft.messages:
+        with at_line(line):
+            _check_message(sender, accept, owner, draft.events.keys(), senders)
+            channel = Channel(owner[sender], _target(accept, owner))
+            if channel not in channels:
+                raise UsageError(
+                    f"message {_written(sender, accept)}: there is no channel {channel}: add it to "
+                    "'channels:'"
+                )
+            if accept in accepting and network is Network.REORDERING:
+                raise UsageError(
+                    f"event {accept} accepts several messages: that needs channels that keep order"
+                )
+            if not accept.startswith(_NEVER):
+                accepting.add(accept)
+    return Script(
+        events={process: names for process, (_, names) in draft.events.items()},
+        messages=tuple((sender, accept) for _, sender, accept in draft.messages),
+        channels=tuple(sorted(channels)),
+        network=network,
+        rules=rules,
+    )
+
+
+@contextmanager
+def at_line(line: int) -> Iterator[None]:
+    """Add the line of the script to any error."""
+    try:
+        yield
+    except StillframeError as error:
+        raise UsageError(f"line {line}: {str(error)[:ERROR_CHARACTER_MAX]}") from error
 
 
 def scripted_topology(script: Script) -> Topology:
@@ -138,16 +244,25 @@ def scripted_topology(script: Script) -> Topology:
         sends: dict[str, list[tuple[ProcessId, str]]] = {event: [] for event in names}
         for sender, accept in script.messages:
             if sender in sends:
-                sends[sender].append((owner[accept], accept))
-        members: dict[str, Any] = {e: _action(e) for e in names if e not in accepting}
+                sends[sender].append((_target(accept, owner), accept))
+        actions = {event.partition("(")[0] for event in names if event not in accepting}
+        members: dict[str, Any] = {action: _action(action) for action in actions}
         members |= {"_events": names, "_sends": sends, "__module__": __name__}
         processes[process] = type("ScriptedProcess", (ScriptedProcess,), members)()
     return Topology(processes, [(c.source, c.target) for c in script.channels])
 
 
-def _action(event: str) -> Any:
-    def do(self: ScriptedProcess) -> None:
-        self._do(event)
+def _target(accept: str, owner: dict[str, ProcessId]) -> ProcessId:
+    return accept.removeprefix(_NEVER) if accept.startswith(_NEVER) else owner[accept]
+
+
+def _written(sender: str, accept: str) -> str:
+    return message_name(ScriptedMessage(sender, accept))
+
+
+def _action(action: str) -> Any:
+    def do(self: ScriptedProcess, *arguments: Any) -> None:
+        self._do(f"{action}{choices.write_arguments(arguments)}")
 
     return every(ms=0)(do)
 
@@ -175,34 +290,40 @@ def _parse_channels(text: str, processes: list[ProcessId]) -> set[Channel]:
             return channels
 
 
-def _owners(events: dict[ProcessId, tuple[str, ...]]) -> dict[str, ProcessId]:
+def _owners(events: dict[ProcessId, tuple[int, tuple[str, ...]]]) -> dict[str, ProcessId]:
     """Return the process of each event; UsageError if there are too many, or some named alike."""
-    if not 1 <= len(events) <= PROCESS_COUNT_MAX:
-        raise UsageError(
-            f"a script has 1 to {PROCESS_COUNT_MAX} processes, this one {len(events):,}: write a "
-            "line 'PROCESS: EVENT EVENT ...' for each"
-        )
     owners: dict[str, ProcessId] = {}
-    for process, names in events.items():
-        for name in names:
-            if re.fullmatch(_NAME, name) is None or _is_taken(name):
-                raise UsageError(
-                    f"process {process}: {name!r} cannot name an event: use letters, digits, '_' "
-                    'and "\'", a letter first, and no name that a process has already'
-                )
-            if name in owners:
-                raise UsageError(
-                    f"event {name} is of {owners[name]} and of {process}: give each event, of "
-                    "whichever process, a name of its own"
-                    if owners[name] != process
-                    else f"process {process} has event {name} twice: give each a name of its own"
-                )
-            owners[name] = process
-    if len(owners) > EVENT_COUNT_MAX:
-        raise UsageError(
-            f"a script has at most {EVENT_COUNT_MAX:,} events, this one {len(owners):,}"
-        )
+    for number, (process, (line, names)) in enumerate(events.items(), 1):
+        with at_line(line):
+            if number > PROCESS_COUNT_MAX:
+                raise UsageError(f"a script has at most {PROCESS_COUNT_MAX} processes")
+            for name in names:
+                _check_event(process, name)
+                if name in owners:
+                    raise UsageError(
+                        f"event {name} is of {owners[name]} and of {process}: give each event, of "
+                        "whichever process, a name of its own"
+                        if owners[name] != process
+                        else f"process {process} has event {name} twice: give each a name of its "
+                        "own"
+                    )
+                owners[name] = process
+            if len(owners) > EVENT_COUNT_MAX:
+                raise UsageError(f"a script has at most {EVENT_COUNT_MAX:,} events")
     return owners
+
+
+def _check_event(process: ProcessId, name: str) -> None:
+    found = _EVENT.fullmatch(name)
+    if found is None or _is_taken(found[1]):
+        raise UsageError(
+            f"process {process}: {name!r} cannot name an event: use letters, digits, '_' "
+            'and "\'", a letter first, and no name that a process has already'
+        )
+    act = choices.parse_choice(f"{process} does {name}")
+    assert isinstance(act, choices.Act)
+    if (written := f"{found[1]}{choices.write_arguments(act.arguments)}") != name:
+        raise UsageError(f"process {process}: write event {name} as {written}")
 
 
 def _is_taken(name: str) -> bool:
@@ -211,25 +332,35 @@ def _is_taken(name: str) -> bool:
     return hasattr(ScriptedProcess, name) or any(name in names for names in declared)
 
 
-def _check_messages(pairs: list[tuple[str, str]], owner: dict[str, ProcessId]) -> None:
-    senders: dict[tuple[ProcessId, str], str] = {}
-    for sender, accepting in pairs:
-        for event in (sender, accepting):
-            if event not in owner:
-                raise UsageError(
-                    f"message {sender}>{accepting}: no process has an event {event}; there are "
-                    f"{', '.join(owner)}"
-                )
-        if owner[sender] == owner[accepting]:
+def _check_message(
+    sender: str,
+    accept: str,
+    owner: dict[str, ProcessId],
+    processes: Collection[ProcessId],
+    senders: dict[tuple[ProcessId, str], str],
+) -> None:
+    """Refuse a message that cannot be; `senders` are those of the accepting events so far."""
+    written = _written(sender, accept)
+    is_received = not accept.startswith(_NEVER)
+    for event in (sender, accept)[: 1 + is_received]:
+        if event not in owner:
             raise UsageError(
-                f"message {sender}>{accepting}: both events are of {owner[sender]}: a message goes "
-                "from one process to another"
+                f"message {written}: no process has an event {event}; there are {', '.join(owner)}"
             )
-        arrival = (owner[sender], accepting)
-        if arrival in senders:
-            raise UsageError(
-                f"message {sender}>{accepting}: {accepting} accepts "
-                f"{senders[arrival]}>{accepting} already; one atomic action accepts at most one "
-                f"message from {owner[sender]}: make it two events"
-            )
-        senders[arrival] = sender
+    if not is_received and (target := _target(accept, owner)) not in processes:
+        raise UsageError(
+            f"message {written}: there is no process {target}; there are {', '.join(processes)}"
+        )
+    if owner[sender] == _target(accept, owner):
+        what = "both events are of" if is_received else "its sender is"
+        raise UsageError(
+            f"message {written}: {what} {owner[sender]}: a message goes from one process to another"
+        )
+    arrival = (owner[sender], accept)
+    if is_received and arrival in senders:
+        raise UsageError(
+            f"message {written}: {accept} accepts {_written(senders[arrival], accept)} already; "
+            f"one atomic action accepts at most one message from {owner[sender]}: make it two "
+            "events"
+        )
+    senders[arrival] = sender

@@ -1,12 +1,13 @@
 """Executions by the clock: actions at given ticks, and a delay for every message and marker."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Channel
 from stillframe.sim import choices
-from stillframe.sim.network import Frame
+from stillframe.sim.network import Frame, Reordering
 from stillframe.sim.scripted_process import Script, ScriptedMessage
 from stillframe.sim.world import World
 from stillframe.topology import Topology
@@ -21,18 +22,18 @@ ARRIVAL_COUNT_MAX = 100_000
 def play(
     topology: Topology,
     actions: Iterable[tuple[int, TickAction]],
-    delays: Iterable[int] = (),
+    delays: Iterable[int | None] = (),
     *,
     tick: Callable[[int, World], None] = lambda number, world: None,
 ) -> World:
     """Take `actions` at their ticks, from 0 on and never decreasing, and deliver every message and
     marker after its delay; return the world at the end.
 
-    `delays` are in ticks and in the order of sending, 1 for those beyond their end. Within one
-    tick, first everything due arrives, in the order of sending, then the actions are taken, and
-    then everything that they sent with a delay of 0 arrives. Channels keep order, whatever the
-    delays. `tick` is called at the end of each. UsageError, with the tick, if an action is not
-    possible when it is due, or the run does not end.
+    `delays` are in ticks and in the order of sending, 1 for those beyond their end, None for what
+    never arrives. Within one tick, first everything due arrives, in the order of sending, then the
+    actions are taken, and then everything that they sent with a delay of 0 arrives. Channels keep
+    order, whatever the delays. `tick` is called at the end of each. UsageError, with the tick, if
+    an action is not possible when it is due, or the run does not end.
     """
     world = World(topology)
     waiting = iter(delays)
@@ -44,27 +45,54 @@ def play(
 class TimedRun:
     """A world in which time passes in ticks; frames in flight already count as sent at tick 0.
 
-    `delay` returns the delay of a frame that was just sent, in ticks. Events of `script` may accept
-    several messages together.
+    `delay` returns the delay of a frame that was just sent, in ticks; None: it never arrives.
+    Events of `script` may accept several messages together. After an error `cause` is the index of
+    the action that failed, or that led to the arrival that did; None: no action did.
     """
 
     def __init__(
         self,
         world: World,
         actions: Iterable[tuple[int, TickAction]],
-        delay: Callable[[Channel, Frame], int],
+        delay: Callable[[Channel, Frame], int | None],
         script: Script | None = None,
     ) -> None:
+        self.cause: int | None = None
         self._world = world
-        self._actions = deque(actions)
+        self._actions = tuple(actions)
+        self._taken_count = 0
         self._delay = delay
         self._script = script
         self._order = 0
-        self._due: dict[Channel, deque[tuple[int, int]]] = {c: deque() for c in world.channels}
+        self._in_flight: dict[Channel, list[_InFlight]] = {c: [] for c in world.channels}
         self._number = 0
         self._arrival_count = 0
+
+    def ticks(self) -> Iterator[int]:
+        """Run to the end, and yield after each tick. UsageError if an action is not possible when
+        it is due, a connection is lost, or the run does not end."""
+        self._check_actions()
+        self._plan_in_flight()
+        following = self._next_tick(-1)
+        while following is not None:
+            self._number = following
+            self._world.now = float(following)
+            try:
+                self._deliver_due()
+                while self._due_action() == following:
+                    self.cause = self._taken_count
+                    self._take(self._actions[self.cause][1])
+                    self._taken_count += 1
+                self._deliver_due()
+            except StillframeError as error:
+                raise UsageError(f"tick {following}: {error}") from error
+            yield following
+            following = self._next_tick(following)
+
+    def _check_actions(self) -> None:
         latest = 0
-        for number, choice in self._actions:
+        for index, (number, choice) in enumerate(self._actions):
+            self.cause = index
             if not isinstance(choice, choices.Act | choices.Initiate):
                 raise UsageError(
                     f"tick {number}: {choice}: at a tick a process acts or initiates a snapshot; "
@@ -76,35 +104,28 @@ class TimedRun:
                     f"and the one before is {latest}"
                 )
             latest = number
+        self.cause = None
 
-    def ticks(self) -> Iterator[int]:
-        """Run to the end, and yield after each tick. UsageError if an action is not possible when
-        it is due, a connection is lost, or the run does not end."""
-        self._plan_in_flight()
-        following = self._next_tick(-1)
-        while following is not None:
-            self._number = following
-            self._world.now = float(following)
-            try:
-                self._deliver_due()
-                while self._actions and self._actions[0][0] == following:
-                    self._take(self._actions.popleft()[1])
-                self._deliver_due()
-            except StillframeError as error:
-                raise UsageError(f"tick {following}: {error}") from error
-            yield following
-            following = self._next_tick(following)
+    def _due_action(self) -> int | None:
+        """Return the tick of the next action."""
+        return self._actions[self._taken_count][0] if self._actions[self._taken_count :] else None
 
     def _next_tick(self, number: int) -> int | None:
         """Return the next tick after `number` in which something happens; None if there is none. A
         message that is due but is accepted together with others arrives when they do."""
-        heads = [queue[0][0] for queue in self._due.values() if queue and queue[0][0] > number]
-        heads += [due for due, _ in self._actions][:1]
-        return min(heads, default=None)
+        due = [frame.due for frame, _, _ in self._candidates()] + [self._due_action()]
+        return min((tick for tick in due if tick is not None and tick > number), default=None)
+
+    def _candidates(self) -> Iterator[tuple["_InFlight", Channel, int]]:
+        """Yield the frames that can arrive, each with its channel and its position there: on a
+        channel that keeps order only the oldest."""
+        for channel, frames in self._in_flight.items():
+            reach = frames if self._world.network is Reordering else frames[:1]
+            for position, frame in enumerate(reach):
+                yield frame, channel, position
 
     def _deliver_due(self) -> None:
-        """Deliver the frames that are due, in the order of sending. Only the head of a channel can
-        be, so order is kept whatever the delays."""
+        """Deliver the frames that are due, in the order of sending."""
         while arrival := self._next_arrival():
             self._arrival_count += 1
             if self._arrival_count > ARRIVAL_COUNT_MAX:
@@ -112,23 +133,25 @@ class TimedRun:
                     f"the run does not end within {ARRIVAL_COUNT_MAX:,} arrivals: its processes "
                     "answer each other for ever"
                 )
+            frames = [
+                self._in_flight[channel].pop(arrival.position) for channel in arrival.channels
+            ]
+            self.cause = frames[-1].cause
             self._take(arrival)
-            for channel in arrival.channels:
-                self._due[channel].popleft()
 
     def _next_arrival(self) -> choices.Deliver | None:
-        heads = sorted(
-            (queue[0][1], channel)
-            for channel, queue in self._due.items()
-            if queue and queue[0][0] <= self._number
-        )
-        due = {channel for _, channel in heads}
-        for _, channel in heads:
+        due = [
+            (frame.order, channel, position)
+            for frame, channel, position in self._candidates()
+            if frame.due is not None and frame.due <= self._number
+        ]
+        ready = {channel for _, channel, _ in due}
+        for _, channel, position in sorted(due):
             channels: tuple[Channel, ...] = (channel,)
             if self._script is not None:
-                channels = together(self._script, self._world, channel)
-            if due.issuperset(channels):  # else it waits for the others
-                return choices.Deliver(channels)
+                channels = together(self._script, self._world, channel, position)
+            if ready.issuperset(channels):  # else it waits for the others
+                return choices.Deliver(channels, position)
         return None
 
     def _take(self, choice: choices.Choice) -> None:
@@ -154,21 +177,33 @@ class TimedRun:
             frame = self._world.channels[channel].contents[-new[channel]]
             new[channel] -= 1
             delay = self._delay(channel, frame)
-            if not 0 <= delay <= TICK_MAX:
+            if delay is not None and not 0 <= delay <= TICK_MAX:
                 raise UsageError(
                     f"channel {channel}: a delay of {delay} ticks: give 0 to {TICK_MAX:,}"
                 )
-            self._due[channel].append((self._number + delay, self._order))
+            due = None if delay is None else self._number + delay
+            self._in_flight[channel].append(_InFlight(due, self._order, self.cause))
             self._order += 1
         self._world.sendings.clear()
 
 
-def together(script: Script, world: World, channel: Channel) -> tuple[Channel, ...]:
-    """Return the channels whose next messages one event accepts together with that of `channel`."""
-    frames = world.channels[channel].contents
+class _InFlight(NamedTuple):
+    """A frame in flight: the tick at which it arrives, or None; its place in the order of sending;
+    and the index of the action that led to it."""
+
+    due: int | None
+    order: int
+    cause: int | None
+
+
+def together(
+    script: Script, world: World, channel: Channel, position: int = 0
+) -> tuple[Channel, ...]:
+    """Return the channels whose messages one event accepts together with that of `channel`."""
+    frames = world.channels[channel].contents[position : position + 1]
     if not frames or frames[0].batch is None:
         return (channel,)
     message = world.runners[channel.target].decode(frames[0].batch.messages()[0])
     assert isinstance(message, ScriptedMessage), message
-    senders = [sender for sender, accepting in script.messages if accepting == message.event]
-    return tuple(sorted({Channel(script.process_of(s), channel.target) for s in senders}))
+    sources = script.together(message) or (channel.source,)
+    return tuple(sorted({Channel(source, channel.target) for source in sources}))

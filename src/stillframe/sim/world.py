@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -177,8 +177,8 @@ class World:
 
     def _take(self, choice: choices.Choice) -> None:
         match choice:
-            case choices.Act(process, action):
-                self._perform(process, action)
+            case choices.Act(process, action, arguments):
+                self._act(process, action, arguments)
             case choices.Deliver(channels, position):
                 self._deliver(channels, position)
             case choices.Initiate(process, snapshot):
@@ -313,6 +313,12 @@ class World:
         sent = self.runners[process].perform(handler, *arguments)
         fields = {"snapshot": str(arguments[0])} if arguments else None
         self._happened(Event(process, handler, handler, at=self.now, fields=fields), sent)
+
+    def _act(self, process: ProcessId, action: str, arguments: tuple[Any, ...]) -> None:
+        sent = self.runners[process].perform(action, *arguments)
+        label = clean_label(f"{action}{choices.write_arguments(arguments)}")
+        fields = {"arguments": list(arguments)} if arguments else None
+        self._happened(Event(process, label, action, at=self.now, fields=fields), sent)
 
     def _accept(self, arrivals: list[tuple[Channel, Batch, Colour]]) -> None:
         """Deliver messages to their target: one of each of several channels in one atomic action,
