@@ -129,7 +129,7 @@ class ScriptedProcess(Process):
 
 @dataclass
 class _Draft:
-    """What the lines of a script say, with their numbers."""
+    """The content of the lines of a script, with their numbers."""
 
     events: dict[ProcessId, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     messages: list[tuple[int, str, str]] = field(default_factory=list)
@@ -171,8 +171,10 @@ class _Draft:
 
 
 def parse_script(text: str, first_line: int = 1) -> Script:
-    """Read a script: ``PROCESS: EVENT ...`` for every process, and these lines, all of them
-    optional: ``messages: EVENT>EVENT EVENT->PROCESS ...``; ``channels: mesh`` (the default),
+    """Read a script.
+
+    It has a line ``PROCESS: EVENT ...`` for every process, and these lines, all of them optional:
+    ``messages: EVENT>EVENT EVENT->PROCESS ...``; ``channels: mesh`` (the default),
     ``ring`` or ``P1->P2 ...``; ``network: fifo``, ``reordering`` or ``lossy``; and ``rules:
     chandy-lamport`` or ``lai-yang``, by default those made for such channels.
 
