@@ -87,8 +87,8 @@ def read_shiviz(
 
 
 def _split_header(text: str) -> tuple[str, str, int]:
-    """Return the expression and the delimiter at the beginning of a file for ShiViz, and where its
-    log begins; two empty texts and 0 if it does not begin with an expression."""
+    """Return the expression, the delimiter, and the start of the log in a file for ShiViz. If it
+    does not begin with an expression, these are empty, empty and 0."""
     first, _, rest = text.partition("\n")
     if not _IS_EXPRESSION.search(first):
         return "", "", 0

@@ -178,8 +178,10 @@ def _awaited(script: Script, world: World) -> list[str]:
 
 @dataclass
 class _Plan:
-    """The content of a block of ticks: choices with their ticks and, separately, their lines;
-    delays in the order of sending; and delays by name, with the line that gives them."""
+    """The content of a block of ticks.
+
+    `actions` have their ticks, and `lines` their lines; `delays` are in the order of sending;
+    `takes` has delays by name, each with its line."""
 
     actions: list[tuple[int, TickAction]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
