@@ -183,3 +183,12 @@ def test_a_trace_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="from which it would be made"):
         tracefile.write(path, Trace(["P1"], []), inputs=[path])
     assert path.read_text(encoding="utf-8") == "log"
+
+
+@pytest.mark.parametrize("are_implied", [True, False])
+def test_a_file_keeps_whether_its_messages_are_implied(tmp_path: Path, are_implied: bool) -> None:
+    """A file that does not say so has stated messages, as those of earlier releases do."""
+    path = tmp_path / "a.trace"
+    tracefile.write(path, Trace(["P1"], [Event("P1")], are_messages_implied=are_implied))
+    assert tracefile.read(path).are_messages_implied is are_implied
+    assert ("are_messages_implied" in path.read_text(encoding="utf-8")) is are_implied

@@ -321,7 +321,8 @@ class CutView:
 
     def in_transit(self, channel: Channel | None = None) -> tuple[MessageId, ...]:
         """Return what was sent before the cut and not accepted before it: of one channel in the
-        order of sending, or of all, channel by channel. UsageError if there is no such channel."""
+        order of sending, or of all, channel by channel. If the messages of the trace are implied
+        by clocks, there may have been more. UsageError if there is no such channel."""
         if channel is not None and channel not in self._traffic:
             raise UsageError(
                 f"there is no channel {channel} in this trace: its channels are "

@@ -92,16 +92,29 @@ def named(position: Position, event: Event) -> str:
 
 
 class Trace:
-    """An execution, checked: every message is sent once, and accepted at most once, after that. The
-    `processes` are in the order of display, the `steps` in a possible order; None are the
-    `channels` with a message. NotConsistent if no execution is like that."""
+    """An execution, checked: every message is sent once, and accepted at most once, after that.
+
+    Args:
+        processes: in the order of display.
+        steps: in a possible order.
+        channels: by default those with a message.
+        are_messages_implied: whether the messages were found from vector clocks alone. A message
+            that taught its receiver nothing, or never arrived, is then missing: what is in transit
+            is at least what the trace knows.
+
+    Raises:
+        NotConsistent: no execution is like that.
+    """
 
     def __init__(
         self,
         processes: Iterable[ProcessId],
         steps: Iterable[Step],
         channels: Iterable[Channel] | None = None,
+        *,
+        are_messages_implied: bool = False,
     ) -> None:
+        self.are_messages_implied = are_messages_implied
         self.processes = tuple(processes)
         self.steps = tuple(steps)
         self.index_of = {process: index for index, process in enumerate(self.processes)}
@@ -254,7 +267,7 @@ class Trace:
 
     def in_transit(self, cut: Cut) -> dict[Channel, tuple[MessageId, ...]]:
         """Return for every channel what was sent before `cut` and not accepted before it, in the
-        order of sending."""
+        order of sending; if `are_messages_implied`, at least these messages."""
         found: dict[Channel, list[MessageId]] = {channel: [] for channel in self.channels}
         for process, count in zip(self.processes, cut, strict=True):
             for event in self.lines[process][:count]:

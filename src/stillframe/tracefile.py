@@ -1,8 +1,9 @@
 """A trace as a file of newline-delimited JSON, which other tools can read.
 
-The first line is ``{"stillframe_trace": 1, "processes": [...], "channels": [...]}``, every other
-line is one step, in the order of the trace: ``{"type": "event", ...}`` or ``{"type": "marker",
-...}`` with the attributes of ``Event`` and ``MarkerStep``, without empty ones.
+The first line is ``{"stillframe_trace": 1, "processes": [...], "channels": [...]}``, with
+``"are_messages_implied": true`` if messages were found from clocks alone. Every other line is one
+step, in the order of the trace: ``{"type": "event", ...}`` or ``{"type": "marker", ...}`` with the
+attributes of ``Event`` and ``MarkerStep``, without empty ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,10 +22,11 @@ LINE_BYTES_MAX = 2**24
 PROCESS_COUNT_MAX = 4096
 
 
-class _Header(msgspec.Struct):
+class _Header(msgspec.Struct, omit_defaults=True):
     stillframe_trace: int
     processes: list[ProcessId]
     channels: list[Channel]
+    are_messages_implied: bool = False
 
 
 _Line = TypeVar("_Line")
@@ -46,13 +48,19 @@ def read(path: Path) -> Trace:
         header = _read_header(path, file)
         try:
             steps = _read_steps(path, file, header.processes)
-            return Trace(header.processes, steps, header.channels)
+            return Trace(
+                header.processes,
+                steps,
+                header.channels,
+                are_messages_implied=header.are_messages_implied,
+            )
         except NotConsistent as error:
             raise NotConsistent(f"{path}: {error}") from error
 
 
 def _encode(trace: Trace) -> Iterator[bytes]:
-    header = _Header(VERSION, list(trace.processes), list(trace.channels))
+    processes, channels = list(trace.processes), list(trace.channels)
+    header = _Header(VERSION, processes, channels, trace.are_messages_implied)
     yield _encode_line(header, "the list of processes and channels")
     for number, step in enumerate(trace.steps, 1):
         yield _encode_line(step, f"step {number} of the trace, of process {step.process},")

@@ -49,8 +49,34 @@ def test_a_consistent_cut_is_a_yes(call: Call, trace: Path) -> None:
         "is_consistent": True,
         "cut": {"P1": 2, "P2": 1},
         "in_transit": {"P1->P2": 1},
+        "is_in_transit_exact": True,
         "orphans": [],
     }
+
+
+def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
+    call: Call, tmp_path: Path
+) -> None:
+    """A message that taught its receiver nothing is in no clock: no count is presented as exact."""
+    log, trace = tmp_path / "a.log", tmp_path / "a.trace"
+    log.write_text('ask\na {"a":1}\nanswer\nb {"a":1, "b":1}\n', encoding="utf-8")
+    assert call("import", log, "--out", trace).exit_code == 0
+    assert call("cuts", trace, "--cut", "a=1").stderr.splitlines() == [
+        "in transit on a->b: at least 1 message",
+        (
+            "the log states no messages, and its clocks show none that taught its receiver "
+            "nothing: more may be in transit"
+        ),
+        "yes: the cut is consistent",
+    ]
+    document = json.loads(call("cuts", trace, "--cut", "a=1", "--json").stdout)
+    assert document["is_in_transit_exact"] is False
+    result = call("view", trace, "--cut", "a=1", "--out", tmp_path / "a.svg")
+    assert "cut: consistent, with at least 1 message in transit" in result.stderr.splitlines()
+    picture = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "channel a-&gt;b: at least ask→answer" in picture
+    assert call("view", trace, "--cut", "a=0", "--out", tmp_path / "a.svg").exit_code == 0
+    assert "1 channel with nothing known" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
 def test_an_inconsistent_cut_is_a_no_with_the_message_that_breaks_it(
@@ -76,6 +102,7 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
         "event": "P2#1",
         "cut": {"P1": 1, "P2": 1},
         "in_transit": {"P2->P1": 1},
+        "is_in_transit_exact": True,
     }
     assert result.stderr == "done: 1 event happened before P2#1\n"
 
@@ -188,7 +215,11 @@ def test_a_predicate_is_counted(call: Call, trace: Path) -> None:
         "holding_count": 1,
         "possibly": True,
         "definitely": True,
-        "first": {"cut": {"P1": 1, "P2": 1}, "in_transit": {"P2->P1": 1}},
+        "first": {
+            "cut": {"P1": 1, "P2": 1},
+            "in_transit": {"P2->P1": 1},
+            "is_in_transit_exact": True,
+        },
     }
     assert result.stderr.startswith("yes: it holds in 1 of 4 consistent cuts")
     assert "definitely: whatever the order was" in result.stderr

@@ -305,6 +305,18 @@ def test_a_cut_that_is_not_consistent_shows_the_message_that_makes_it_so(show: S
     check_accessible(page)
 
 
+def test_what_clocks_imply_is_held_at_least(show: Show) -> None:
+    """A message that taught its receiver nothing is in no clock, so no channel is called empty."""
+    message = MessageId(Channel("a", "b"), 1)
+    steps = [Event("a", "ask", sent=(message,)), Event("b", "answer", accepted=(message,))]
+    trace = Trace(["a", "b"], steps, are_messages_implied=True)
+    for cut, held in (((1, 0), "ask→answer"), ((0, 0), "nothing known")):
+        page = show(player_document(trace, title="cut", cuts=[cut]), "#snapshot=cut&step=2")
+        assert rows(page)["a->b"] == held
+        expect(page.locator(".play .channels th").last).to_have_text("holds at least")
+        assert "at least 1 message" in page.locator("header").inner_text()
+
+
 def test_an_execution_without_snapshots_can_be_gone_through(show: Show) -> None:
     """There are no colours and no interchanges then; and one without events is no error."""
     page = show(player_document(Trace(["P1"], [Event("P1", "A")]), title="plain"))

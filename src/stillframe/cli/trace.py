@@ -25,6 +25,7 @@ from stillframe.cuts import (
     explain,
 )
 from stillframe.detect.view import yes_or_no
+from stillframe.diagram.layout import count_messages
 from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.clocks import show_host
@@ -344,7 +345,11 @@ def _put_past(trace: Trace, text: str) -> None:
 
 def _cut_document(trace: Trace, cut: Cut) -> dict[str, object]:
     in_transit = {channel: len(m) for channel, m in trace.in_transit(cut).items() if m}
-    return {"cut": dict(zip(trace.processes, cut, strict=True)), "in_transit": in_transit}
+    return {
+        "cut": dict(zip(trace.processes, cut, strict=True)),
+        "in_transit": in_transit,
+        "is_in_transit_exact": not trace.are_messages_implied,
+    }
 
 
 def _put_cut(trace: Trace, cut: Cut) -> None:
@@ -352,7 +357,12 @@ def _put_cut(trace: Trace, cut: Cut) -> None:
     output.put_table("", ("PROCESS", "EVENTS BEFORE THE CUT", "OF"), rows)
     for channel, messages in trace.in_transit(cut).items():
         if messages:
-            output.say(f"in transit on {channel}: {quantities.count(len(messages), 'message')}")
+            output.say(f"in transit on {channel}: {count_messages(trace, len(messages))}")
+    if trace.are_messages_implied:
+        output.say(
+            "the log states no messages, and its clocks show none that taught its receiver "
+            "nothing: more may be in transit"
+        )
 
 
 def put_order(trace: Trace, name: str) -> None:

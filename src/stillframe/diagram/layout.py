@@ -79,6 +79,12 @@ def frames(
     yield from map(plan.draw, range(1, plan.step_count + 1))
 
 
+def count_messages(trace: Trace, number: int) -> str:
+    """Return a number of messages of `trace` in words: if they are implied by clocks, there may
+    have been more."""
+    return f"{'at least ' if trace.are_messages_implied else ''}{count(number, 'message')}"
+
+
 def left_out(trace: Trace, shown: window.Window) -> str:
     """Return a sentence on the steps and processes outside the window; empty if all are shown."""
     total, shown_count = len(trace.steps), len(shown.steps)
@@ -179,7 +185,8 @@ class Plan:
             if messages and cut.is_between_reached(channel, step_count)
         ]
         for channel, messages in full[:CHANNELS_MAX]:
-            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {self._names(messages)}")
+            least = "at least " if self.trace.are_messages_implied else ""
+            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {least}{self._names(messages)}")
         if len(full) > CHANNELS_MAX:
             others = count(len(full) - CHANNELS_MAX, "other channel")
             yield Row(Sample.NOTHING, 0, f"and messages on {others}")
@@ -189,7 +196,8 @@ class Plan:
             broken = {orphan.channel for orphan in cut.orphans} - filled
             empty = count(len(self.trace.channels) - len(filled | broken), "channel")
             without = f", {count(len(broken), 'channel')} without possible contents"
-            yield Row(Sample.NOTHING, 0, f"{empty} empty{without if broken else ''}")
+            nothing = "with nothing known" if self.trace.are_messages_implied else "empty"
+            yield Row(Sample.NOTHING, 0, f"{empty} {nothing}{without if broken else ''}")
         orphans = [o for o in cut.orphans if cut.is_between_reached(o.channel, step_count)]
         if orphans:
             listed = self._names(orphans)
@@ -202,7 +210,7 @@ class Plan:
         """Return the title and the description of a diagram with this legend and these notices."""
         processes = count(len(self.trace.processes), "process")
         events = count(self.trace.event_count, "event")
-        messages = count(self.trace.message_count, "message")
+        messages = count_messages(self.trace, self.trace.message_count)
         described = Sample.CUT, Sample.CAUGHT, Sample.ORPHAN
         sentences = [
             f"{events} and {messages} of {processes}, ordered by what happened before what",
@@ -229,8 +237,8 @@ class Plan:
         if cut.orphans:
             effects = count(len(cut.orphans), "effect")
             return f"{cut.name}: NOT consistent: {effects} without a cause"
-        caught = sum(map(len, cut.in_transit.values()))
-        return f"{cut.name}: consistent, with {count(caught, 'message')} in transit"
+        caught = count_messages(self.trace, sum(map(len, cut.in_transit.values())))
+        return f"{cut.name}: consistent, with {caught} in transit"
 
     @cached_property
     def _words(self) -> list[str]:

@@ -195,7 +195,7 @@ def build(
     ]
     return Execution(
         label=clean_label(label),
-        trace=Trace(named.values(), steps),
+        trace=Trace(named.values(), steps, are_messages_implied=not messages.are_stated),
         hosts={process: host for host, process in named.items()},
         are_messages_stated=messages.are_stated,
         repeat_count=messages.repeat_count,

@@ -157,14 +157,14 @@ def player_document(
         "kind": "play",
         "title": clean_label(title),
         "about": ", ".join(
-            count(number, noun)
-            for number, noun in (
-                (len(trace.processes), "process"),
-                (len(trace.channels), "channel"),
-                (trace.event_count, "event"),
-                (trace.message_count, "message"),
+            (
+                count(len(trace.processes), "process"),
+                count(len(trace.channels), "channel"),
+                count(trace.event_count, "event"),
+                layout.count_messages(trace, trace.message_count),
             )
         ),
+        "is_exact": not trace.are_messages_implied,
         "notice": layout.left_out(trace, shown),
         "unlisted": unlisted,
         "picture": animated_svg.draw(trace, choices, first=first, step_count_max=step_count_max),

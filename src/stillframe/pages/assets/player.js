@@ -134,16 +134,16 @@ function recordedTables(execution, choice, step) {
     const isKnown = at !== null && at <= step;
     return recordedRow(execution.processes[number], isKnown ? state : "not yet", isKnown ? "known" : "muted");
   });
-  const channels = choice.channels.map((channel) => recordedRow(channel.name, ...contents(channel, step)));
+  const channels = choice.channels.map((channel) => recordedRow(channel.name, ...contents(channel, step, execution.is_exact)));
   return [
     make("h2", {}, choice.is_snapshot ? `Recorded for ${choice.name}` : "At the cut"),
     makeTable({ class: "processes" }, ["process", did], processes),
-    makeTable({ class: "channels" }, ["channel", "holds"], channels),
+    makeTable({ class: "channels" }, ["channel", execution.is_exact ? "holds" : "holds at least"], channels),
     makeRest(choice.unlisted, "channel") ?? "",
   ];
 }
 
-function contents(channel, step) {
+function contents(channel, step, isExact) {
   if (channel.begin === null || step < channel.begin) return ["not yet", "muted"];
   const names = channel.holds.filter(([at]) => at <= step).map(([, name]) => name);
   const isOver = channel.end !== null && channel.end <= step;
@@ -151,5 +151,5 @@ function contents(channel, step) {
     return [`impossible: ${channel.orphans.join(", ")} came before the cut, and was sent after it`, "bad"];
   }
   if (!isOver) return [`records${names.length > 0 ? `: ${names.join(", ")}` : ", nothing so far"}`, "under-way"];
-  return names.length > 0 ? [names.join(", "), "known caught"] : ["empty", "known"];
+  return names.length > 0 ? [names.join(", "), "known caught"] : [isExact ? "empty" : "nothing known", "known"];
 }
