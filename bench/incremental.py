@@ -21,7 +21,7 @@ from stillframe import Channel, Keyed, Message, Process, SnapshotId, Topology
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 
 SHARES = (0.01, 1.0)
 SNAPSHOT_COUNT = 7
@@ -107,8 +107,8 @@ globals().update(TOPOLOGIES)
 class Taken:
     """The snapshots of one system: the first, which holds everything, and those after it."""
 
-    first: Entry | None = None
-    after: list[Entry] = field(default_factory=list)
+    first: SnapshotEntry | None = None
+    after: list[SnapshotEntry] = field(default_factory=list)
     abandoned_count: int = 0
 
 

@@ -28,7 +28,7 @@ from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
 REFERENCE = "examples.bank:bank"
@@ -43,7 +43,7 @@ AUDIT = ("--states", "sum(balance)", "--messages", "sum(amount)")
 class Findings:
     """What the demo has seen so far."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[SnapshotEntry] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
     caught_count: int = 0
     received: list[tuple[float, int]] = field(default_factory=list)
@@ -124,7 +124,9 @@ def _progress(findings: Findings, phase: str, began: float) -> Table:
     return table
 
 
-async def _look(store: Store, findings: Findings, published: "asyncio.Queue[Entry]") -> None:
+async def _look(
+    store: Store, findings: Findings, published: "asyncio.Queue[SnapshotEntry]"
+) -> None:
     """Read every published snapshot back from the store and look at it."""
     while True:
         entry = await published.get()
@@ -152,7 +154,7 @@ async def _kill_and_recover(system: Supervisor, findings: Findings) -> None:
 
 async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> None:
     """Run the bank: snapshots all the time, a kill in the middle."""
-    published: asyncio.Queue[Entry] = asyncio.Queue()
+    published: asyncio.Queue[SnapshotEntry] = asyncio.Queue()
 
     def emit(event: events.Event) -> None:
         match event:

@@ -19,7 +19,7 @@ LAYERS = (
     ("durable_files", "imports"),
     ("store", "restore", "importer", "tracefile", "eventlog", "diagram"),
     ("detect",),
-    ("pipeline", "migration"),
+    ("pipeline", "migration", "snapshot_store"),
     ("sim", "runtime"),
     ("spark", "pages"),
     ("analytics",),
@@ -279,7 +279,7 @@ def test_a_plain_process_loads_only_what_it_uses(module: str) -> None:
     """A process that is started, what it is forked from, and a program that joins."""
     program = f"import stillframe.runtime.process.{module}"
     if module == "join":
-        program += "; from stillframe import *"
+        program += "; from stillframe import Keyed, Message, Process, Topology, every, join"
     assert loaded_of(NOT_IN_A_PLAIN_PROCESS, program) == []
 
 

@@ -14,7 +14,7 @@ from stillframe.model import Channel
 from stillframe.protocol.equivalent import equivalent, interchanges
 from stillframe.trace import Cut, Event, MessageId, Position, Trace
 from tests.protocol import oracle
-from tests.protocol.execution import Event as Entry
+from tests.protocol.execution import Event as SnapshotEntry
 from tests.protocol.execution import Execution, What, random_execution
 
 
@@ -23,7 +23,7 @@ def message(source: str, target: str, number: int = 1) -> MessageId:
     return MessageId(Channel(source, target), number)
 
 
-def trace_of(system: Execution) -> tuple[Trace, dict[Position, Entry]]:
+def trace_of(system: Execution) -> tuple[Trace, dict[Position, SnapshotEntry]]:
     """Return the trace of what the application did, and the entry of the log of each event."""
     happened = oracle.actions(system.log)
     events = []
@@ -43,7 +43,7 @@ def cut_behind(system: Execution, white: oracle.Log) -> Cut:
     return tuple(sum(event.process == process for event in white) for process in system.states)
 
 
-def inversion_count(order: oracle.Log, white: set[Entry]) -> int:
+def inversion_count(order: oracle.Log, white: set[SnapshotEntry]) -> int:
     """Count, one by one, the pairs of a red action and a white one somewhere behind it."""
     return sum(
         first not in white and second in white

@@ -9,35 +9,55 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stillframe.detect.view import SnapshotView
     from stillframe.errors import StillframeError
     from stillframe.keyed import Keyed
     from stillframe.model import Channel, ProcessId, SnapshotId
     from stillframe.process import Message, Process, every
     from stillframe.runtime.process.join import join
+    from stillframe.snapshot_store import (
+        AbandonedSnapshot,
+        LoadedSnapshot,
+        SnapshotStore,
+        open_store,
+    )
+    from stillframe.store.manifest import SnapshotEntry
+    from stillframe.store.tables import DecodedMessage
     from stillframe.topology import InTransit, Joined, Recorded, Topology
 
 __all__ = [
+    "AbandonedSnapshot",
     "Channel",
+    "DecodedMessage",
     "InTransit",
     "Joined",
     "Keyed",
+    "LoadedSnapshot",
     "Message",
     "Process",
     "ProcessId",
     "Recorded",
+    "SnapshotEntry",
     "SnapshotId",
+    "SnapshotStore",
+    "SnapshotView",
     "StillframeError",
     "Topology",
     "every",
     "join",
+    "open_store",
 ]
 
 _MODULES = {
+    "detect.view": ("SnapshotView",),
     "errors": ("StillframeError",),
     "keyed": ("Keyed",),
     "model": ("Channel", "ProcessId", "SnapshotId"),
     "process": ("Message", "Process", "every"),
     "runtime.process.join": ("join",),
+    "snapshot_store": ("AbandonedSnapshot", "LoadedSnapshot", "SnapshotStore", "open_store"),
+    "store.manifest": ("SnapshotEntry",),
+    "store.tables": ("DecodedMessage",),
     "topology": ("InTransit", "Joined", "Recorded", "Topology"),
 }
 

@@ -15,7 +15,7 @@ from stillframe.analytics import predicate_eval, predicate_history
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.predicate_history import DETECTED_SCHEMA, Summary, detect, summary
 from stillframe.detect.predicate import resolve_predicate
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from stillframe.errors import ApplicationError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import SnapshotId
@@ -62,18 +62,18 @@ def money(tmp_path: Path) -> Iterator[Path]:
     store.close()
 
 
-def is_poor(view: View) -> bool:
+def is_poor(view: SnapshotView) -> bool:
     """Whether A has less than 95."""
     balance: int = view.processes["A"].balance
     return balance < 95
 
 
-def is_at_four(view: View) -> bool:
+def is_at_four(view: SnapshotView) -> bool:
     """Be wrong about one snapshot."""
     return bool(view.processes["C"]) if view.snapshot.number == 4 else False
 
 
-def names(view: View) -> str:
+def names(view: SnapshotView) -> str:
     """Not a predicate."""
     return str(view.snapshot)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stillframe import SnapshotId
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, Coin, Purse, publish, purses, restored, state_of
@@ -16,13 +16,13 @@ from tests.cli.test_store_commands import change_a_byte
 PURSES = ("--topology", "tests.cli.conftest:purses")
 
 
-def is_rich(view: View) -> bool:
+def is_rich(view: SnapshotView) -> bool:
     """Whether A has more than anybody needs: it may spend it again, so this is not stable."""
     balance: int = view.processes["A"].balance
     return balance > 90
 
 
-def names(view: View) -> str:
+def names(view: SnapshotView) -> str:
     """Not a predicate."""
     return str(view.snapshot)
 
@@ -49,7 +49,7 @@ def test_a_no_says_what_it_sees(call: Call, money: Path) -> None:
 dropped: list[Path] = []
 
 
-def drops_the_oldest(view: View) -> bool:
+def drops_the_oldest(view: SnapshotView) -> bool:
     """Answer no, and delete a snapshot as ``run --keep`` may at that moment."""
     while dropped:
         shutil.rmtree(dropped.pop())

@@ -9,13 +9,13 @@ import pytest
 from stillframe.cli.supervision import EventPrinter, sentence
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.runtime import events
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 
 
 def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
     """A snapshot with 1234 messages that took 20 ms, and 30 to publish."""
     return events.SnapshotPublished(
-        Entry(
+        SnapshotEntry(
             id=SnapshotId("P1", number),
             sequence=number,
             epoch=epoch,

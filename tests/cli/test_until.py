@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.cli import supervision
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -44,7 +44,7 @@ def test_it_says_no_when_time_is_over(call: Call, tmp_path: Path) -> None:
     assert words in ended.stderr
 
 
-def is_first(view: View) -> bool:
+def is_first(view: SnapshotView) -> bool:
     """Whether a snapshot is the first: true once, and never again."""
     return view.snapshot.number == 1
 
@@ -52,7 +52,7 @@ def is_first(view: View) -> bool:
 was_stopped = threading.Event()
 
 
-def take_long(view: View) -> bool:
+def take_long(view: SnapshotView) -> bool:
     """Think it over for longer than anybody waits."""
     return was_stopped.wait() and bool(view)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stillframe.detect.predicate import find_loss, places_of, total
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Quantities
 
@@ -34,10 +34,10 @@ class Holder:
         return self.amounts
 
 
-def seen(a: Mapping[str, float], b: Mapping[str, float], *messages: Message) -> View:
+def seen(a: Mapping[str, float], b: Mapping[str, float], *messages: Message) -> SnapshotView:
     """Return a global state of two processes and a channel, and a third that cannot say."""
     processes = {"A": Holder(a), "B": Holder(b), "C": object()}
-    return View(SnapshotId("P", 1), processes, {Channel("A", "B"): messages})
+    return SnapshotView(SnapshotId("P", 1), processes, {Channel("A", "B"): messages})
 
 
 def test_each_thing_is_counted_once() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillframe.detect.predicate import find_deadlock
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from stillframe.errors import UsageError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message
@@ -35,7 +35,9 @@ class Waiter:
         return self.waiting
 
 
-def seen(waits: Mapping[str, Waiting | None], *in_transit: tuple[str, str, Message]) -> View:
+def seen(
+    waits: Mapping[str, Waiting | None], *in_transit: tuple[str, str, Message]
+) -> SnapshotView:
     """Return a global state in which processes wait and messages (source, target, message) are on
     their way."""
     channels: dict[Channel, tuple[Message, ...]] = {
@@ -44,7 +46,7 @@ def seen(waits: Mapping[str, Waiting | None], *in_transit: tuple[str, str, Messa
     for source, target, message in in_transit:
         channel = Channel(source, target)
         channels[channel] = (*channels.get(channel, ()), message)
-    return View(SnapshotId("P", 1), {n: Waiter(w) for n, w in waits.items()}, channels)
+    return SnapshotView(SnapshotId("P", 1), {n: Waiter(w) for n, w in waits.items()}, channels)
 
 
 def test_a_cycle_is_named_from_its_smallest_name_on() -> None:

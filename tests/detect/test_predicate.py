@@ -15,7 +15,7 @@ from stillframe.detect.predicate import (
     not_stable,
     termination,
 )
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from stillframe.errors import ApplicationError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message
@@ -23,7 +23,7 @@ from stillframe.waiting import for_all
 from tests.detect.test_conservation import seen as holding
 from tests.detect.test_deadlock import seen as waiting
 
-NOTHING = View(SnapshotId("P", 7), {}, {})
+NOTHING = SnapshotView(SnapshotId("P", 7), {}, {})
 
 
 def test_a_verdict_says_what_was_found() -> None:
@@ -124,9 +124,9 @@ class Reading(stillframe.Process):
         """Take them."""
 
 
-def seen(*messages: Message, **processes: object) -> View:
+def seen(*messages: Message, **processes: object) -> SnapshotView:
     """Return a global state with messages on one channel."""
-    return View(SnapshotId("P", 1), processes, {Channel("A", "B"): messages})
+    return SnapshotView(SnapshotId("P", 1), processes, {Channel("A", "B"): messages})
 
 
 def test_terminated_is_who_is_passive_with_empty_channels() -> None:

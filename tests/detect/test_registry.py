@@ -17,7 +17,7 @@ from stillframe.detect.predicate import (
 from stillframe.errors import Damaged, UsageError
 from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.model import Snapshot
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.analytics import bank
 
@@ -48,7 +48,7 @@ def test_what_was_dropped_is_passed_over_whatever_else_is_wrong(store: Store) ->
     dropped, damaged = store.entries()
     (damaged.directory / "manifest.json").write_bytes(b"?")
 
-    def read(entry: Entry) -> Snapshot:
+    def read(entry: SnapshotEntry) -> Snapshot:
         return store.load(entry.id)
 
     shutil.rmtree(dropped.directory)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stillframe.detect.predicate import Verdict
-from stillframe.detect.view import View
+from stillframe.detect.view import SnapshotView
 from tests.detect.truth import KINDS, judge
 from tests.nightly import by_night, seeds
 
@@ -38,7 +38,7 @@ def test_who_ignores_what_is_on_its_way_is_found_out(
     the moment, or have just handed on the token."""
     kind = KINDS[name]
 
-    def careless(view: View) -> Verdict:
+    def careless(view: SnapshotView) -> Verdict:
         emptied = dict.fromkeys(view.channels, ())
         return kind.predicate(msgspec.structs.replace(view, channels=emptied))
 

@@ -57,7 +57,7 @@ from stillframe.runtime.run_file import RunFile
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.store import history
 from stillframe.store.fragments import FragmentManifest, FragmentTopology, Received
-from stillframe.store.manifest import Entry, FileRecord, Head, Manifest
+from stillframe.store.manifest import FileRecord, Head, Manifest, SnapshotEntry
 from stillframe.store.sealed_json import seal
 from stillframe.topology import Column, Description, KeyedColumns
 from stillframe.trace import Event, MarkerStep, MessageId, Step
@@ -102,7 +102,7 @@ UNDER_WAY = stragglers.UnderWay(
     (stragglers.Straggler("P2", stragglers.Cause.HELD, 1001.5, (CHANNEL,), 300, ("P1",)),),
 )
 WAVE = SnapshotTimeline(P1_17, 1000.25, 1000.75, True, {"P1": TIMES}, {"P1": 1000.5}, 3)
-ENTRY = Entry(
+ENTRY = SnapshotEntry(
     id=P1_17,
     sequence=5,
     epoch=3,

@@ -20,7 +20,7 @@ from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.host import Host
 from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.runtime.links import SECRET, hang_up, until
@@ -148,10 +148,10 @@ class LocalSystem:
     async def take(self, initiator: ProcessId = "") -> Snapshot:
         """Take a snapshot that must be published, and read it from the store."""
         outcome = await self.try_to_take(initiator)
-        assert isinstance(outcome, Entry), str(outcome)
+        assert isinstance(outcome, SnapshotEntry), str(outcome)
         return self.store.load(outcome.id)
 
-    async def try_to_take(self, initiator: ProcessId = "") -> Entry | Abandoned:
+    async def try_to_take(self, initiator: ProcessId = "") -> SnapshotEntry | Abandoned:
         """Take a snapshot, and return what became of it."""
         result = self.coordinator.begin(initiator or next(iter(self.topology.processes)))
         await self.until(result.done)

@@ -9,7 +9,7 @@ import pytest
 from stillframe.cli.snapshots import published
 from stillframe.cli.supervision import EventPrinter
 from stillframe.runtime import events
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import rally
 
@@ -23,11 +23,11 @@ def test_durations_do_not_depend_on_a_clock_that_is_set(
 ) -> None:
     """Neither that of a snapshot until it was published, nor its age in the status line."""
 
-    async def main() -> Entry:
+    async def main() -> SnapshotEntry:
         async with asyncio.timeout(60), LocalSystem(rally, tmp_path) as system:
             monkeypatch.setattr(time, "time", lambda: REAL() + ahead_s)
             outcome = await system.try_to_take()
-            assert isinstance(outcome, Entry)
+            assert isinstance(outcome, SnapshotEntry)
             return outcome
 
     entry = asyncio.run(main())

@@ -19,7 +19,7 @@ from stillframe.runtime.supervisor import child_processes, supervisor
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.fragments import FragmentManifest, FragmentPlace
-from stillframe.store.manifest import CHANNELS, Entry
+from stillframe.store.manifest import CHANNELS, SnapshotEntry
 from stillframe.store.parquet import read_parquet
 from stillframe.store.store import Store
 from tests.runtime.local import LocalSystem
@@ -61,7 +61,7 @@ def rows_of(directory: Path, process: ProcessId) -> dict[str, list[dict[str, obj
     return found
 
 
-def check(directory: Path, entries: list[Entry], snapshots: list[Snapshot]) -> Found:
+def check(directory: Path, entries: list[SnapshotEntry], snapshots: list[Snapshot]) -> Found:
     """Check that the fragments of each snapshot say what was published, and return all."""
     found = read_all(directory)
     for entry, snapshot in zip(entries, snapshots, strict=True):
@@ -120,7 +120,7 @@ def test_what_the_coordinator_gives_up_is_there(tmp_path: Path) -> None:
     """A snapshot that could not be published, though every process had recorded its part."""
     topology, directory = SYSTEMS["keyed"](), tmp_path / "fragments"
 
-    def refuse(snapshot: Snapshot) -> Entry:
+    def refuse(snapshot: Snapshot) -> SnapshotEntry:
         raise StoreError("the disk failed")
 
     async def main() -> SnapshotId:

@@ -23,7 +23,7 @@ from stillframe.restore import start_states
 from stillframe.runtime.events import SystemRunning
 from stillframe.runtime.process.join import Participant
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.runtime.local import LocalSystem
@@ -127,7 +127,7 @@ def test_the_books_balance_in_every_snapshot(tmp_path: Path, kind: type[Branch])
         async with LocalSystem(bank(kind), tmp_path) as system:
             publish, published = system.store.publish, []
 
-            def note(snapshot: Snapshot) -> Entry:
+            def note(snapshot: Snapshot) -> SnapshotEntry:
                 published.append(snapshot)
                 return publish(snapshot)
 
@@ -136,7 +136,7 @@ def test_the_books_balance_in_every_snapshot(tmp_path: Path, kind: type[Branch])
                 for outcome in [system.coordinator.begin(name) for name in "ABC"]:
                     await system.until(outcome.done)
                     entry = outcome.result()
-                    assert isinstance(entry, Entry), str(entry)
+                    assert isinstance(entry, SnapshotEntry), str(entry)
                     assert balance(system.store.load(entry.id)) == TOTAL
             bases = [state.base for snapshot in published for state in snapshot.state.processes]
             assert bases[:3] == [None] * 3
@@ -214,12 +214,12 @@ def test_a_store_that_lost_a_base_gets_everything_again(tmp_path: Path) -> None:
             await system.take()
             publish, published = system.store.publish, []
 
-            def refuse(snapshot: Snapshot) -> Entry:
+            def refuse(snapshot: Snapshot) -> SnapshotEntry:
                 published.append(snapshot)
                 system.store.publish = accept  # type: ignore[method-assign]
                 raise StoreError("a base is missing")
 
-            def accept(snapshot: Snapshot) -> Entry:
+            def accept(snapshot: Snapshot) -> SnapshotEntry:
                 published.append(snapshot)
                 return publish(snapshot)
 

@@ -18,7 +18,7 @@ from stillframe.runtime.process.host import Host
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.state_codec import StateCodec
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Sink, Source
@@ -54,7 +54,7 @@ def loose(alone: Process) -> Topology:
     return Topology({"A": Source(limit=3), "B": Sink(), "R": alone}, [("A", "B")])
 
 
-async def take_without_r(system: LocalSystem) -> Entry:
+async def take_without_r(system: LocalSystem) -> SnapshotEntry:
     """Take a snapshot for which R is too late, once A and B are not."""
     config = system.coordinator._config
     system.coordinator._config = msgspec.structs.replace(config, timeout_s=SHORT_S)
@@ -191,7 +191,7 @@ def test_after_a_restore_the_state_is_the_one_that_the_epoch_began_with(tmp_path
         async with asyncio.timeout(TIMEOUT_S):
             async with Supervisor(program("separate"), store) as system:
                 first = await system.snapshot()
-            assert isinstance(first, Entry)
+            assert isinstance(first, SnapshotEntry)
             async with Supervisor(
                 program("separate"),
                 store,
@@ -237,7 +237,7 @@ def test_a_snapshot_is_tried_again_from_another_initiator(tmp_path: Path) -> Non
             await watch.until(lambda: len(watch.of(events.SnapshotAbandoned)) == 4)
             os.kill(still.pid, signal.SIGCONT)
             entry = await result
-            assert isinstance(entry, Entry)
+            assert isinstance(entry, SnapshotEntry)
             assert str(entry.id) in {"C-5", "A-6"}
         store.close()
 

@@ -18,7 +18,7 @@ from stillframe.runtime import events
 from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX
 from stillframe.runtime.run_file import find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from tests.runtime.local import LocalSystem
 from tests.runtime.watch import Watch, new_store, program
 
@@ -255,7 +255,7 @@ def test_a_listener_that_raises_ends_the_system_with_its_error(tmp_path: Path) -
                 asyncio.timeout(TIMEOUT_S),
                 Supervisor(program("rally"), store, emit=emit) as system,
             ):
-                assert isinstance(await system.snapshot(), Entry)
+                assert isinstance(await system.snapshot(), SnapshotEntry)
                 await asyncio.wait([system.finished])
                 await system.until_running()
 
@@ -302,12 +302,12 @@ def test_a_damaged_snapshot_does_not_cost_the_running_system(tmp_path: Path) -> 
             Supervisor(program("rally"), store, emit=watch.emit) as system,
         ):
             taken = await system.snapshot()
-            assert isinstance(taken, Entry)
+            assert isinstance(taken, SnapshotEntry)
             damaged = taken.directory / "processes.parquet"
             damaged.write_bytes(damaged.read_bytes()[:-1])
             with pytest.raises(Damaged, match=r"processes\.parquet"):
                 await system.restore(taken.id)
-            assert isinstance(await system.snapshot(), Entry)
+            assert isinstance(await system.snapshot(), SnapshotEntry)
             assert store.epoch == 1
 
     try:
@@ -377,7 +377,7 @@ def test_each_of_two_restores_at_once_is_carried_out(tmp_path: Path) -> None:
             Supervisor(program("rally"), store, emit=watch.emit) as system,
         ):
             entries = [await system.snapshot(), await system.snapshot()]
-            wanted = [entry.id for entry in entries if isinstance(entry, Entry)]
+            wanted = [entry.id for entry in entries if isinstance(entry, SnapshotEntry)]
             await asyncio.gather(*(system.restore(snapshot) for snapshot in wanted))
         begun = [event.restored_from for event in watch.of(events.EpochBegan)]
         assert begun == [None, *wanted]

@@ -16,7 +16,7 @@ from stillframe.runtime.run_file import find_running
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.recovery import FAILURE_COUNT_MAX, RestartStrategy
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.runtime.watch import Watch, new_store, program, take
 
@@ -186,7 +186,7 @@ class SlowStore(Store):
         """Write only when `gate` is set."""
         self._gate = gate
 
-    def publish(self, snapshot: Snapshot) -> Entry:
+    def publish(self, snapshot: Snapshot) -> SnapshotEntry:
         """Wait, and publish."""
         assert self._gate.wait(timeout=30)
         return super().publish(snapshot)

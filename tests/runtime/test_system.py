@@ -13,7 +13,7 @@ from stillframe import Topology, every
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned, Reason
 from stillframe.runtime import events
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Player, Relay, Sink, Source
 
@@ -78,9 +78,10 @@ def test_overlapping_snapshots_are_all_published(tmp_path: Path) -> None:
             begun = [system.coordinator.begin("ABC"[number % 3]) for number in range(12)]
             assert len(system.coordinator.under_way) == 12
             outcomes = await asyncio.gather(*begun)
-            assert all(isinstance(outcome, Entry) for outcome in outcomes)
+            assert all(isinstance(outcome, SnapshotEntry) for outcome in outcomes)
             assert (
-                len({str(outcome.id) for outcome in outcomes if isinstance(outcome, Entry)}) == 12
+                len({str(outcome.id) for outcome in outcomes if isinstance(outcome, SnapshotEntry)})
+                == 12
             )
 
     asyncio.run(main())

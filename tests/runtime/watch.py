@@ -9,7 +9,7 @@ from stillframe.imports import load_topology
 from stillframe.model import Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
 Kind = TypeVar("Kind", bound=events.Event)
@@ -57,5 +57,5 @@ class Watch:
 async def take(system: Supervisor) -> Snapshot:
     """Take a snapshot that must be published, and read it from the store."""
     outcome = await system.snapshot()
-    assert isinstance(outcome, Entry), str(outcome)
+    assert isinstance(outcome, SnapshotEntry), str(outcome)
     return system.store.load(outcome.id)

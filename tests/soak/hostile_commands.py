@@ -17,7 +17,7 @@ from stillframe.errors import Unavailable
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.soak.hostile_files import fragment_state
 from tests.soak.hostile_trial import SHOP, Found, Trial
@@ -56,7 +56,7 @@ class System:
         """Say that it does not."""
         raise Unavailable("the system was stopped")
 
-    async def snapshot(self, initiator: ProcessId | None) -> Entry | Abandoned:
+    async def snapshot(self, initiator: ProcessId | None) -> SnapshotEntry | Abandoned:
         """Take none."""
         if initiator is not None:
             self.store.description.check_process(initiator)

@@ -39,7 +39,7 @@ from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.link import ConnectingLink
 from stillframe.runtime.process.process_runtime import CoordinatorConnection, ProcessRuntime
 from stillframe.store.history import HistoryEvent
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.snapshot_directory import check_described
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
@@ -228,7 +228,7 @@ class QuietStore:
         self._tables = Tables(trial.topology.description)
         self._trial = trial
 
-    def publish(self, snapshot: Snapshot) -> Entry:
+    def publish(self, snapshot: Snapshot) -> SnapshotEntry:
         """Check and convert a snapshot as a store does."""
         try:
             check_described(snapshot, self.description)
@@ -239,7 +239,7 @@ class QuietStore:
         except Exception as error:
             self._trial.found = error
             raise
-        return cast(Entry, msgspec.convert({"is_restore_point": True}, _QuietEntry))
+        return cast(SnapshotEntry, msgspec.convert({"is_restore_point": True}, _QuietEntry))
 
 
 class QuietHistory:

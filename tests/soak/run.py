@@ -20,7 +20,7 @@ import uvloop
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.soak.ledger import TOTAL, amount_in_transit, bank
 
@@ -49,7 +49,7 @@ class WatchedStore(Store):
         self._loop = loop
         self.writing = asyncio.Event()
 
-    def publish(self, snapshot: Snapshot) -> Entry:
+    def publish(self, snapshot: Snapshot) -> SnapshotEntry:
         """Say so, and publish."""
         self._loop.call_soon_threadsafe(self.writing.set)
         return super().publish(snapshot)

@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import Batch, Snapshot, SnapshotId
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.topology import Description
 from tests.store.samples import (
     DESCRIPTION,
@@ -35,16 +35,16 @@ class AnyStore(Protocol):
     def raise_epoch(self, restored_from: SnapshotId | None) -> int:
         """Begin the next epoch."""
 
-    def publish(self, snapshot: Snapshot) -> Entry:
+    def publish(self, snapshot: Snapshot) -> SnapshotEntry:
         """Write a snapshot, whole."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SnapshotEntry]:
         """Return all, by sequence."""
 
-    def current(self) -> Entry | None:
+    def current(self) -> SnapshotEntry | None:
         """Return the one to go back to."""
 
-    def entry(self, snapshot: SnapshotId) -> Entry:
+    def entry(self, snapshot: SnapshotId) -> SnapshotEntry:
         """Return one."""
 
     def load(self, snapshot: SnapshotId) -> Snapshot:

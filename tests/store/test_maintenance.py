@@ -18,7 +18,7 @@ from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Process
 from stillframe.store import retention, snapshot_directory
 from stillframe.store import store as store_module
-from stillframe.store.manifest import MANIFEST, Entry
+from stillframe.store.manifest import MANIFEST, SnapshotEntry
 from stillframe.store.snapshot_directory import SnapshotChain
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -232,7 +232,7 @@ def test_what_is_dropped_while_all_are_verified_is_no_damage(eager: Path) -> Non
     """Those that are left are verified, and counted."""
     store, seen = Store.open_writer(eager), []
 
-    def progress(entry: Entry, total: int) -> None:
+    def progress(entry: SnapshotEntry, total: int) -> None:
         seen.append((entry.id.number, total))
         make_few(store)
 

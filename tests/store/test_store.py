@@ -10,7 +10,7 @@ import pytest
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.process import Process
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.conformance import check_store
@@ -139,7 +139,7 @@ def test_an_error_names_the_first_few_snapshots(store: Store) -> None:
 def test_verify_all_tells_how_far_it_is(store: Store) -> None:
     """The callback gets each entry, in order, and the number of all."""
     publish(store, 2, 1)
-    seen: list[tuple[Entry, int]] = []
+    seen: list[tuple[SnapshotEntry, int]] = []
     assert store.verify_all(lambda entry, count: seen.append((entry, count))) == 2
     assert seen == [(entry, 2) for entry in store.entries()]
 

@@ -14,7 +14,7 @@ import yaml
 from stillframe.imports import load_topology
 from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.calm import BANK
 from tests.watch.endpoint import Endpoint
@@ -79,7 +79,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             serve_commands(system),
             watching(store.path, otlp=endpoint.url) as watcher,
         ):
-            assert isinstance(await system.snapshot(), Entry)
+            assert isinstance(await system.snapshot(), SnapshotEntry)
             scrape = await watcher.until("evaluated_snapshot_number", 1)
         store.close()
         found: dict[str, set[str]] = {"up": set()}

@@ -29,7 +29,7 @@ from stillframe.runtime.supervisor.admin_socket import (
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import EventCounts
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.watch import metrics, system_target, target
 from stillframe.watch.metrics import (
@@ -140,11 +140,11 @@ async def live_through(system: Supervisor, store: Store, watcher: Watcher) -> Sc
     return last
 
 
-async def taken(system: Supervisor, count: int) -> AsyncIterator[Entry]:
+async def taken(system: Supervisor, count: int) -> AsyncIterator[SnapshotEntry]:
     """Take some snapshots, which must be published."""
     for _ in range(count):
         outcome = await system.snapshot()
-        assert isinstance(outcome, Entry), str(outcome)
+        assert isinstance(outcome, SnapshotEntry), str(outcome)
         yield outcome
 
 
@@ -214,13 +214,13 @@ def test_a_snapshot_that_is_held_up_is_told_with_who_holds_it_up(tmp_path: Path)
             assert held.of("snapshots_pending") == 1
             assert 0 < held.of("oldest_pending_snapshot_seconds") < TIMEOUT_S
             os.kill(system.children["P4"].pid, signal.SIGCONT)
-            assert isinstance(await result, Entry)
+            assert isinstance(await result, SnapshotEntry)
             free = await watcher.until("snapshots_pending", 0)
             assert free.of("pending_processes") == 0
             os.kill(system.children["P4"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("P2")
             os.kill(system.children["P4"].pid, signal.SIGKILL)
-            assert not isinstance(await result, Entry)
+            assert not isinstance(await result, SnapshotEntry)
             await watcher.until("snapshots_abandoned_total", 1, reason="process_died")
         store.close()
 

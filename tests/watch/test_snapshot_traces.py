@@ -22,7 +22,7 @@ from stillframe.runtime.supervisor.admin_socket import SystemStatus, serve_comma
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Description
 from stillframe.watch import snapshot_traces
@@ -68,7 +68,7 @@ def root_of(spans: list[Span]) -> Span:
     return root
 
 
-def check_published(spans: list[Span], entry: Entry, description: Description) -> None:
+def check_published(spans: list[Span], entry: SnapshotEntry, description: Description) -> None:
     """Check the trace of a snapshot that was published."""
     root = root_of(spans)
     seed = f"{entry.id} {entry.initiated_at}"
@@ -114,7 +114,7 @@ def check_attributes(spans: list[Span]) -> None:
             assert plain(event.attributes).keys() == ATTRIBUTES[event.name].keys()
 
 
-async def live_through(system: Supervisor) -> list[Entry | Abandoned]:
+async def live_through(system: Supervisor) -> list[SnapshotEntry | Abandoned]:
     """Take snapshots one after the other and at once, and lose a process during the last."""
     ended = [await system.snapshot(f"P{number}") for number in (1, 2, 3)]
     ended += await asyncio.gather(*[await system.begin_snapshot(p) for p in ("P4", "P5")])
@@ -130,7 +130,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
     """Published or abandoned; and it is the same trace when another watcher sends it again."""
     description = load_topology(BANK).description
 
-    async def main() -> list[Entry | Abandoned]:
+    async def main() -> list[SnapshotEntry | Abandoned]:
         store = Store.create(tmp_path / "store", description=description, reference=BANK)
         async with (
             asyncio.timeout(TIMEOUT_S),
@@ -161,7 +161,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
         for spans in traces.values()
     }
     for outcome in ended:
-        if isinstance(outcome, Entry):
+        if isinstance(outcome, SnapshotEntry):
             check_published(by_id[str(outcome.id)], outcome, description)
             continue
         root = root_of(by_id[str(outcome.snapshot)])
@@ -202,7 +202,7 @@ def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_cou
         ):
             await watcher.scrape()
             for _ in range(count):
-                assert isinstance(await system.snapshot(), Entry)
+                assert isinstance(await system.snapshot(), SnapshotEntry)
             scrape = await watcher.until("traced_snapshots_total", count)
             await asyncio.to_thread(endpoint.until, lambda: len(set(roots(endpoint))) == count)
         store.close()

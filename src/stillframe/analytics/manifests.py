@@ -28,10 +28,10 @@ from stillframe.store.fragments import (
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
     MANIFEST,
-    Entry,
     FileRecord,
     Head,
     Manifest,
+    SnapshotEntry,
     check_chain,
     entry_of,
     file_names,
@@ -105,7 +105,7 @@ class Published(msgspec.Struct, frozen=True):
                 raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
             check_chain(reachable(snapshot, self.manifests.get), self.path / layout.SNAPSHOTS)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SnapshotEntry]:
         """Return what ``Store.entries`` does, without the snapshots that are damaged."""
         snapshots = self.path / layout.SNAPSHOTS
         return [entry_of(self.manifests, one, self.head, snapshots) for one in self.manifests]

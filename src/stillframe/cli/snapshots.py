@@ -32,7 +32,7 @@ from stillframe.store import history as store_history
 from stillframe.store.diff import SnapshotDiff, diff_snapshots
 from stillframe.store.history import HistoryEvent, readable_history
 from stillframe.store.layout import is_published
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.store.tables import DecodedMessage, fields_of, messages_of
 from stillframe.topology import Description, Topology
@@ -44,7 +44,7 @@ BOOKS_COUNTS = ("sent_count", "received_count", "message_count")
 AGAIN_S = 0.5
 """So long after one answer the system is asked again, in seconds."""
 
-LIST_COLUMNS: output.Columns[Entry] = {
+LIST_COLUMNS: output.Columns[SnapshotEntry] = {
     "snapshot": attrgetter("id"),
     "published": lambda entry: quantities.moment(entry.published_at),
     "epoch": lambda entry: str(entry.epoch),
@@ -88,7 +88,9 @@ def list_snapshots(path: StorePath) -> None:
         end_with_no(*map(str, damages.values()))
 
 
-def _put_list(store: Store, entries: list[Entry], current: Entry | None, *, has_none: bool) -> None:
+def _put_list(
+    store: Store, entries: list[SnapshotEntry], current: SnapshotEntry | None, *, has_none: bool
+) -> None:
     if has_none and not entries:
         output.say(f"the store {store.path} holds no snapshot yet")
         return
@@ -408,7 +410,7 @@ def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
     )
 
 
-def published(entry: Entry) -> str:
+def published(entry: SnapshotEntry) -> str:
     """Say what a published snapshot is."""
     by_name = "; it overlapped another and is no restore point: only its name restores it"
     return (
@@ -446,7 +448,7 @@ def _verify_all(store: Store) -> None:
     byte_count = 0
     with output.progress_bar("verifying snapshots") as update:
 
-        def progress(entry: Entry, total: int) -> None:
+        def progress(entry: SnapshotEntry, total: int) -> None:
             nonlocal byte_count
             byte_count += entry.bytes
             update(total=total, advance=1)

@@ -29,7 +29,7 @@ from stillframe.runtime.network import addresses
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
 from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
@@ -118,7 +118,7 @@ class EventPrinter:
         self._epoch = 0
         self._is_running = False
         self._published_count = 0
-        self._last: Entry | None = None
+        self._last: SnapshotEntry | None = None
         self._last_at = 0.0
         self.unwritten: OSError | None = None
         self.on_unwritten: Callable[[], None] = lambda: None
@@ -274,7 +274,7 @@ class StopCondition:
         self._topology = topology
         self._resolved: Evaluate | None = None
         self._epoch = 0
-        self._published: asyncio.Queue[Entry] = asyncio.Queue()
+        self._published: asyncio.Queue[SnapshotEntry] = asyncio.Queue()
         self._evaluating = threading.Lock()
 
     def on_event(self, event: events.Event) -> None:
@@ -301,7 +301,7 @@ class StopCondition:
             done.result()
         return done.done()
 
-    def _start(self, entry: Entry | None) -> Evaluated:
+    def _start(self, entry: SnapshotEntry | None) -> Evaluated:
         """Evaluate in a thread that no end of the program waits for, after those before."""
         done: Evaluated = concurrent.futures.Future()
         done.set_running_or_notify_cancel()  # from now on nobody can cancel it
@@ -318,7 +318,7 @@ class StopCondition:
         threading.Thread(target=go, name="predicate", daemon=True).start()
         return done
 
-    def _evaluate(self, entry: Entry | None) -> Evaluation | None:
+    def _evaluate(self, entry: SnapshotEntry | None) -> Evaluation | None:
         """Ask of a snapshot, by default the newest; None if that was done, there is none, or it was
         dropped while one before was asked of."""
         if entry is None:

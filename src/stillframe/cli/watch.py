@@ -19,7 +19,7 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.network.addresses import Address
 from stillframe.store.layout import HEAD as STORE_HEAD
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
@@ -119,7 +119,7 @@ def _trace_builder(store: Store, otlp: str | None) -> Iterator["TraceBuilder | N
     except ModuleNotFoundError as error:
         raise UsageError("traces need the extra 'otel': pip install 'stillframe[otel]'") from error
 
-    def entry_of(snapshot: SnapshotId) -> Entry | None:
+    def entry_of(snapshot: SnapshotId) -> SnapshotEntry | None:
         with contextlib.suppress(StillframeError):
             return store.entry(snapshot)
         return None

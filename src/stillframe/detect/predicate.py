@@ -24,7 +24,14 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from stillframe.detect.view import View, conserved, is_passive, view_of, waits_for, yes_or_no
+from stillframe.detect.view import (
+    SnapshotView,
+    conserved,
+    is_passive,
+    view_of,
+    waits_for,
+    yes_or_no,
+)
 from stillframe.detect.wait_for_graph import (
     Graph,
     blocked_for_ever,
@@ -35,7 +42,7 @@ from stillframe.detect.wait_for_graph import (
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import Channel, ProcessId, SnapshotId
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from stillframe.waiting import Waiting
@@ -61,7 +68,7 @@ class Activity(msgspec.Struct, frozen=True):
         return "; ".join(filter(None, (active, counts and f"messages on their way: {counts}")))
 
 
-def find_activity(view: View) -> Activity | None:
+def find_activity(view: SnapshotView) -> Activity | None:
     """Return the activity in a snapshot, or None if the computation has terminated. Raises an
     ApplicationError if a process gives an invalid answer."""
     active = tuple(
@@ -95,7 +102,7 @@ class Deadlock(msgspec.Struct, frozen=True):
     rings: tuple[Ring, ...]
 
 
-def find_deadlock(view: View) -> Deadlock | None:
+def find_deadlock(view: SnapshotView) -> Deadlock | None:
     """Return the deadlock in a snapshot, or None if there is none. A message in transit ends the
     wait that it would end when it arrives; so does one from a process that is not blocked itself. A
     request in transit to a blocked process changes nothing: a blocked process sends nothing. Raises
@@ -119,7 +126,7 @@ def find_deadlock(view: View) -> Deadlock | None:
     return Deadlock(deadlocked, tuple(found))
 
 
-def open_waits(view: View) -> dict[ProcessId, Waiting]:
+def open_waits(view: SnapshotView) -> dict[ProcessId, Waiting]:
     """Return the waits of all processes, less those that messages in transit end. Raises a
     UsageError if a process waits for one that does not exist, or that cannot send to it; an
     ApplicationError if a process gives an invalid answer."""
@@ -146,7 +153,7 @@ def open_waits(view: View) -> dict[ProcessId, Waiting]:
     return waits
 
 
-def _granted(view: View, name: ProcessId, waiting: Waiting) -> set[ProcessId] | None:
+def _granted(view: SnapshotView, name: ProcessId, waiting: Waiting) -> set[ProcessId] | None:
     """Return the processes whose message in transit ends a part of a wait; None if the messages in
     transit end all of it."""
     kinds = waiting.ended_by or (object,)
@@ -175,7 +182,7 @@ class Discrepancy(msgspec.Struct, frozen=True):
         return f"{abs(missing)} {self.quantity} {word}: {places or 'nowhere'}"
 
 
-def places_of(view: View) -> Places:
+def places_of(view: SnapshotView) -> Places:
     """Return where each conserved quantity is. Raises an ApplicationError if a process or message
     does not report its amounts."""
     found: Places = {}
@@ -192,7 +199,9 @@ def places_of(view: View) -> Places:
     return found
 
 
-def find_loss(view: View, expected: Mapping[str, Mapping[str, Number]]) -> tuple[Discrepancy, ...]:
+def find_loss(
+    view: SnapshotView, expected: Mapping[str, Mapping[str, Number]]
+) -> tuple[Discrepancy, ...]:
     """Return every quantity whose amount is not the `expected` one, which ``places_of`` returned
     for a snapshot without loss; by name. Raises as ``places_of``."""
     places = places_of(view)
@@ -232,12 +241,12 @@ class Verdict(msgspec.Struct, frozen=True):
     sentence: str
 
 
-StablePredicate = Callable[[View], Verdict]
+StablePredicate = Callable[[SnapshotView], Verdict]
 """Once it holds it must hold for ever, as long as the system is not restored: then what holds in a
 snapshot holds now (Chandy & Lamport 1985, section 4)."""
 
 
-def termination(view: View) -> Verdict:
+def termination(view: SnapshotView) -> Verdict:
     """Return whether the system has terminated: all processes are passive, and all channels
     empty."""
     activity = find_activity(view)
@@ -245,7 +254,7 @@ def termination(view: View) -> Verdict:
     return Verdict(activity is None, sentence)
 
 
-def deadlock(view: View) -> Verdict:
+def deadlock(view: SnapshotView) -> Verdict:
     """Return whether processes keep each other blocked for ever."""
     found = find_deadlock(view)
     if found is None:
@@ -260,17 +269,17 @@ def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicat
     ``places_of`` said of a snapshot in which nothing was lost."""
     amounts = ", ".join(f"{total(places)} {quantity}" for quantity, places in expected.items())
 
-    def loss(view: View) -> Verdict:
+    def loss(view: SnapshotView) -> Verdict:
         found = find_loss(view, expected)
         return Verdict(bool(found), "; ".join(map(str, found)) or f"all is there: {amounts}")
 
     return loss
 
 
-def asking(function: Callable[[View], bool], name: str) -> StablePredicate:
+def asking(function: Callable[[SnapshotView], bool], name: str) -> StablePredicate:
     """Return a predicate that asks a function of yours, which people know by `name`."""
 
-    def own(view: View) -> Verdict:
+    def own(view: SnapshotView) -> Verdict:
         found = yes_or_no(function, view, name, f"on snapshot {view.snapshot}")
         return Verdict(found, f"{name} says {found}")
 
@@ -349,7 +358,7 @@ def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table])
 SHIPPED = ("termination", "deadlock", "loss")
 EXAMPLE = "select sum(balance) < 100 from processes"
 Read = TypeVar("Read")
-Evaluate = Callable[[Entry], Evaluation]
+Evaluate = Callable[[SnapshotEntry], Evaluation]
 """Asks a predicate of one snapshot; raises a StillframeError if it cannot."""
 
 
@@ -395,7 +404,7 @@ def resolve_predicate(name: str, store: Store, load: Callable[[], Topology]) -> 
     return lambda entry: _evaluation(entry, predicate(view_of(store.load(entry.id), topology)))
 
 
-def _evaluation(entry: Entry, verdict: Verdict) -> Evaluation:
+def _evaluation(entry: SnapshotEntry, verdict: Verdict) -> Evaluation:
     return Evaluation(entry.id, entry.epoch, entry.initiated_at, entry.completed_at, verdict)
 
 
@@ -413,12 +422,12 @@ def load_predicate(name: str, expected: Callable[[], Places]) -> StablePredicate
     return _own(name)
 
 
-def initial_places(store: Store, topology: Topology, entries: Iterable[Entry]) -> Places:
+def initial_places(store: Store, topology: Topology, entries: Iterable[SnapshotEntry]) -> Places:
     """Return what the oldest snapshot holds of conserved quantities, of those that this code can
     read: see ``migration`` for what a change of it conserves. Raises a UsageError if there is none,
     or nobody has anything in it; another StillframeError if it cannot be read."""
 
-    def places_in(entry: Entry) -> Places | None:
+    def places_in(entry: SnapshotEntry) -> Places | None:
         if store.description_of(entry.id).hash != topology.description.hash:
             return None
         places = places_of(view_of(store.load(entry.id), topology))
@@ -446,7 +455,7 @@ def _own(name: str) -> StablePredicate:
     return asking(load_function(name), name)
 
 
-def if_present(entry: Entry, read: Callable[[Entry], Read]) -> Read | None:
+def if_present(entry: SnapshotEntry, read: Callable[[SnapshotEntry], Read]) -> Read | None:
     """Return what `read` gives for a snapshot; None if it was dropped meanwhile, as ``run --keep``
     does. Raises a StillframeError if it cannot be read."""
     try:

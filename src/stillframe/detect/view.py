@@ -30,11 +30,13 @@ from stillframe.waiting import Waiting
 _ABSENT = object()
 
 
-class View(msgspec.Struct, frozen=True):
-    """The global state of a snapshot.
+class SnapshotView(msgspec.Struct, frozen=True):
+    """The global state of a snapshot, as predicates take it.
 
-    `processes` holds an object of each process's own class with the recorded fields; `channels`
-    the messages on each channel, in the order in which they were sent.
+    Attributes:
+        snapshot: the id of the snapshot.
+        processes: an object of each process's own class, with the recorded fields.
+        channels: the messages in transit on each channel, in the order in which they were sent.
     """
 
     snapshot: SnapshotId
@@ -42,13 +44,13 @@ class View(msgspec.Struct, frozen=True):
     channels: dict[Channel, tuple[Message, ...]]
 
     def in_transit(self) -> Iterator[tuple[Channel, Message]]:
-        """Yield every message that is on a channel, with the channel."""
+        """Yield every message in transit, with its channel."""
         for channel, messages in self.channels.items():
             for message in messages:
                 yield channel, message
 
 
-def view_of(snapshot: Snapshot, topology: Topology) -> View:
+def view_of(snapshot: Snapshot, topology: Topology) -> SnapshotView:
     """Return how a snapshot looks to a predicate. Raises a UsageError if a recorded state or
     message does not fit the classes of the topology."""
     recorded = {state.process: state for state in snapshot.state.processes}
@@ -57,7 +59,7 @@ def view_of(snapshot: Snapshot, topology: Topology) -> View:
             f"snapshot {snapshot.id} holds the processes {', '.join(recorded)}, and the topology "
             f"has {', '.join(topology.processes)}: give the topology that it was taken of"
         )
-    return View(
+    return SnapshotView(
         snapshot.id,
         {name: _process(topology, state) for name, state in recorded.items()},
         {state.channel: _messages(topology, state) for state in snapshot.state.channels},

@@ -22,7 +22,7 @@ from stillframe.pages.values import Budget, plain, printable, show, show_fields,
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
 from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.reader import StoreReader
 from stillframe.store.tables import fields_of, messages_of
 from stillframe.topology import Description
@@ -148,11 +148,11 @@ def _diff_parts(
     }
 
 
-def _head(entry: Entry) -> dict[str, Any]:
+def _head(entry: SnapshotEntry) -> dict[str, Any]:
     return _outline(entry.id, entry) | {name: plain(getattr(entry, name)) for name in ENTRY_HEAD}
 
 
-def _outline(snapshot: SnapshotId, found: Entry | Manifest) -> dict[str, Any]:
+def _outline(snapshot: SnapshotId, found: SnapshotEntry | Manifest) -> dict[str, Any]:
     """Return the properties that snapshots of systems and of pipelines share. Times are in seconds
     since 1970, durations in seconds."""
     return {
@@ -197,7 +197,7 @@ def _is_current(store: StoreReader, snapshot: SnapshotId) -> bool:
     return current is not None and current.id == snapshot
 
 
-def _verified(entry: Entry, snapshot: Snapshot) -> list[str]:
+def _verified(entry: SnapshotEntry, snapshot: Snapshot) -> list[str]:
     bases = f", and of {count(entry.chain_length, 'snapshot')} that it is based on"
     what = f"what the snapshot holds{bases if entry.chain_length else ''}"
     channels = count(len(snapshot.state.channels), "channel")

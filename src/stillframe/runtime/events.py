@@ -4,7 +4,7 @@ import msgspec
 
 from stillframe.migration import Change
 from stillframe.model import Abandoned, ProcessId, SnapshotId
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 
 
 class SystemRunning(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +68,7 @@ class AwaitingProcesses(msgspec.Struct, frozen=True, tag="Waiting"):
 class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):
     """A snapshot is in the store."""
 
-    entry: Entry
+    entry: SnapshotEntry
 
 
 class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):

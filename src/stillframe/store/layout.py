@@ -17,6 +17,8 @@ from stillframe.topology import Description
 
 HEAD = "store.json"
 SNAPSHOTS = "snapshots"
+NEWEST = "newest"
+"""Names the snapshot that was published last; no savepoint is called so."""
 ASSEMBLED = "assembled.json"
 """Only a store that fragments were assembled into has this file."""
 _LOCK = "lock"
@@ -189,6 +191,11 @@ def check_savepoint_name(name: str) -> None:
     try:
         SnapshotId.parse(name)
     except UsageError:
+        if name == NEWEST:
+            raise UsageError(
+                f"a savepoint cannot be called {name!r}: that is the newest snapshot of a store: "
+                "give another name"
+            ) from None
         if _SAVEPOINT_NAME.fullmatch(name) is None:
             raise UsageError(
                 f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' or "

@@ -124,13 +124,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return dict(zip(FILES, counts, strict=True)).get(file)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A published snapshot, as the store lists it.
+class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A published snapshot, as the store lists it. Times are seconds since 1970.
 
-    What `Manifest` has, too, is as there, `pause_s` and `capture_s` as in ``model.Snapshot``.
-    `bytes` is the length of its Parquet files together, `savepoints` are the names that it is kept
-    under, `bases` the snapshots that it holds changes since, and `chain_length` is how many
-    snapshots the process with the longest chain needs; a full one needs none.
+    Attributes:
+        id: its id, such as ``P1-17``.
+        sequence: its place in the order of publishing, from 1.
+        epoch: how often the system had been started or restored.
+        initiated_at: when it was requested.
+        completed_at: when the last fragment arrived.
+        published_at: when all of it was on the disk.
+        pause_s: the longest pause of any process, in seconds; 0 if not measured.
+        capture_s: the longest time until a process had encoded its state, in seconds; 0 if not
+            measured.
+        excluded: processes without channels that took no part, each with the snapshot that its
+            recorded state is from.
+        is_restore_point: whether the system may go on from it after a crash. A snapshot that
+            overlaps with an earlier one is none.
+        savepoints: the names that it is kept under.
+        bases: the earlier snapshots that it holds changes since.
+        chain_length: how many earlier snapshots it takes to read it; 0 if it is full.
+        process_count: number of processes.
+        channel_count: number of channels.
+        message_count: number of messages in transit.
+        bytes: size of its Parquet files.
+        directory: where its files are.
     """
 
     id: SnapshotId
@@ -152,6 +170,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     directory: Path
 
+    @property
+    def duration_s(self) -> float:
+        """How long it took from the request until it was published, in seconds."""
+        return self.published_at - self.initiated_at
+
 
 def shared_fields(one: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the fields of a struct that structs of `kind` have under the same name."""
@@ -162,7 +185,9 @@ def shared_fields(one: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, 
 Manifests = Mapping[SnapshotId, Manifest]
 
 
-def entry_of(manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: Path) -> Entry:
+def entry_of(
+    manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: Path
+) -> SnapshotEntry:
     """Return the entry of a snapshot in the list of the store with that head; `manifests` has those
     of its bases, too, and `snapshots` is the directory of all."""
     manifest = manifests[snapshot]
@@ -174,7 +199,7 @@ def entry_of(manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: 
         "bytes": sum(record.bytes for record in manifest.files),
         "directory": snapshots / str(snapshot),
     }
-    return Entry(**shared_fields(manifest, Entry) | own)
+    return SnapshotEntry(**shared_fields(manifest, SnapshotEntry) | own)
 
 
 def keyed_file(table: str, *, is_full: bool) -> str:

@@ -16,10 +16,10 @@ from stillframe.store import layout, snapshot_directory
 from stillframe.store.history import began_before_epoch, explain_loss, lost_snapshots
 from stillframe.store.layout import HEAD, SNAPSHOTS, snapshot_ids
 from stillframe.store.manifest import (
-    Entry,
     Head,
     Manifest,
     Manifests,
+    SnapshotEntry,
     check_chain,
     entry_of,
     reachable,
@@ -87,16 +87,16 @@ class StoreReader:
                 f"name, or drop that one with 'stillframe drop {self.path} {name}'"
             )
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SnapshotEntry]:
         """Return all snapshots in the order of publishing."""
         return self._entries_of(self._manifests())
 
-    def listing(self) -> tuple[list[Entry], dict[SnapshotId, Damaged]]:
+    def listing(self) -> tuple[list[SnapshotEntry], dict[SnapshotId, Damaged]]:
         """Return ``entries`` without those whose manifest is damaged, and the errors of these."""
         manifests, damages = self._readable()
         return self._entries_of(manifests), dict(sorted(damages.items()))
 
-    def current(self) -> Entry | None:
+    def current(self) -> SnapshotEntry | None:
         """Return the snapshot for a restore after a death: the newest restore point of this epoch,
         else the snapshot from which this epoch began, else None.
 
@@ -107,7 +107,7 @@ class StoreReader:
         snapshot = self._current()
         return None if snapshot is None else self.entry(snapshot)
 
-    def entry(self, snapshot: SnapshotId) -> Entry:
+    def entry(self, snapshot: SnapshotId) -> SnapshotEntry:
         """Return the entry of one snapshot."""
         return self._entry_of(self._gathered(snapshot), snapshot)
 
@@ -132,7 +132,7 @@ class StoreReader:
         self._reading(snapshot, snapshot_directory.verify_snapshot)
         self._reading(snapshot, snapshot_directory.verify_links)
 
-    def verify_all(self, progress: Callable[[Entry, int], None]) -> int:
+    def verify_all(self, progress: Callable[[SnapshotEntry, int], None]) -> int:
         """Verify every snapshot, the oldest first, except those that are dropped meanwhile; return
         how many. `progress` is called after each with its entry and the number of all.
 
@@ -274,9 +274,9 @@ class StoreReader:
                 return manifest
         return None
 
-    def _entries_of(self, manifests: Manifests) -> list[Entry]:
+    def _entries_of(self, manifests: Manifests) -> list[SnapshotEntry]:
         ordered = sorted(manifests, key=lambda snapshot: manifests[snapshot].sequence)
         return [self._entry_of(manifests, snapshot) for snapshot in ordered]
 
-    def _entry_of(self, manifests: Manifests, snapshot: SnapshotId) -> Entry:
+    def _entry_of(self, manifests: Manifests, snapshot: SnapshotId) -> SnapshotEntry:
         return entry_of(manifests, snapshot, self._head, self._snapshots)

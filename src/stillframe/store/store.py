@@ -42,9 +42,9 @@ from stillframe.store.layout import HEAD, explain_io_errors
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
     MANIFEST,
-    Entry,
     Head,
     Manifest,
+    SnapshotEntry,
     chain_length,
     reachable,
     read_manifest,
@@ -166,7 +166,7 @@ class Store(StoreReader):
             self._restore_point = None
         return head.epoch
 
-    def publish(self, snapshot: Snapshot) -> Entry:
+    def publish(self, snapshot: Snapshot) -> SnapshotEntry:
         """Write a snapshot; when this returns, all of it is on the disk.
 
         It is a restore point, for a restore after a death, if it was initiated after the one before

@@ -33,10 +33,18 @@ from stillframe.model import (
     KeyedRows,
     ProcessId,
     ProcessState,
+    Snapshot,
     SnapshotId,
     encode_array,
 )
-from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, table_name
+from stillframe.store.manifest import (
+    CHANNELS,
+    FILES,
+    MESSAGES,
+    PROCESSES,
+    keyed_file,
+    table_name,
+)
 from stillframe.store.parquet import (
     KEY,
     KEY_ENCODED,
@@ -516,6 +524,19 @@ class Tables:
                 )
                 for table in self.keyed
             },
+        }
+
+    def queryable(self, snapshot: Snapshot) -> dict[str, pa.Table]:
+        """Return what ``StoreReader.tables`` reads from the files of a snapshot; errors are as for
+        ``of``."""
+        made = self.of(snapshot.id, self.split(snapshot.id, snapshot.state))
+        found = {
+            name.removesuffix(".parquet"): read_parquet(self.to_parquet(name, made.pop(name)))
+            for name in FILES
+        }
+        rows = made.values()
+        return found | {
+            table.name: table.queryable(one) for table, one in zip(self.keyed, rows, strict=True)
         }
 
     def to_parquet(self, name: str, table: pa.Table) -> bytes:

@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from stillframe.model import Channel, Reason, SnapshotId
 from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.store.history import EventCounts
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.topology import Description
 from stillframe.watch.predicate_status import PredicateStatus
 from stillframe.watch.system_document import BUSY, RUNNING, SILENT, STATUSES, ChannelStatus
@@ -285,7 +285,7 @@ class MonotonicCounter:
         self._epoch, self._count = epoch, count
 
 
-_FIGURES: dict[str, Callable[[Entry], Number]] = {
+_FIGURES: dict[str, Callable[[SnapshotEntry], Number]] = {
     "duration_seconds": lambda entry: entry.completed_at - entry.initiated_at,
     "pause_seconds": lambda entry: entry.pause_s,
     "capture_seconds": lambda entry: entry.capture_s,
@@ -299,12 +299,12 @@ class SystemCounters:
     """What is counted while a system is watched: its new snapshots, and messages on channels."""
 
     def __init__(self) -> None:
-        self._last: Entry | None = None
+        self._last: SnapshotEntry | None = None
         self._histograms = {name: Histogram(f"snapshot_{name}") for name in _FIGURES}
         self._sent: dict[Channel, MonotonicCounter] = {}
         self._received: dict[Channel, MonotonicCounter] = {}
 
-    def add_snapshot(self, entry: Entry, *, is_new: bool) -> None:
+    def add_snapshot(self, entry: SnapshotEntry, *, is_new: bool) -> None:
         """Count a published snapshot; one that is not new existed when the watcher started."""
         if self._last is None or entry.sequence > self._last.sequence or entry.id == self._last.id:
             self._last = entry

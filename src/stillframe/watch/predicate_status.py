@@ -18,10 +18,10 @@ from stillframe.detect.predicate import (
     topology_of_store,
     total,
 )
-from stillframe.detect.view import View, view_of
+from stillframe.detect.view import SnapshotView, view_of
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
@@ -75,7 +75,7 @@ class PredicateMonitor:
                 return None
             return PredicateStatus(**found, error=str(error))
 
-    def _read_bytes(self, entry: Entry) -> int:
+    def _read_bytes(self, entry: SnapshotEntry) -> int:
         """Return the size of a snapshot together with all that it is based on."""
         sizes: dict[SnapshotId, int] = {}
         unread = [entry]
@@ -105,7 +105,7 @@ class PredicateMonitor:
             },
         }
 
-    def _verdict(self, name: str, view: View, topology: Topology) -> Verdict:
+    def _verdict(self, name: str, view: SnapshotView, topology: Topology) -> Verdict:
         if is_sql(name):
             return evaluate_sql(name, view.snapshot, self._store.tables(view.snapshot))
         if name not in self._predicates:

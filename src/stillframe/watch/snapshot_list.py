@@ -13,7 +13,7 @@ from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOT
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
 from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
 from stillframe.store.layout import explain_io_errors, snapshot_ids
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
 ROW_COUNT = 100
@@ -109,7 +109,7 @@ def pipeline_snapshots(root: Path) -> SnapshotList:
     return SnapshotList(root / PIPELINE_SNAPSHOTS, lambda: published_ids(root), row)
 
 
-def store_row(entry: Entry) -> dict[str, Any]:
+def store_row(entry: SnapshotEntry) -> dict[str, Any]:
     """Return the row of a system's snapshot. Times are seconds since 1970, durations seconds."""
     return {
         "id": str(entry.id),

@@ -34,7 +34,7 @@ from stillframe.model import SnapshotId
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimeline
 from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.store.history import SnapshotAbandoned
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.watch.event_feed import SnapshotOutcome
 from stillframe.watch.metrics import MetricSet
 
@@ -93,7 +93,7 @@ class EndedSnapshot(NamedTuple):
 
     timeline: SnapshotTimeline
     outcome: SnapshotOutcome
-    entry: Entry | None
+    entry: SnapshotEntry | None
 
     @property
     def span_count(self) -> int:
@@ -338,7 +338,7 @@ class TraceBuilder:
 
     def __init__(
         self,
-        entry_of: Callable[[SnapshotId], Entry | None],
+        entry_of: Callable[[SnapshotId], SnapshotEntry | None],
         exporter: SpanExporter,
         warn: Callable[[str], None],
     ) -> None:

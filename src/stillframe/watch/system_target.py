@@ -27,7 +27,7 @@ from stillframe.runtime.supervisor.admin_socket import (
     query_status,
     send_command,
 )
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Description
 from stillframe.watch import system_document as document
@@ -357,7 +357,7 @@ class SystemTarget(Target):
             await self._has_unevaluated.wait()
 
 
-def _published_sentence(entry: Entry) -> str:
+def _published_sentence(entry: SnapshotEntry) -> str:
     caught = f"{entry.message_count:,} message{'' if entry.message_count == 1 else 's'}"
     duration_ms = (entry.completed_at - entry.initiated_at) * 1000
     return f"snapshot {entry.id} was taken in {duration_ms:.1f} ms, with {caught} on channels"

@@ -40,12 +40,12 @@ from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochSt
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotMonitor, SnapshotTimelines
 from stillframe.runtime.os_process import current_process
 from stillframe.store.history import SnapshotBegan
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
 PENDING_COUNT_MAX = 64
 """How many snapshots may be under way; further ones are refused."""
-Result = asyncio.Future[Entry | Abandoned]
+Result = asyncio.Future[SnapshotEntry | Abandoned]
 """The entry of a snapshot in the store, or why its last attempt was abandoned."""
 STOPPING = "the system is being stopped, and its last snapshot comes first: none begins any more"
 
@@ -278,7 +278,7 @@ class Coordinator:
 
     async def _publish(self, snapshot: Snapshot) -> None:
         loop = asyncio.get_running_loop()
-        outcome: Entry | Abandoned
+        outcome: SnapshotEntry | Abandoned
         try:
             outcome = await loop.run_in_executor(self._writer, self._write, snapshot)
         except Exception as error:
@@ -310,7 +310,7 @@ class Coordinator:
         processes = self._description.processes
         self._announced |= {p: snapshot for p in processes if p not in excluded}
 
-    def _write(self, snapshot: Snapshot) -> Entry | Abandoned:
+    def _write(self, snapshot: Snapshot) -> SnapshotEntry | Abandoned:
         """Publish a snapshot that can be restored. Runs in the writer's thread."""
         for state in snapshot.state.processes:
             try:
@@ -333,11 +333,16 @@ class Coordinator:
             self._end(snapshot, abandoned, at_fault)
 
     def _end(
-        self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...] = ()
+        self,
+        snapshot: SnapshotId,
+        outcome: SnapshotEntry | Abandoned,
+        at_fault: tuple[ProcessId, ...] = (),
     ) -> None:
         self.monitor.stragglers(snapshot)
         self._chunks.forget(snapshot)
-        self.timelines.finished(snapshot, self.now(), is_published=isinstance(outcome, Entry))
+        self.timelines.finished(
+            snapshot, self.now(), is_published=isinstance(outcome, SnapshotEntry)
+        )
         if isinstance(outcome, Abandoned):
             self.membership.broadcast(control.Abandon(snapshot))
             self._announce(self._announcements.ended(snapshot))
@@ -373,7 +378,10 @@ class Coordinator:
         self._abandon(snapshot, Reason.DEADLINE, "; ".join(details), at_fault=at_fault)
 
     def _retry(
-        self, snapshot: SnapshotId, outcome: Entry | Abandoned, at_fault: tuple[ProcessId, ...]
+        self,
+        snapshot: SnapshotId,
+        outcome: SnapshotEntry | Abandoned,
+        at_fault: tuple[ProcessId, ...],
     ) -> SnapshotId | None:
         """Begin the next attempt, if the policy says so and a client waits for it."""
         result = self._results[snapshot]

@@ -21,7 +21,7 @@ from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.runtime.network.acceptor import close_gracefully
 from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 
 LINE_BYTES_MAX = 2**20
 NOTICE_S = 0.8
@@ -87,7 +87,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
     epoch: int
     detail: str | None = None
-    entry: Entry | None = None
+    entry: SnapshotEntry | None = None
     abandoned: Abandoned | None = None
     under_way: tuple[UnderWay, ...] = ()
     now: float = 0.0

@@ -44,7 +44,7 @@ from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.store import history
 from stillframe.store.fragments import check_fragments_unused
 from stillframe.store.history import HistoryEvent, read_history, shortened
-from stillframe.store.manifest import Entry
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
 DISK_RETRY_S = 1.0
@@ -380,7 +380,7 @@ class Supervisor:
         """The coordinator of this epoch."""
         return None if self._epoch is None else self._epoch.coordinator
 
-    async def snapshot(self, initiator: ProcessId | None = None) -> Entry | Abandoned:
+    async def snapshot(self, initiator: ProcessId | None = None) -> SnapshotEntry | Abandoned:
         """Take a snapshot, which `initiator` begins (None: the first process); return its entry in
         the store, or why it was abandoned. UsageError if there is no such process, or too many are
         under way; StillframeError if the system has ended."""
@@ -388,14 +388,14 @@ class Supervisor:
 
     async def begin_snapshot(
         self, initiator: ProcessId | None = None
-    ) -> "asyncio.Future[Entry | Abandoned]":
+    ) -> "asyncio.Future[SnapshotEntry | Abandoned]":
         """Begin a snapshot once the system runs; see ``snapshot``."""
         if self.binding is not None:
             raise self.binding.refusal("a snapshot")
         coordinator = await self.until_running()
         return coordinator.begin(initiator or next(iter(self.store.description.processes)))
 
-    async def last_snapshot(self, initiator: ProcessId) -> Entry | Abandoned:
+    async def last_snapshot(self, initiator: ProcessId) -> SnapshotEntry | Abandoned:
         """Take the snapshot from which the system continues after it is stopped. Those in progress
         are awaited, and abandoned when they take too long, and no other begins in this epoch: so it
         is a restore point. StillframeError if the system has ended, or a process died meanwhile."""
@@ -660,7 +660,7 @@ async def trigger_periodically(
     due = loop.time()
     while True:
         coordinator = await system.until_running()
-        result: asyncio.Future[Entry | Abandoned] | None = None
+        result: asyncio.Future[SnapshotEntry | Abandoned] | None = None
         under_way = coordinator.under_way
         if len(under_way) < PENDING_COUNT_MAX:
             result = coordinator.begin(next(turns))
