@@ -313,7 +313,7 @@ def test_what_clocks_imply_is_held_at_least(show: Show) -> None:
     for cut, held in (((1, 0), "ask→answer"), ((0, 0), "nothing known")):
         page = show(player_document(trace, title="cut", cuts=[cut]), "#snapshot=cut&step=2")
         assert rows(page)["a->b"] == held
-        expect(page.locator(".play .channels th").last).to_have_text("holds at least")
+        expect(page.locator(".play .channels thead th").last).to_have_text("holds at least")
         assert "at least 1 message" in page.locator("header").inner_text()
 
 
