@@ -72,6 +72,27 @@ def test_several_executions_get_numbers(call: Call, log: Path) -> None:
     assert "a.log has no execution 3: it has 2, counted from 1" in wrong.stderr
 
 
+def test_several_logs_are_one_execution(call: Call, tmp_path: Path) -> None:
+    """One of each host, and what is odd about their times is said; none is overwritten."""
+    one, other = tmp_path / "a.log", tmp_path / "b.log"
+    one.write_text('9 a {"a":1}\nask\n8 a {"a":2}\nwait\n', encoding="utf-8")
+    other.write_text('b {"a":1, "b":1}\nanswer\n', encoding="utf-8")
+    result = call("import", one, other, "--out", tmp_path / "both.trace")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1].split() == ["1", "2", "3", "1", "unknown"]
+    warning = (
+        "a.log, host 'a': physical time runs backwards at 1 of 2 events, first at line 3, which "
+        "happened after line 1"
+    )
+    assert result.stderr.splitlines()[0] == f"warning: {warning}"
+    (row,) = json.loads(call("import", one, other, "--json").stdout)["executions"]
+    assert row["warnings"] == [warning]
+    wrong = call("import", one, other, "--out", other)
+    assert wrong.exit_code == 2
+    assert "from which it would be made" in wrong.stderr
+    assert "is an address" in call("import", one, "s3://bucket/b.log").stderr
+
+
 @pytest.mark.parametrize(
     ("name", "options"), [("a.ndjson", ()), ("a.txt", ("--json-paths", "kind=event"))]
 )

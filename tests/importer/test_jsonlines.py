@@ -150,3 +150,23 @@ def test_it_is_known_whether_messages_are_stated(tmp_path: Path) -> None:
     for document, is_stated in ((silent, False), (SEND, True)):
         (execution,) = read_json_lines(log(tmp_path, document)).executions
         assert execution.are_messages_stated is is_stated
+
+
+def test_physical_time_that_runs_backwards_is_reported(tmp_path: Path) -> None:
+    """A number or a text, where the paths say."""
+    path = log(
+        tmp_path,
+        SEND | {"meta": {"at": 2}},
+        {"event": "x", "node": 0, "pkt": {"vc": {"0": 2}}, "meta": {"at": "1.5"}},
+    )
+    assert read_json_lines(path).executions[0].warnings == ()
+    (warning,) = read_json_lines(path, paths=JsonPaths(time="meta.at")).executions[0].warnings
+    assert warning.startswith("a.ndjson, host '0': physical time runs backwards at 1 of 2 events")
+
+
+def test_several_files_have_the_events_of_one_execution(tmp_path: Path) -> None:
+    """Such as one of each host."""
+    one = log(tmp_path, SEND).rename(tmp_path / "0.ndjson")
+    imported = read_json_lines(one, log(tmp_path, {"N": 2}, RECEIVE))
+    assert imported.executions[0].trace.message_count == 1
+    assert imported.ignored_line_count == 1

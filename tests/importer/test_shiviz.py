@@ -270,3 +270,120 @@ def test_foreign_text_cannot_fill_the_terminal(tmp_path: Path) -> None:
     with pytest.raises(NotConsistent) as caught:
         read_shiviz(log(tmp_path, f'{host} {{"{host}": 7}} a'), regex=regex)
     assert len(str(caught.value)) < 300
+
+
+TLC = r"""State 2: <SendMsg line 118 of module EWD998ChanID>
+/\ Host = n6
+/\ Clock = "{\"n1\":0,\"n6\":1}"
+
+State 3: <Receive line 149 of module EWD998ChanID>
+/\ Host = n1
+/\ Clock = "{\"n1\":1,\"n6\":1}"
+"""
+TLC_EXPRESSION = (
+    r'^State [0-9]+: <(?<event>\w*) .*>\n\/\\ Host = (?<host>.*)\n\/\\ Clock = "(?<clock>.*)"'
+)
+
+
+def test_clocks_as_tlc_prints_them_are_read(tmp_path: Path) -> None:
+    """TLA+ has an object of JSON in a string, with a backslash before each quote."""
+    imported = read_shiviz(log(tmp_path, TLC), regex=TLC_EXPRESSION)
+    assert labels(imported) == [["SendMsg", "Receive"]]
+    assert [str(channel) for channel in imported.executions[0].trace.channels] == ["n6->n1"]
+
+
+def test_backslashes_in_the_name_of_a_host_stay(tmp_path: Path) -> None:
+    """They are escapes of JSON there, and no string within a string."""
+    imported = read_shiviz(log(tmp_path, 'x\na"b {"a\\"b":1}\n'))
+    assert list(imported.executions[0].hosts.values()) == ['a"b']
+
+
+def test_several_files_have_the_events_of_one_execution(tmp_path: Path) -> None:
+    """Such as one of each host; lines that are passed over are counted in all."""
+    one, other = tmp_path / "a.log", tmp_path / "b.log"
+    one.write_text('a {"a":1}\nask\n\nnoise\n', encoding="utf-8")
+    other.write_text('answer\nb {"a":1, "b":1}\n', encoding="utf-8")
+    imported = read_shiviz(one, other)
+    assert labels(imported) == [["ask", "answer"]]
+    assert imported.executions[0].trace.message_count == 1
+    assert imported.ignored_line_count == 1
+
+
+def test_what_contradicts_in_several_files_is_named_with_both(tmp_path: Path) -> None:
+    """With the files' names, or in full if two have the same."""
+    one, other = tmp_path / "a.log", tmp_path / "x" / "a.log"
+    other.parent.mkdir()
+    for path in (one, other):
+        path.write_text('a {"a":1}\nask\n', encoding="utf-8")
+    with pytest.raises(NotConsistent) as error:
+        read_shiviz(one, other)
+    assert str(error.value) == (
+        f"{other}, line 1, host 'a': the clock has 1 for its own host, as line 1 of {one} has: "
+        "each event of a host has a number of its own"
+    )
+    other.write_text('b {"a":2, "b":1}\nanswer\n', encoding="utf-8")
+    renamed = other.rename(other.with_name("b.log"))
+    with pytest.raises(NotConsistent, match=r"^b\.log, line 1, host 'b': the clock has 2 for host"):
+        read_shiviz(one, renamed)
+
+
+def test_one_of_several_files_has_one_execution(tmp_path: Path) -> None:
+    """Which of them would go with which is not guessed."""
+    one, other = tmp_path / "a.log", tmp_path / "b.log"
+    one.write_text('a {"a":1}\nask\n', encoding="utf-8")
+    other.write_text('b {"b":1}\nx\n---\nb {"b":1}\ny\n', encoding="utf-8")
+    with pytest.raises(UsageError, match=r"^b\.log has 2 executions, and several files have the"):
+        read_shiviz(one, other, delimiter="^---$")
+    with pytest.raises(UsageError, match="name at least one file"):
+        read_shiviz()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("1456966522870845696", "1456966522870845697"),
+        ("9.5", "10"),
+        ("2013-05-24 23:28:00,637", "2013-05-24 23:28:01,001"),
+        ("2013-05-24T23:28:00+02:00", "2013-05-24T22:28:00Z"),
+        ("10/13/2014 04:23:20.113", "10/13/2014 04:23:20.114"),
+        ("5/27/2013 10:53:39 AM", "5/27/2013 1:53:39 PM"),
+    ],
+)
+def test_physical_time_that_runs_backwards_is_reported(
+    tmp_path: Path, earlier: str, later: str
+) -> None:
+    """On one host, in the order of its vector clocks; what two hosts say is not compared."""
+    regex = r"^(?<date>.*) \| (?<host>\w) (?<clock>{.*}) (?<event>.*)$"
+    rows = ['a {"a":1} x', 'a {"a":2} y', 'b {"b":1} z']
+    good = [f"{time} | {row}" for time, row in zip((earlier, later, earlier), rows, strict=True)]
+    bad = [f"{time} | {row}" for time, row in zip((later, earlier, earlier), rows, strict=True)]
+    for lines, warnings in (
+        (good, ()),
+        (
+            bad,
+            (
+                (
+                    "a.log, host 'a': physical time runs backwards at 1 of 2 events, first at line 2, "
+                    "which happened after line 1"
+                ),
+            ),
+        ),
+    ):
+        path = log(tmp_path, "\n".join(lines))
+        assert read_shiviz(path, regex=regex).executions[0].warnings == warnings
+
+
+def test_a_time_in_an_unknown_form_is_not_compared(tmp_path: Path) -> None:
+    """It stays a field."""
+    regex = r"^(?<time>.*) \| (?<host>\w) (?<clock>{.*}) (?<event>.*)$"
+    path = log(tmp_path, 'noon | a {"a":1} x\n9 | a {"a":2} y\nmidnight | a {"a":3} z\n')
+    (execution,) = read_shiviz(path, regex=regex).executions
+    assert execution.warnings == ()
+    assert execution.trace.lines["a"][0].fields == {"time": "noon"}
+
+
+def test_the_times_that_govector_writes_are_compared(tmp_path: Path) -> None:
+    """Nanoseconds before the host."""
+    path = log(tmp_path, '20 a {"a":1}\nx\n19 a {"a":2}\ny\n')
+    (warning,) = read_shiviz(path).executions[0].warnings
+    assert warning.endswith("first at line 3, which happened after line 1")

@@ -47,8 +47,9 @@ class Command(TyperCommand):
         with _errors_as_sentences():
             # Addresses of other storage are refused wherever a command takes a path.
             for value in ctx.params.values():
-                if isinstance(value, Path):
-                    local_path(value)
+                for path in value if isinstance(value, list | tuple) else (value,):
+                    if isinstance(path, Path):
+                        local_path(path)
             return super().invoke(ctx)
 
 

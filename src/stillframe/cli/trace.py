@@ -30,16 +30,16 @@ from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer.clocks import show_host
 from stillframe.importer.execution import Execution, Imported
-from stillframe.importer.jsonlines import JsonPaths, read_json_lines
-from stillframe.importer.shiviz import read_shiviz
+from stillframe.importer.jsonlines import JsonPaths
+from stillframe.importer.log import read_log
 from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.model import SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, interchanges
 from stillframe.trace import Cut, Position, Trace
 
 _COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
-JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
 _RENAMED_SHOWN_MAX = 5
+_WARNINGS_SHOWN_MAX = 5
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
 COUNTED_MAX = 100_000_000
 """More cuts than this are not counted, which takes under a second."""
@@ -82,10 +82,10 @@ def parse_cut(text: str, trace: Trace) -> Cut:
 
 @app.add("import simpledb.log --out simpledb.trace", name="import")
 def import_(
-    path: Path = argument(
-        "LOG",
+    paths: list[Path] = argument(
+        "LOG...",
         "Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if its name "
-        "ends in .ndjson or .jsonl.",
+        "ends in .ndjson or .jsonl. Several, such as one of each host, are one execution.",
     ),
     regex: str | None = option(
         "REGEX",
@@ -101,8 +101,8 @@ def import_(
     ),
     json_paths: str | None = option(
         "NAME=PATH,...",
-        "The log is JSON in lines, and there host, clock, kind, source, target and content are, "
-        "as in host=who,clock=meta.clock.",
+        "The log is JSON in lines, and there host, clock, kind, source, target, content and time "
+        "are, as in host=who,clock=meta.clock.",
     ),
     number: int | None = option(
         "N", "Take only this execution, from 1.", "--execution", show_default=False
@@ -116,14 +116,20 @@ def import_(
     """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
     write it as a trace; exit 1 names line and host."""
     if out is not None:
-        check_target(out, inputs=[path])
+        check_target(out, inputs=paths)
     try:
         with output.progress_bar("reading", BarColumn(), TimeRemainingColumn()) as update:
 
             def progress(phase: str, done: int, total: int) -> None:
                 update(description=phase, completed=done, total=total)
 
-            imported = _read_log(path, regex, delimiter, json_paths, progress)
+            imported = read_log(
+                *paths,
+                regex=regex,
+                delimiter=delimiter,
+                json_paths=JsonPaths.parse(json_paths) if json_paths else None,
+                progress=progress,
+            )
     except NotConsistent as error:
         output.answer({"is_consistent": False, "detail": str(error)})
         end_with_no(str(error))
@@ -131,7 +137,7 @@ def import_(
     if number is not None:
         if number not in chosen:
             raise UsageError(
-                f"{path} has no execution {number}: it has {len(chosen)}, counted from 1"
+                f"{paths[0]} has no execution {number}: it has {len(chosen)}, counted from 1"
             )
         chosen = {number: chosen[number]}
     files: dict[int, Path] = {}
@@ -139,7 +145,7 @@ def import_(
         for index, found in chosen.items():
             name = out.name if len(chosen) == 1 else f"{out.stem}-{index}{out.suffix}"
             files[index] = out.with_name(name)
-            tracefile.write(files[index], found.trace, inputs=[path])
+            tracefile.write(files[index], found.trace, inputs=paths)
     rows = [
         {
             "number": index,
@@ -151,6 +157,7 @@ def import_(
             if found.are_messages_stated
             else None,
             "repeat_count": found.repeat_count,
+            "warnings": found.warnings,
             "hosts": found.hosts,
             "file": files.get(index),
         }
@@ -164,24 +171,6 @@ def import_(
     _say_executions(chosen, imported, files)
 
 
-def _read_log(
-    path: Path,
-    regex: str | None,
-    delimiter: str | None,
-    json_paths: str | None,
-    progress: Callable[[str, int, int], None],
-) -> Imported:
-    if json_paths is not None or (regex is None and path.suffix.lower() in JSON_LINES_SUFFIXES):
-        if regex is not None or delimiter is not None:
-            raise UsageError(
-                "--regex and --delimiter are for text, and this is JSON in lines "
-                "(--json-paths, or a name that ends in .ndjson or .jsonl): leave out one or other"
-            )
-        paths = JsonPaths.parse(json_paths) if json_paths else JsonPaths()
-        return read_json_lines(path, paths=paths, progress=progress)
-    return read_shiviz(path, regex=regex, delimiter=delimiter, progress=progress)
-
-
 def _say_executions(
     chosen: dict[int, Execution], imported: Imported, files: dict[int, Path]
 ) -> None:
@@ -193,6 +182,11 @@ def _say_executions(
         output.say(
             f"{receives} of a message that, by the clocks, had come before: nothing accepted"
         )
+    warnings = [text for execution in chosen.values() for text in execution.warnings]
+    for text in warnings[:_WARNINGS_SHOWN_MAX]:
+        output.say(f"warning: {text}")
+    if len(warnings) > _WARNINGS_SHOWN_MAX:
+        output.say(f"and {len(warnings) - _WARNINGS_SHOWN_MAX} other warnings: see --json")
     renamed = {
         host: process
         for execution in chosen.values()

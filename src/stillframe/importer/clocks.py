@@ -14,7 +14,7 @@ log of a million events fits into memory.
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NoReturn
 
 import msgspec
@@ -33,7 +33,8 @@ class ClockedEvent(msgspec.Struct):
 
     Hosts that its vector clock leaves out count as 0. `fields` are what else the log says of it,
     `sent_to` and `received_from` the hosts of a message, if the log says so, and `content`
-    distinguishes the messages of a channel.
+    distinguishes the messages of a channel. `file` is which of several files the line is in, and
+    `time` when the event happened by the physical clock of its host, in any unit.
     """
 
     line: int
@@ -44,6 +45,8 @@ class ClockedEvent(msgspec.Struct):
     sent_to: str | None = None
     received_from: str | None = None
     content: Any = None
+    file: str = ""
+    time: float | None = None
 
 
 class Step(msgspec.Struct, gc=False):
@@ -62,7 +65,7 @@ class Step(msgspec.Struct, gc=False):
 
 class Clocks:
     """All clocks of one execution: ``add`` every event, then ``sort``, then ``walk``. Errors call
-    the log `where`.
+    the log `where`, or by the file of an event.
 
     For each event, `owners` has the index of its host, `owns` its number among the events of that,
     from 1, and `totals` how many events happened before it, itself counted in: more than for any of
@@ -81,6 +84,8 @@ class Clocks:
         self._values = array("q")
         self._offsets = array("q", [0])
         self._lines = array("q")
+        self._files: list[str] = []
+        self._times: list[float | None] = []
 
     @property
     def hosts(self) -> list[str]:
@@ -96,7 +101,7 @@ class Clocks:
         found = [index.setdefault(host, len(index)) for host in hosts]
         if len(index) > HOST_COUNT_MAX:
             raise UsageError(
-                f"{self._where}, line {self._lines[-1]}: more than {HOST_COUNT_MAX} hosts are "
+                f"{self._place(len(self._lines) - 1)}: more than {HOST_COUNT_MAX} hosts are "
                 f"named up to here: is {show_host(self.hosts[HOST_COUNT_MAX])} really one? If not, "
                 "say better where the log has its hosts"
             )
@@ -108,6 +113,8 @@ class Clocks:
         number = len(self._lines)
         own = event.clock.get(event.host, 0)
         self._lines.append(event.line)
+        self._files.append(event.file or self._where)
+        self._times.append(event.time)
         self.owners.append(self.index_of(event.host))
         try:
             self.owns.append(own)
@@ -136,7 +143,7 @@ class Clocks:
             if own <= len(line):
                 self.refuse(
                     event,
-                    f"the clock has {own} for its own host, as line {self._lines[line[own - 1]]} "
+                    f"the clock has {own} for its own host, as {self._line(line[own - 1], event)} "
                     "has: each event of a host has a number of its own",
                 )
             if own > len(line) + 1:
@@ -205,10 +212,35 @@ class Clocks:
                     implied.add(third)
         return causes
 
-    def describe(self, event: int) -> str:
-        """Return how errors of another event name this one."""
+    def backward_times(self) -> Iterator[str]:
+        """Yield a sentence for each host whose physical time runs backwards: by the vector clocks
+        an event happened after another one, and by its time before it."""
+        for host, order in enumerate(self.order):
+            timed = [event for event in order if self._times[event] is not None]
+            falls = [
+                (before, after)
+                for before, after in pairwise(timed)
+                if (self._times[after] or 0) < (self._times[before] or 0)
+            ]
+            if falls:
+                before, after = falls[0]
+                yield (
+                    f"{self._files[after]}, host {self.name(host)}: physical time runs backwards "
+                    f"at {len(falls):,} of {len(timed):,} events, first at line "
+                    f"{self._lines[after]}, which happened after {self._line(before, after)}"
+                )
+
+    def describe(self, event: int, beside: int) -> str:
+        """Return how errors of an event `beside` it name this one."""
         host = self.name(self.owners[event])
-        return f"event {self.owns[event]} of host {host} (line {self._lines[event]})"
+        return f"event {self.owns[event]} of host {host} ({self._line(event, beside)})"
+
+    def _line(self, event: int, beside: int) -> str:
+        file = self._files[event]
+        return f"line {self._lines[event]}{'' if file == self._files[beside] else f' of {file}'}"
+
+    def _place(self, event: int) -> str:
+        return f"{self._files[event]}, line {self._lines[event]}"
 
     def name(self, host: int) -> str:
         """Return how errors name a host."""
@@ -217,7 +249,7 @@ class Clocks:
     def refuse(self, event: int, sentence: str) -> NoReturn:
         """Raise the error that the clock of `event` is wrong, with log, line and host."""
         host = self.name(self.owners[event])
-        raise NotConsistent(f"{self._where}, line {self._lines[event]}, host {host}: {sentence}")
+        raise NotConsistent(f"{self._place(event)}, host {host}: {sentence}")
 
     def _refuse_fall(self, event: int, known: list[int]) -> NoReturn:
         row = dict(self._entries(event))
@@ -225,21 +257,22 @@ class Clocks:
         before = self.order[self.owners[event]][self.owns[event] - 2]
         self.refuse(
             event,
-            f"the clock has {row.get(fallen, 0)} for host {self.name(fallen)}, but line "
-            f"{self._lines[before]}, one event earlier, has {known[fallen]}: no entry ever falls",
+            f"the clock has {row.get(fallen, 0)} for host {self.name(fallen)}, but "
+            f"{self._line(before, event)}, one event earlier, has {known[fallen]}: no entry ever "
+            "falls",
         )
 
     def _refuse_cause(self, event: int, cause: int, third: int, value: int, known: int) -> NoReturn:
         if third == self.owners[event]:
             self.refuse(
                 event,
-                f"the clock knows {self.describe(cause)}, which knows event {value} of this host: "
-                f"event {self.owns[event]} would have happened before itself",
+                f"the clock knows {self.describe(cause, event)}, which knows event {value} of this "
+                f"host: event {self.owns[event]} would have happened before itself",
             )
         self.refuse(
             event,
-            f"the clocks are not transitive: this one knows {self.describe(cause)}, which has "
-            f"{value} for host {self.name(third)}, but has only {known} itself",
+            f"the clocks are not transitive: this one knows {self.describe(cause, event)}, which "
+            f"has {value} for host {self.name(third)}, but has only {known} itself",
         )
 
 

@@ -14,8 +14,11 @@ into its own queue), and the event accepts nothing.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -106,7 +109,8 @@ class Messages:
             if self._sent_to.get(sender) != step.host:
                 clocks.refuse(
                     step.event,
-                    f"by its clock it receives what {clocks.describe(sender)} sent, but that event "
+                    f"by its clock it receives what "
+                    f"{clocks.describe(sender, step.event)} sent, but that event "
                     "sends nothing to it",
                 )
         self._receiver_of[sender] = step.event
@@ -121,16 +125,21 @@ class Messages:
         return waiting[-1] if waiting and self._clocks.owns[waiting[-1]] <= known else None
 
     def _refuse_causes(self, step: Step, nothing: str) -> None:
-        causes = " and ".join(map(self._clocks.describe, step.causes))
+        causes = " and ".join(self._clocks.describe(cause, step.event) for cause in step.causes)
         self._clocks.refuse(step.event, f"the clock learned of {causes}, but no message {nothing}")
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """One execution of a log, checked; `label` is what the log calls it, and may be empty.
+    """One execution of a log, checked.
 
-    `hosts` has for each process the name that the log has for it. If the log does not state what
-    was sent and received (`are_messages_stated`), messages are implied by clocks, and one that
-    never arrived is unknown. `repeat_count` events receive, by the log, what had arrived before.
+    Attributes:
+        label: what the log calls it; may be empty.
+        trace: its events and messages.
+        hosts: for each process the name that the log has for it.
+        are_messages_stated: whether the log states what was sent and received. Otherwise messages
+            are implied by clocks, and one that never arrived is unknown.
+        repeat_count: how many events receive, by the log, what had arrived before.
+        warnings: a sentence for each host whose physical time runs backwards.
     """
 
     label: str
@@ -138,6 +147,7 @@ class Execution(msgspec.Struct, frozen=True):
     hosts: dict[ProcessId, str]
     are_messages_stated: bool
     repeat_count: int
+    warnings: tuple[str, ...] = ()
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -145,6 +155,42 @@ class Imported(msgspec.Struct, frozen=True):
 
     executions: tuple[Execution, ...]
     ignored_line_count: int
+
+
+def name_files(paths: Sequence[Path]) -> list[str]:
+    """Return what errors call these files: by their names, or in full if two have the same;
+    UsageError if there is none."""
+    if not paths:
+        raise UsageError("there is no log to import: name at least one file")
+    names = [path.name for path in paths]
+    return names if len({*names}) == len(names) else [str(path) for path in paths]
+
+
+def _parse_date(form: str, text: str) -> datetime:
+    return datetime.strptime(f"{text} +0000", f"{form} %z")
+
+
+_TIME_FORMATS = ("%m/%d/%Y %H:%M:%S.%f", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M:%S %p")
+_TIME_PARSERS: tuple[Callable[[str], float | datetime], ...] = (
+    int,
+    float,
+    datetime.fromisoformat,
+    *(partial(_parse_date, form) for form in _TIME_FORMATS),
+)
+
+
+def parse_time(text: str) -> float | None:
+    """Return a physical time, to compare it with others of its host; None if its form is unknown.
+    Known are numbers, dates of ISO 8601, and month/day/year with a time."""
+    for parse in _TIME_PARSERS:
+        try:
+            found = parse(text.strip())
+        except (ValueError, OverflowError):
+            continue
+        if isinstance(found, datetime):
+            return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        return found
+    return None
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
@@ -199,6 +245,7 @@ def build(
         hosts={process: host for host, process in named.items()},
         are_messages_stated=messages.are_stated,
         repeat_count=messages.repeat_count,
+        warnings=tuple(clocks.backward_times()),
     )
 
 

@@ -1,6 +1,7 @@
 """Logs in newline-delimited JSON: one object for each event, with its vector clock, and with what
 it sent or received."""
 
+import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,13 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
-from stillframe.importer.execution import Imported, build, no_progress
+from stillframe.importer.execution import (
+    Imported,
+    build,
+    name_files,
+    no_progress,
+    parse_time,
+)
 
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})
@@ -24,7 +31,8 @@ class JsonPaths(msgspec.Struct, frozen=True):
 
     The host of an event is a string or a number, its clock an object from host to count. The kind
     says what it does: ``>``, ``send`` or ``sent`` sends to the target, ``<``, ``receive``,
-    ``received`` or ``recv`` receives from the source, anything else does neither.
+    ``received`` or ``recv`` receives from the source, anything else does neither. The time, by the
+    physical clock of the host, is a number or a text.
     """
 
     host: str = "node"
@@ -33,6 +41,7 @@ class JsonPaths(msgspec.Struct, frozen=True):
     source: str = "pkt.snd"
     target: str = "pkt.rcv"
     content: str = "pkt.msg"
+    time: str = "time"
 
     @classmethod
     def parse(cls, text: str) -> "JsonPaths":
@@ -50,29 +59,45 @@ class JsonPaths(msgspec.Struct, frozen=True):
 
 
 def read_json_lines(
-    path: Path, *, paths: JsonPaths | None = None, progress: Progress = no_progress
+    *logs: Path, paths: JsonPaths | None = None, progress: Progress = no_progress
 ) -> Imported:
-    """Read a log of one execution, and check that it does not contradict itself; raises as
-    ``execution.build``, and a UsageError if a line cannot be read. `progress` is called with how
-    far it is.
+    """Read a log of one execution, and check that it does not contradict itself.
 
     A line has at most 16 MiB. One that has neither host nor clock is no event: it is passed over,
     but counted. The fields of an event are its whole object but for the clock.
+
+    Args:
+        logs: the log; or several, such as one of each host.
+        paths: where the objects have what is needed.
+        progress: called with how far it is.
+
+    Raises:
+        UsageError: a line cannot be read; and as ``execution.build``.
+        NotConsistent: as ``execution.build``.
     """
-    with path.open("rb") as file:
-        reading = _Reading(path, file, paths or JsonPaths(), progress)
-        execution = build(reading.events(), where=path.name, progress=progress)
-    return Imported((execution,), reading.ignored_line_count)
+    names = name_files(logs)
+    ignored_line_count = 0
+
+    def events() -> Iterator[ClockedEvent]:
+        nonlocal ignored_line_count
+        for path, name in zip(logs, names, strict=True):
+            with path.open("rb") as file:
+                reading = _Reading(name, file, paths or JsonPaths(), progress)
+                yield from reading.events()
+            ignored_line_count += reading.ignored_line_count
+
+    execution = build(events(), where=", ".join(names), progress=progress)
+    return Imported((execution,), ignored_line_count)
 
 
 class _Reading:
     """Reads a file once, from start to end."""
 
-    def __init__(self, path: Path, file: BinaryIO, paths: JsonPaths, progress: Progress) -> None:
+    def __init__(self, name: str, file: BinaryIO, paths: JsonPaths, progress: Progress) -> None:
         self.ignored_line_count = 0
-        self._where = path.name
+        self._where = name
         self._file = file
-        self._size = path.stat().st_size
+        self._size = os.fstat(file.fileno()).st_size
         self._paths = {
             name: tuple(where.split(".")) for name, where in msgspec.structs.asdict(paths).items()
         }
@@ -123,7 +148,10 @@ class _Reading:
                 f"say with --json-paths {missing}=PATH where it is",
             )
         kind = _find(document, self._paths["kind"])
-        event = ClockedEvent(line, host, clock, "" if kind is None else str(kind)[:200], document)
+        label = "" if kind is None else str(kind)[:200]
+        event = ClockedEvent(line, host, clock, label, document, file=self._where)
+        time = _find(document, self._paths["time"])
+        event.time = parse_time(str(time)) if isinstance(time, str | int | float) else None
         if kind in _SEND:
             event.sent_to = self._needed_host(line, document, "target")
         elif kind in _RECEIVE:

@@ -1,9 +1,9 @@
 """Logs in the form that ShiViz reads: a regular expression finds the events in any text.
 
 Its groups ``host``, ``clock`` (a JSON object) and ``event`` are needed, other named groups become
-fields of the event. Groups are written as in JavaScript or Python: ``(?<host>...)`` or
-``(?P<host>...)``; ``^`` and ``$`` stand for the ends of lines. What lies between matches is passed
-over, as ShiViz does, but counted.
+fields of the event, and ``date``, ``time`` or ``timestamp`` is its physical time. Groups are
+written as in JavaScript or Python: ``(?<host>...)`` or ``(?P<host>...)``; ``^`` and ``$`` stand for
+the ends of lines. What lies between matches is passed over, as ShiViz does, but counted.
 
 A file for ShiViz begins with two lines that are no part of the log: the expression, and the
 delimiter of executions or an empty line. As in ShiViz, each must match whole lines. Without them
@@ -11,14 +11,20 @@ and without an expression from the caller, an event takes two lines, in one of t
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
-from stillframe.importer.execution import Imported, build, no_progress
+from stillframe.importer.execution import (
+    Imported,
+    build,
+    name_files,
+    no_progress,
+    parse_time,
+)
 
 EVENT_FIRST = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})[ \t]*$"
 """An event, and on the next line its host and clock: the expression that ShiViz shows at first.
@@ -32,6 +38,10 @@ HOST_FIRST = r"^(?:(?<timestamp>\d+) )?(?<host>\S*) (?<clock>{.*})[ \t]*\n(?<eve
 TEXT_BYTES_MAX = 2**30
 _GZIP_BEGIN = b"\x1f\x8b"
 _NEEDED = ("host", "clock", "event")
+_TIMES = ("date", "time", "timestamp")
+"""Groups of a physical time; of several the texts together are one."""
+_Span = tuple[str, int, int]
+"""The label of an execution, and where in the text it begins and ends."""
 _IS_EXPRESSION = re.compile(r"\(\?P?<clock>")
 _GROUP_OPENINGS = re.compile(
     r"\\k<(\w+)>|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<)(?![=!])", re.DOTALL
@@ -40,17 +50,16 @@ _decode_clock = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def read_shiviz(
-    path: Path,
-    *,
+    *paths: Path,
     regex: str | None = None,
     delimiter: str | None = None,
     progress: Progress = no_progress,
 ) -> Imported:
-    """Read a log with vector clocks, of at most 1 GiB, and check that it does not contradict
-    itself.
+    """Read a log with vector clocks, and check that it does not contradict itself.
 
     Args:
-        path: the log.
+        paths: the log, of at most 1 GiB; or several, such as one of each host, which have the
+            events of one execution together.
         regex: finds one event, which may go over several lines. By default the first line, if that
             is such an expression; else the layout that fits the log.
         delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
@@ -58,32 +67,57 @@ def read_shiviz(
         progress: called with how far it is.
 
     Raises:
-        UsageError: an expression does not do, or both layouts fit the log equally well; and as
-            ``execution.build``.
+        UsageError: an expression does not do, both layouts fit a log equally well, or one of
+            several has more than one execution; and as ``execution.build``.
         NotConsistent: as ``execution.build``.
     """
+    names = name_files(paths)
+    if len(paths) == 1:
+        log = _open(paths[0], names[0], regex, delimiter, progress)
+        executions = tuple(
+            build(log.events(begin, end), where=names[0], label=label, progress=progress)
+            for label, begin, end in log.spans
+        )
+        return Imported(executions, log.ignored_line_count)
+    ignored_line_count = 0
+
+    def events() -> Iterator[ClockedEvent]:
+        nonlocal ignored_line_count
+        for path, name in zip(paths, names, strict=True):
+            log = _open(path, name, regex, delimiter, progress)
+            if len(log.spans) > 1:
+                raise UsageError(
+                    f"{name} has {len(log.spans)} executions, and several files have the events "
+                    "of one together: import it alone, or split it"
+                )
+            yield from log.events(*log.spans[0][1:])
+            ignored_line_count += log.ignored_line_count
+
+    execution = build(events(), where=", ".join(names), progress=progress)
+    return Imported((execution,), ignored_line_count)
+
+
+def _open(
+    path: Path, name: str, regex: str | None, delimiter: str | None, progress: Progress
+) -> "_Reading":
+    """Return a file that errors call `name`, to be read once."""
     text = _read_text(path)
     first, second, log_begin = _split_header(text)
     if regex is not None:
         pattern = _compile_events(regex, "regular expression")
     elif first:
-        pattern = _compile_events(f"^{first}$", f"regular expression in line 1 of {path.name}")
+        pattern = _compile_events(f"^{first}$", f"regular expression in line 1 of {name}")
     else:
         pattern = None
     separator = None
     if delimiter is not None:
         separator = _compile(delimiter, "delimiter")
     elif second:
-        separator = _compile(f"^{second}$", f"delimiter in line 2 of {path.name}")
+        separator = _compile(f"^{second}$", f"delimiter in line 2 of {name}")
     spans = [*_spans(text, separator, log_begin)]
     if pattern is None:
-        pattern = _choose_layout(path.name, text, spans)
-    reading = _Reading(path.name, text, pattern, progress)
-    executions = tuple(
-        build(reading.events(begin, end), where=path.name, label=label, progress=progress)
-        for label, begin, end in spans
-    )
-    return Imported(executions, reading.ignored_line_count)
+        pattern = _choose_layout(name, text, spans)
+    return _Reading(name, text, spans, pattern, progress)
 
 
 def _split_header(text: str) -> tuple[str, str, int]:
@@ -106,13 +140,13 @@ def _compile_events(regex: str, what: str) -> re.Pattern[str]:
     return pattern
 
 
-def _choose_layout(where: str, text: str, spans: list[tuple[str, int, int]]) -> re.Pattern[str]:
+def _choose_layout(where: str, text: str, spans: Sequence[_Span]) -> re.Pattern[str]:
     """Return the layout that finds more events; of two that find equally many, the one that leaves
     fewer lines and fewer events without the other. UsageError if both do so equally well."""
     layouts = [_compile(regex, "layout") for regex in (HOST_FIRST, EVENT_FIRST)]
     misfits = []
     for layout in layouts:
-        reading = _Reading(where, text, layout, no_progress)
+        reading = _Reading(where, text, spans, layout, no_progress)
         labels = [
             match["event"] for _, begin, end in spans for match in reading.matches(begin, end)
         ]
@@ -120,7 +154,7 @@ def _choose_layout(where: str, text: str, spans: list[tuple[str, int, int]]) -> 
         misfits.append((-len(labels), reading.ignored_line_count + blank_count))
     if misfits[0] != misfits[1]:
         return layouts[misfits.index(min(misfits))]
-    reading = _Reading(where, text, layouts[0], no_progress)
+    reading = _Reading(where, text, spans, layouts[0], no_progress)
     for _, begin, end in spans:
         for one, other in zip(
             *(layout.finditer(text, begin, end) for layout in layouts), strict=False
@@ -136,10 +170,18 @@ def _choose_layout(where: str, text: str, spans: list[tuple[str, int, int]]) -> 
 
 
 class _Reading:
-    """Reads a text once, from start to end."""
+    """Reads a text once, from start to end: the executions that `spans` name."""
 
-    def __init__(self, where: str, text: str, pattern: re.Pattern[str], progress: Progress) -> None:
+    def __init__(
+        self,
+        where: str,
+        text: str,
+        spans: Sequence[_Span],
+        pattern: re.Pattern[str],
+        progress: Progress,
+    ) -> None:
         self.text = text
+        self.spans = spans
         self.ignored_line_count = 0
         self._where = where
         self._pattern = pattern
@@ -188,15 +230,20 @@ class _Reading:
                 f"{self._where}, line {self.line_at(match.start())}: the regular expression "
                 "finds an event without a host or without a clock: make these groups obligatory"
             )
+        # TLC prints an object of JSON as a string, with backslashes before the quotes in it.
+        plain = clock.replace('\\"', '"') if '{\\"' in clock else clock
         try:
-            decoded = _decode_clock(clock)
+            decoded = _decode_clock(plain)
         except msgspec.DecodeError as error:
             raise UsageError(
                 f"{self._where}, line {line}, host {show_host(host)}: {clock[:200]!r} is no vector "
                 f'clock ({error}): it should be JSON such as {{"a": 1, "b": 2}}'
             ) from None
         fields = {name: text for name in self._field_names if (text := match[name]) is not None}
-        return ClockedEvent(line, host, decoded, label or "", fields or None)
+        event = ClockedEvent(line, host, decoded, label or "", fields or None, file=self._where)
+        if written := [fields[name] for name in _TIMES if name in fields]:
+            event.time = parse_time(" ".join(written))
+        return event
 
     def line_at(self, place: int) -> int:
         """Return the number of the line at `place`, at most one match before the last one."""
@@ -216,9 +263,7 @@ class _Reading:
         self.ignored_line_count += sum(1 for line in lines if line.strip())
 
 
-def _spans(
-    text: str, separator: re.Pattern[str] | None, begin: int
-) -> Iterator[tuple[str, int, int]]:
+def _spans(text: str, separator: re.Pattern[str] | None, begin: int) -> Iterator[_Span]:
     """Yield label, beginning and end of each execution of a log that begins at `begin`."""
     label, is_first = "", True
     for match in separator.finditer(text, begin) if separator else ():
