@@ -363,8 +363,8 @@ def test_physical_time_that_runs_backwards_is_reported(
             bad,
             (
                 (
-                    "a.log, host 'a': physical time runs backwards at 1 of 2 events, first at line 2, "
-                    "which happened after line 1"
+                    "a.log, host 'a': physical time runs backwards at 1 of 2 events, first at line "
+                    "2, which happened after line 1"
                 ),
             ),
         ),
