@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
     ("channel_accounting", "errors", "model"),
-    ("trace", "cuts", "waiting", "process", "keyed", "state_codec", "keyed_changes", "topology"),
+    tuple("trace cuts waiting process keyed outbox state_codec keyed_changes topology".split()),
     ("protocol",),
     ("durable_files", "imports"),
     ("store", "restore", "importer", "tracefile", "eventlog", "diagram"),

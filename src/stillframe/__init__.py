@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stillframe.errors import StillframeError
     from stillframe.keyed import Keyed
     from stillframe.model import Channel, ProcessId, SnapshotId
+    from stillframe.outbox import Due, Outbox
     from stillframe.process import Message, Process, every
     from stillframe.runtime.process.join import join
     from stillframe.snapshot_store import (
@@ -29,11 +30,13 @@ __all__ = [
     "AbandonedSnapshot",
     "Channel",
     "DecodedMessage",
+    "Due",
     "InTransit",
     "Joined",
     "Keyed",
     "LoadedSnapshot",
     "Message",
+    "Outbox",
     "Process",
     "ProcessId",
     "Recorded",
@@ -53,6 +56,7 @@ _MODULES = {
     "errors": ("StillframeError",),
     "keyed": ("Keyed",),
     "model": ("Channel", "ProcessId", "SnapshotId"),
+    "outbox": ("Due", "Outbox"),
     "process": ("Message", "Process", "every"),
     "runtime.process.join": ("join",),
     "snapshot_store": ("AbandonedSnapshot", "LoadedSnapshot", "SnapshotStore", "open_store"),

@@ -1,4 +1,4 @@
-"""A field that is a mapping, of which a snapshot records only the keys that changed.
+"""Mappings as fields: a snapshot records only the keys that changed.
 
 At a cut nothing is copied. The field sets aside the set of keys that changed since the cut before
 and starts a new one; their values at the cut are read from the live rows afterwards, bit by bit

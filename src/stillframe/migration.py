@@ -33,6 +33,7 @@ from stillframe.model import (
     ProcessState,
     Snapshot,
 )
+from stillframe.outbox import Outbox, no_commit
 from stillframe.process import Message, Process
 from stillframe.protocol.action_runner import union_of
 from stillframe.topology import Column, Description, InTransit, Recorded, Topology
@@ -47,7 +48,14 @@ Values = Mapping[str, msgspec.Raw]
 """Field -> its value as MessagePack."""
 
 _LIST = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # a keyed field is recorded as a map
+
+
+def _as_recorded(value: Any) -> dict[Any, Any]:
+    """Return what is recorded of a keyed field or an outbox."""
+    return value.recorded() if isinstance(value, Outbox) else dict(value)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_as_recorded).encode
 _encode_plain = msgspec.msgpack.Encoder().encode
 _plain = msgspec.msgpack.decode
 CANNOT_ENCODE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -412,8 +420,9 @@ class _Conversion:
 
     def _starts(self, process: ProcessId) -> Values:
         start, codec = self._topology.processes[process], self._topology.codecs[process]
+        empty = encoded_values({name: Outbox(no_commit) for name in codec.outboxes})
         if not isinstance(start, Process):
-            return self._states[codec.kind.__name__].defaults()
+            return empty | self._states[codec.kind.__name__].defaults()
         names = codec.types
         return encoded_values({n: getattr(start, n) for n in names if hasattr(start, n)})
 

@@ -19,6 +19,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.outbox import Outbox
 from stillframe.waiting import Waiting
 
 Quantities = Mapping[str, int | float]
@@ -144,12 +145,15 @@ class Process:
     def is_passive(self) -> bool:
         """Return whether this process will do nothing more unless a message arrives.
 
-        By default: it has no action (``every``), no ``on_published``, and reads no log. A process
-        that has one of these returns here when they have no effect any more.
+        By default: it has no action (``every``), no ``on_published``, reads no log, and its
+        outboxes are empty. A process that has one of these returns here when they have no effect
+        any more.
         """
         kind = type(self)
+        if self.actions or any(isinstance(v, Outbox) and len(v) for v in vars(self).values()):
+            return False
         acts_on = (kind.on_published, kind.receive_records)
-        return not self.actions and acts_on == (Process.on_published, Process.receive_records)
+        return acts_on == (Process.on_published, Process.receive_records)
 
     def waits_for(self) -> Waiting | None:
         """Return the processes that block this one (``waiting.for_all``, ``for_any``), or None."""

@@ -3,27 +3,29 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import DECODING_ERRORS, KeyedChange
+from stillframe.outbox import Outbox, no_commit, outbox_struct
 from stillframe.process import ATTACHED, field_types, is_immutable
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _LOOKALIKES = (bytearray, memoryview, dict)
 """What is encoded like bytes or a Struct, and can be changed in place."""
+Held = TypeVar("Held", Keyed[Any, Any], Outbox[Any])
 NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
 
 
 class StateCodec:
     """Encodes the declared fields of one class as a MessagePack map, and reads them back. `types`
     has the type of each declared field, `keyed` those of the keys and of the values of a keyed one,
-    and `struct` is what a recorded state decodes to; keyed fields are dicts there. A UsageError
-    names a field whose type cannot be recorded."""
+    `outboxes` that of the items of an outbox, and `struct` is what a recorded state decodes to;
+    keyed fields are dicts there. A UsageError names a field whose type cannot be recorded."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -31,7 +33,12 @@ class StateCodec:
         self.keyed = {
             name: _keyed_types(f"{kind.__name__}.{name}", annotation)
             for name, annotation in self.types.items()
-            if _mentions_keyed(annotation)
+            if _mentions(Keyed, annotation)
+        }
+        self.outboxes = {
+            name: _item_type(f"{kind.__name__}.{name}", annotation)
+            for name, annotation in self.types.items()
+            if _mentions(Outbox, annotation)
         }
         self._names_to_look_at = {
             name
@@ -43,6 +50,7 @@ class StateCodec:
         fields = self.types | {
             name: types.GenericAlias(dict, both) for name, both in self.keyed.items()
         }
+        fields |= {name: outbox_struct(item) for name, item in self.outboxes.items()}
         others = [(name, fields[name]) for name in self._other_names]
         try:
             self.struct = msgspec.defstruct(kind.__name__, list(fields.items()), kw_only=True)
@@ -77,26 +85,44 @@ class StateCodec:
                     f"it '_{name}'"
                 )
         try:
-            return {name: getattr(process, name) for name in self._other_names}
+            values = {name: getattr(process, name) for name in self._other_names}
         except AttributeError as error:
             raise UsageError(f"a declared field was never set: {error}") from error
+        found = self.outbox_fields(process).items()
+        return values | {name: outbox.recorded() for name, outbox in found}
 
     def keyed_fields(self, process: object) -> dict[str, Keyed[Any, Any]]:
         """Return the keyed fields, by name; a UsageError if one holds something else, or two hold
         the same object."""
-        found: dict[str, Keyed[Any, Any]] = {}
-        for name in self.keyed:
+        return self._held(process, Keyed, self.keyed)
+
+    def outbox_fields(self, process: object) -> dict[str, Outbox[Any]]:
+        """Return the outboxes, by name; errors as for ``keyed_fields``."""
+        return self._held(process, Outbox, self.outboxes)
+
+    def open_outboxes(self, process: object, owner: str, origin: str) -> tuple[Outbox[Any], ...]:
+        """Return the outboxes of a process called `owner` that begins to run; keys are unique to
+        `origin`. Errors as for ``keyed_fields``."""
+        found = self.outbox_fields(process)
+        for name, outbox in found.items():
+            decode = msgspec.msgpack.Decoder(self.outboxes[name]).decode
+            outbox.open(f"{owner}.{name}", origin, decode)
+        return tuple(found.values())
+
+    def _held(self, process: object, kind: type[Held], names: Iterable[str]) -> dict[str, Held]:
+        found: dict[str, Held] = {}
+        for name in names:
             field = getattr(process, name, None)
-            if not isinstance(field, Keyed):
+            if not isinstance(field, kind):
                 raise UsageError(
-                    f"{self.kind.__name__}.{name} is declared as Keyed and holds a "
-                    f"{type(field).__name__}: give it a stillframe.Keyed(...) of it"
+                    f"{self.kind.__name__}.{name} is declared as {kind.__name__} and holds a "
+                    f"{type(field).__name__}: give it a stillframe.{kind.__name__}(...)"
                 )
             twin = next((other for other, object_ in found.items() if object_ is field), None)
             if twin is not None:
                 raise UsageError(
-                    f"{self.kind.__name__}.{name} and {twin} hold the same Keyed: give each field "
-                    "one of its own"
+                    f"{self.kind.__name__}.{name} and {twin} hold the same {kind.__name__}: give "
+                    "each field a separate one"
                 )
             found[name] = field
         return found
@@ -158,9 +184,14 @@ class StateCodec:
                 raise msgspec.ValidationError(f"{name} has {len(found)} entries and not {count}")
 
     def restore(self, process: object, encoded: bytes) -> None:
-        """Set the fields to what ``capture`` recorded; errors as for ``decode``."""
+        """Set the fields to what ``capture`` recorded; errors as for ``decode``. An outbox that is
+        there keeps its commit function."""
         for name, value in self.decode(encoded).items():
-            setattr(process, name, value)
+            held = getattr(process, name, None) if name in self.outboxes else None
+            if isinstance(held, Outbox):
+                held.load(value.recorded())
+            else:
+                setattr(process, name, value)
 
     def decode(self, encoded: bytes) -> dict[str, Any]:
         """Return the fields that ``capture`` recorded, by name; a UsageError names a mismatch with
@@ -172,6 +203,10 @@ class StateCodec:
                 f"class {self.kind.__name__} does not fit the recorded state: {error}"
             ) from error
         fields = {name: getattr(state, name) for name in self.types}
+        for name in self.outboxes:
+            outbox: Outbox[Any] = Outbox(no_commit)
+            outbox.load(msgspec.structs.asdict(fields[name]))
+            fields[name] = outbox
         return fields | {name: Keyed(fields[name]) for name in self.keyed}
 
     def _find_unencodable(self, values: dict[str, Any]) -> str:
@@ -183,10 +218,20 @@ class StateCodec:
         return "?"
 
 
-def _mentions_keyed(annotation: Any) -> bool:
-    if annotation is Keyed or typing.get_origin(annotation) is Keyed:
+def _mentions(kind: type, annotation: Any) -> bool:
+    if annotation is kind or typing.get_origin(annotation) is kind:
         return True
-    return any(_mentions_keyed(part) for part in typing.get_args(annotation))
+    return any(_mentions(kind, part) for part in typing.get_args(annotation))
+
+
+def _item_type(where: str, annotation: Any) -> Any:
+    """Return the type of the items of an outbox."""
+    if typing.get_origin(annotation) is not Outbox:
+        raise UsageError(
+            f"{where}: Outbox is the whole type of a field, with the type of its items: declare "
+            f"'{where.rpartition('.')[2]}: Outbox[Payment]' or the like, not {annotation}"
+        )
+    return typing.get_args(annotation)[0]
 
 
 def _keyed_types(where: str, annotation: Any) -> tuple[Any, Any]:

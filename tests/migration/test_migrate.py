@@ -9,6 +9,7 @@ import pytest
 from stillframe.errors import UsageError
 from stillframe.migration import Migration, migrate
 from stillframe.model import Batch, Channel, Snapshot
+from stillframe.outbox import Outbox, no_commit
 from stillframe.process import Message, Process
 from stillframe.restore import start_states
 from stillframe.topology import Joined, Topology
@@ -393,3 +394,58 @@ def test_an_unchanged_message_is_read_all_the_same() -> None:
     snapshot = snapshot_of(OLD, messages={("A", "B"): [["Pay", "much", ""]]})
     with pytest.raises(UsageError, match=r"message 1 on channel A->B \(Pay\): Expected `int`"):
         to(OLD, snapshot)
+
+
+class Mail(msgspec.Struct, frozen=True):
+    """An effect before a change of code."""
+
+    to: str
+
+
+class Mailer(Process):
+    """Has effects that wait."""
+
+    mails: Outbox[Mail] = dataclasses.field(default_factory=lambda: Outbox(no_commit))
+
+
+@dataclasses.dataclass
+class Desk:
+    """What a program recorded before it had effects."""
+
+    total: int = 0
+
+
+def test_entries_of_an_outbox_keep_their_keys() -> None:
+    """When the class of the items has changed, receivers still recognize what they have, and the
+    entries that are put later continue the history. A new outbox is empty."""
+    before = Topology({"A": Mailer(), "J": Joined(state=Desk)}, [])
+    mailer = Mailer()
+    before.codecs["A"].open_outboxes(mailer, "A", "run")
+    key = mailer.mails.put(Mail("C1"))
+    recorded: dict[str, Any] = {"A": {"mails": mailer.mails.recorded()}, "J": {"total": 0}}
+    snapshot = snapshot_of(before, recorded)
+    mail = msgspec.defstruct("Mail", [("to", str), ("copies", int, 1)], frozen=True)
+    later = type(
+        "Mailer",
+        (Process,),
+        {
+            "__annotations__": {"mails": Outbox[mail], "more": Outbox[int]},  # type: ignore[valid-type]
+            "mails": dataclasses.field(default_factory=lambda: Outbox(no_commit)),
+            "more": dataclasses.field(default_factory=lambda: Outbox(no_commit)),
+        },
+    )
+    desk = dataclasses.make_dataclass("Desk", [("total", int), ("effects", Outbox[int])])
+    after = Topology({"A": later(), "J": Joined(state=desk)}, [])
+    migrated = to(after, snapshot, before).snapshot
+    found = states_of(migrated)
+    assert found["A"]["mails"]["entries"] == [{"item": {"to": "C1", "copies": 1}, "key": key}]
+    assert found["A"]["mails"]["mark"] == mailer.mails.recorded()["mark"]
+    assert found["A"]["more"]["entries"] == found["J"]["effects"]["entries"] == []
+    process = later()
+    [state_of_a] = [s for s in migrated.state.processes if s.process == "A"]
+    after.codecs["A"].restore(process, state_of_a.encoded)
+    mails, more = after.codecs["A"].open_outboxes(process, "A", "another run")
+    due = mails.due()
+    assert due is not None
+    assert due.mark == key
+    assert more.put(1) != after.codecs["A"].open_outboxes(later(), "A", "third run")[1].put(1)

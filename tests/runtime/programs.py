@@ -4,7 +4,17 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 
-from stillframe import Channel, Joined, Keyed, Message, Process, SnapshotId, Topology, every
+from stillframe import (
+    Channel,
+    Joined,
+    Keyed,
+    Message,
+    Outbox,
+    Process,
+    SnapshotId,
+    Topology,
+    every,
+)
 
 
 class Tick(Message):
@@ -160,6 +170,14 @@ class Shelf:
     received: int = 0
 
 
+@dataclass
+class Orders:
+    """What a joined program records that has effects outside."""
+
+    effects: Outbox[str]
+    names: list[str] = field(default_factory=list)
+
+
 rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
@@ -171,6 +189,7 @@ joining = Topology(
     {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
 )
 shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("A", "J")])
+ordering = Topology({"A": Sink(), "J": Joined(state=Orders, accepts=Tick)}, [("J", "A")])
 only_joining = Topology({"J": Joined(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])

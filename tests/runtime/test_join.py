@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe import join
+from stillframe import Due, Outbox, join
 from stillframe.errors import Refused, Unavailable, UsageError
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
@@ -20,7 +20,7 @@ from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import until
-from tests.runtime.programs import Books, Source, Tick, joining, sending
+from tests.runtime.programs import Books, Orders, Source, Tick, joining, ordering, sending
 from tests.runtime.watch import Watch, new_store, program, take
 
 
@@ -173,6 +173,102 @@ def test_a_wait_that_is_cut_short_leaves_the_program_inside_an_action(tmp_path: 
             check_books(system.store.load(outcome.id))
             passing.cancel()
             await asyncio.wait([passing])
+
+    asyncio.run(main())
+
+
+async def receive_all(me: Participant) -> None:
+    """Let snapshots be recorded, until the epoch is over."""
+    async for _ in me:
+        pass
+
+
+@pytest.mark.slow
+def test_a_program_knows_when_what_it_did_is_safe(tmp_path: Path) -> None:
+    """``until_safe`` returns when a snapshot is published that was recorded after the call, and its
+    effects are committed then. At a death it raises, and the restored state shows which requests
+    happened."""
+    place = tmp_path / "store"
+    committed: list[str] = []
+    marks = [""]
+
+    async def commit(due: Due[str]) -> None:
+        due = due.after(marks[-1])
+        committed.extend(due.items)
+        marks.append(due.mark)
+
+    async def order(me: Participant, orders: Orders, name: str) -> None:
+        orders.names.append(name)
+        orders.effects.put(name)
+        await me.send("A", Tick(len(orders.names)))
+        await me.until_safe()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with waiting_system(tmp_path, "ordering") as (system, watch):
+            orders = Orders(Outbox(commit))
+            async with join("J", topology=ordering, store=place, state=orders) as me:
+                with pytest.raises(UsageError, match=r"until_safe\(\) was called inside an action"):
+                    await me.until_safe()
+                receiving = loop.create_task(receive_all(me))
+                await system.until_running()
+                first = loop.create_task(order(me, orders, "first"))
+                await until(lambda: orders.names == ["first"])
+                assert not first.done()
+                await take(system)
+                await first
+                await until(lambda: committed == ["first"] and not list(orders.effects))
+                second = loop.create_task(order(me, orders, "second"))
+                await until(lambda: len(orders.names) == 2)
+                os.kill(system.children["A"].pid, signal.SIGKILL)
+                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                    await second
+                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                    await receiving
+                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                    await me.until_safe()
+            await watch.until(lambda: len(watch.of(events.AwaitingProcesses)) == 2)
+            async with join("J", topology=ordering, store=place, state=orders) as me:
+                assert orders.names == ["first"]
+                receiving = loop.create_task(receive_all(me))
+                await system.until_running()
+                third = loop.create_task(order(me, orders, "third"))
+                await until(lambda: len(orders.names) == 2)
+                await take(system)
+                await third
+                await until(lambda: committed == ["first", "third"])
+                assert len(marks) == 4  # "first" came again, with its key
+                waiting = loop.create_task(me.until_safe())
+                await asyncio.sleep(0)
+                receiving.cancel()
+                await asyncio.wait([receiving])
+            with pytest.raises(Unavailable, match="process J has left the system"):
+                await waiting
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_the_last_snapshot_answers_who_waits(tmp_path: Path) -> None:
+    """A stop in order makes everything safe before the epoch is over."""
+    committed: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with waiting_system(tmp_path, "ordering") as (system, _):
+            orders = Orders(Outbox(lambda due: committed.extend(due.items)))
+            place = tmp_path / "store"
+            async with join("J", topology=ordering, store=place, state=orders) as me:
+                receiving = loop.create_task(receive_all(me))
+                await system.until_running()
+                orders.effects.put("last")
+                waiting = loop.create_task(me.until_safe())
+                await asyncio.sleep(0)
+                await system.last_snapshot("J")
+                await waiting
+                assert committed == ["last"]
+                receiving.cancel()
+                await asyncio.wait([receiving])
 
     asyncio.run(main())
 

@@ -151,6 +151,11 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
     declared = metadata.dataflow.services[name]
     if codec.kind.__name__ != declared:
         raise UsageError(f"service {name} records a {declared}, not a {codec.kind.__name__}")
+    if codec.outboxes:
+        raise UsageError(
+            f"service {name}: {codec.kind.__name__}.{min(codec.outboxes)} is an Outbox, and only "
+            "processes of a system commit the entries of one"
+        )
     lock = participant_lock(root, name)
     if not lock.acquire():
         raise Unavailable(f"service {name} is run by another program: end that one first")

@@ -15,6 +15,7 @@ import msgspec
 
 from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, ProcessState, SnapshotId
+from stillframe.outbox import Due
 from stillframe.process import Message, Process, attach
 from stillframe.topology import Topology
 
@@ -45,7 +46,7 @@ class ActionRunner:
         self._decoder = msgspec.msgpack.Decoder(union_of(accepts)) if accepts else None
         description = topology.description
         self._accepted_by = {t: topology.accepts[t] for t in description.outgoing(process_id)}
-        self._outbox: list[Sent] = []
+        self._sent: list[Sent] = []
         """What was sent since the last action ended; with an action that raises it is discarded."""
         attach(
             self.process,
@@ -57,6 +58,16 @@ class ActionRunner:
         )
         if encoded is not None:
             self._codec.restore(self.process, encoded)
+        self._outboxes = self._codec.open_outboxes(self.process, process_id, "")
+        self.committed: list[Due[Any]] = []
+        """What its outboxes would have committed, oldest first. Nothing is committed here: every
+        commit is taken to have succeeded at once."""
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether a published snapshot makes a difference to this process."""
+        is_own = type(self.process).on_published is not Process.on_published
+        return is_own or bool(self._outboxes)
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -85,15 +96,22 @@ class ActionRunner:
     def perform(self, handler: str, *arguments: Any) -> list[Sent]:
         """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as
         ``receive``."""
-        return self._act(handler, [arguments])
+        sent = self._act(handler, [arguments])
+        if handler == PUBLISHED:
+            for outbox in self._outboxes:
+                outbox.published(*arguments)
+                if (due := outbox.due()) is not None:
+                    self.committed.append(due)
+                    outbox.forget(due)
+        return sent
 
     def _act(self, handler: str, calls: Iterable[tuple[object, ...]]) -> list[Sent]:
         try:
             for arguments in calls:
                 self._call(handler, *arguments)
-            return self._outbox
+            return self._sent
         finally:
-            self._outbox = []
+            self._sent = []
 
     def cut(self, snapshot: SnapshotId) -> None:
         """Notify the process that its state was recorded for `snapshot`; UsageError if its
@@ -103,6 +121,8 @@ class ActionRunner:
                 f"process {self.id}: on_cut() sent a message: a snapshot must not change what a "
                 "process does"
             )
+        for outbox in self._outboxes:
+            outbox.cut(snapshot)
 
     def capture(self) -> ProcessState:
         """Record the current state; UsageError if a field cannot be recorded."""
@@ -153,7 +173,7 @@ class ActionRunner:
                 f"not {type(message).__name__}; add it to the annotation of its receive()"
             )
         try:
-            self._outbox.append((target, self._encode(message)))
+            self._sent.append((target, self._encode(message)))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise UsageError(
                 f"channel {Channel(self.id, target)}: {message!r} cannot be encoded: {error}"

@@ -476,9 +476,8 @@ def _missing_notices(world: World, points: Sequence[Snapshot]) -> Violation | No
     expected = [str(point.id) for point in points]
     notices = list(_notices(world.epoch))
     for name, runner in world.runners.items():
-        is_told = type(runner.process).on_published is not Process.on_published
         found = [snapshot for _, process, snapshot in notices if process == name]
-        if name not in world.down and found != (expected if is_told else []):
+        if name not in world.down and found != (expected if runner.is_notified else []):
             return Violation(
                 Invariant.TOLD,
                 f"process {name} was told of {', '.join(found) or 'nothing'}; the restore points "

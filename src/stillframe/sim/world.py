@@ -30,6 +30,7 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
+from stillframe.outbox import Due
 from stillframe.process import Message, Process
 from stillframe.protocol.action_runner import PUBLISHED, RECEIVE, START, ActionRunner, Sent
 from stillframe.protocol.assembler import Assembler
@@ -132,6 +133,8 @@ class World:
         self.restore_point: Snapshot | None = None
         self.refusal = ""
         self.sendings: list[Channel] = []
+        self.committed: dict[ProcessId, list[Due[Any]]] = {}
+        """What the outboxes of each process have committed, in all epochs."""
         self.down: set[ProcessId] = set()
         self.parted: frozenset[ProcessId] = frozenset()
         self.channels: dict[Channel, MemoryChannel] = {}
@@ -236,6 +239,8 @@ class World:
             name: ActionRunner(name, self.topology, starts[name].encoded if starts else None)
             for name in names
         }
+        for name, runner in self.runners.items():
+            runner.committed = self.committed.setdefault(name, [])
         self.sent_counts = {
             channel: starts[channel.source].sent_counts[channel.target] if starts else 0
             for channel in description.channels
@@ -459,8 +464,7 @@ class World:
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
         for snapshot in snapshots:
             for name, runner in self.runners.items():
-                is_notified = type(runner.process).on_published is not Process.on_published
-                if is_notified and name not in self.down:
+                if runner.is_notified and name not in self.down:
                     self._perform(name, PUBLISHED, snapshot)
 
 

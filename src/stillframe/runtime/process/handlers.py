@@ -46,6 +46,7 @@ class HandlerHost(Host):
         if is_fresh:
             self._call(process.start, "start")
             self.schedule_flush()
+        self._commit()
         self._handle_replayed()
         self.wake()
         for action in process.actions:
@@ -88,9 +89,18 @@ class HandlerHost(Host):
             self.fail(error)
 
     def published(self, snapshot: SnapshotId) -> None:
-        """Notify the application that `snapshot` was published."""
+        """Notify the application that `snapshot` was published, and commit what is safe now."""
+        super().published(snapshot)
         self._call(self._application.on_published, "on_published", snapshot)
+        self._commit()
         self.schedule_flush()
+
+    def _commit(self) -> None:
+        """Commit the entries of each outbox that are safe, and forget them, in one action."""
+        for outbox in self.outboxes:
+            due = outbox.due()
+            if due is not None and self._call(outbox.commit, f"{outbox.name}.commit", due):
+                outbox.forget(due)
 
     def wake(self) -> None:
         """Handle what is in the mailbox, as far as back-pressure allows."""

@@ -15,12 +15,13 @@ import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, assert_never
+from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
 import msgspec
 
 from stillframe.errors import ApplicationError, StillframeError, UsageError, describe
 from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
+from stillframe.outbox import Outbox
 from stillframe.process import Message, Process
 from stillframe.protocol import wire
 from stillframe.protocol.recorder import Effect, NotRecorded, Phase, Recorded, Recorder, SendMarker
@@ -176,6 +177,13 @@ class Host:
         )
         self.log: EventLogger | None = None
         self.send = self.make_send()
+        self.outboxes: tuple[Outbox[Any], ...] = ()
+        self._codec = codec
+
+    def open_outboxes(self, run: str) -> None:
+        """Let the outboxes run, with keys that are unique to `run` if they are new; a UsageError if
+        a field that is declared as one holds something else."""
+        self.outboxes = self._codec.open_outboxes(self.subject, self.process, run)
 
     def open_fragments(self, fragments: "FragmentRecorder") -> None:
         """Record snapshots in `fragments` from now on; it is closed with the log."""
@@ -193,7 +201,9 @@ class Host:
         return False
 
     def published(self, snapshot: SnapshotId) -> None:
-        """Notify the application that `snapshot` was published, if it is to know."""
+        """Notify the application and its outboxes that `snapshot` was published."""
+        for outbox in self.outboxes:
+            outbox.published(snapshot)
 
     def wake(self) -> None:
         """Something is in the mailbox, or there is room again: continue."""
@@ -235,6 +245,8 @@ class Host:
         """Stop recording `snapshot`."""
         self.recorder.abandon(snapshot)
         self.captures.abandon(snapshot)
+        for outbox in self.outboxes:
+            outbox.abandon(snapshot)
 
     def forget_through(self, last_number: int) -> None:
         """Stop recording every snapshot up to `last_number`. Which of them were published is
@@ -369,6 +381,8 @@ class Host:
         for state in recorded if progress is None else [progress.state]:
             if self.on_cut is not None:
                 self.on_cut(snapshot, state)
+            for outbox in self.outboxes:
+                outbox.cut(snapshot)
             if isinstance(self.subject, Process):
                 self._notify_application(self.subject, snapshot)
 

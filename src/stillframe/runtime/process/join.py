@@ -43,7 +43,7 @@ class Participant:
     async def boundary(self) -> None:
         """End the current action and begin another: here the state may be recorded.
 
-        Waits until the outgoing channels have room. Call it between actions in a loop of your own.
+        Waits until the outgoing channels have room. Call it between actions in your own loop.
 
         Raises:
             StillframeError: the process cannot go on: the system was stopped or restored.
@@ -67,10 +67,24 @@ class Participant:
                 raise
             yield channel, message
 
+    async def until_safe(self) -> None:
+        """Wait until no death takes back what this program has done so far.
+
+        That is when a restore point is published whose cut of this process is after the call. Call
+        it in a task alongside the loop, for example before you answer a client.
+
+        Raises:
+            UsageError: the task is the one that runs the loop: it is inside an action.
+            StillframeError: the process cannot continue: the system was stopped or restored. It is
+                unknown then whether what was done is taken back. Join again: the restored state
+                shows it.
+        """
+        await self._host.until_safe()
+
     async def _reenter_action(self) -> None:
         """The wait failed or was cut short: the program goes on, and so inside an action."""
         if not self._host.action.locked():
-            await self._host.action.acquire()
+            await self._host.enter()
             if self._host.error is None:
                 self._host.log_spontaneous_action()
 
@@ -150,11 +164,14 @@ async def join(
     try:
         start = await runtime.connect()
         host = runtime.host(LoopHost, topology, state, start, outputs=outputs)
-        await host.action.acquire()
+        await host.enter()
         host.log_spontaneous_action()
-        await runtime.run(host, begin=lambda: None)
-        yield Participant(host)
-        host.end()
+        await runtime.run(host, begin=host.begin_commits)
+        try:
+            yield Participant(host)
+            host.end()
+        finally:
+            await host.close()
     finally:
         await runtime.close()
 

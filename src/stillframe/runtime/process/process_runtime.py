@@ -188,6 +188,7 @@ class ProcessRuntime:
             loop=asyncio.get_running_loop(),
             marker_wait_s=self._marker_wait_s,
         )
+        host.open_outboxes(self._run)
         self.close_logs = host.close_logs
         # Loaded only here: most processes write neither, and are to start quickly.
         if outputs.fragments is not None:

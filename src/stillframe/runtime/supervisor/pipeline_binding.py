@@ -28,6 +28,7 @@ from stillframe.runtime.coordinator.coordinator import Coordinator
 from stillframe.runtime.process.handlers import POLL_S
 from stillframe.runtime.process.pipeline_logs import check_unused
 from stillframe.store.store import Store
+from stillframe.topology import Topology
 
 
 class PipelineBinding:
@@ -71,6 +72,17 @@ class PipelineBinding:
             f"'stillframe spark restore {self.root}', and start the system with 'stillframe "
             f"restore {self._store.path} --pipeline {self.root}'"
         )
+
+    def check_outboxes(self, topology: Topology) -> None:
+        """Raise a UsageError if a process has an outbox: the system goes back with the pipeline,
+        which could take back entries that were committed."""
+        for process, codec in topology.codecs.items():
+            for field in codec.outboxes:
+                raise UsageError(
+                    f"{process}.{field} is an Outbox, and the system is part of the pipeline "
+                    f"{self.root}: a restore of the pipeline could take back what was committed. "
+                    "Append the effects to a log of the pipeline instead"
+                )
 
     def refusal(self, doing: str) -> UsageError:
         """Return the error for what the system must not do alone."""

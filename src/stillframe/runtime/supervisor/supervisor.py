@@ -344,6 +344,7 @@ class Supervisor:
         placement, outputs = self.config.placement, self.config.outputs
         self.local_processes = local_processes = placement.local_processes(topology)
         if self.binding is not None:
+            self.binding.check_outboxes(topology)
             if self.config.policy is not Policy.ABANDON:
                 raise self.binding.refusal(f"the policy '{self.config.policy.value}'")
             self._restore = self.binding.initial_snapshot()

@@ -1,0 +1,295 @@
+"""Outboxes of running processes: what commits their entries, and when."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stillframe import Channel, Due, Message, Outbox, Process, Topology, every
+from stillframe.cli.app import app
+from stillframe.errors import UsageError
+from stillframe.model import Snapshot
+from stillframe.outbox import no_commit
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline import join as join_service
+from stillframe.restore import start_states
+from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
+from stillframe.sim.campaign import RunConfig, run_seed
+from stillframe.sim.scheduler import Load
+from stillframe.store.store import Store
+from tests.runtime.local import LocalSystem
+
+
+class Beat(Message):
+    """One."""
+
+    count: int
+
+
+class Source(Process):
+    """Sends numbered beats."""
+
+    count: int = 0
+
+    @every(ms=0)
+    def beat(self) -> None:
+        """Send one more."""
+        self.count += 1
+        for target in self.outgoing:
+            self.send(target, Beat(self.count))
+
+
+class Till(Process):
+    """Puts every beat, up to a limit."""
+
+    beats: Outbox[int] = field(default_factory=lambda: Outbox(no_commit))
+    count: int = 0
+
+    def receive(self, channel: Channel, message: Beat) -> None:
+        """Put it."""
+        self.count = message.count
+        if message.count <= 1000:
+            self.beats.put(message.count)
+
+
+def system_of(commit: Callable[[Due[int]], Any]) -> tuple[Till, Topology]:
+    """Return a source and a till that commits like this."""
+    till = Till(beats=Outbox(commit))
+    return till, Topology({"A": Source(), "till": till}, [("A", "till")])
+
+
+def recorded_of(taken: Snapshot, topology: Topology) -> Outbox[int]:
+    """Return what a snapshot has of the outbox."""
+    [state] = [state for state in taken.state.processes if state.process == "till"]
+    beats = topology.codecs["till"].decode(state.encoded)["beats"]
+    assert isinstance(beats, Outbox)
+    return beats
+
+
+def run(main: Any) -> None:
+    """Run it, but not forever."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main
+
+    asyncio.run(bounded())
+
+
+def test_entries_are_committed_when_their_snapshot_is_published(tmp_path: Path) -> None:
+    """Those before the cut, in the order of ``put`` and once; the rest waits for the next."""
+    calls: list[list[int]] = []
+    till, topology = system_of(lambda due: calls.append(due.items))
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            await system.until(lambda: till.count > 10)
+            assert calls == []
+            for round_count in (1, 2):
+                taken = await system.take()
+                recorded = list(recorded_of(taken, topology))
+                await system.until(lambda count=round_count: len(calls) == count)  # type: ignore[misc]
+                assert calls[-1] == recorded
+            committed = list(chain(*calls))
+            assert committed == list(range(1, len(committed) + 1))
+
+    run(main())
+
+
+async def never(due: Due[int]) -> None:
+    """Wait for a receiver that does not answer."""
+    await asyncio.Event().wait()
+
+
+def test_an_async_commit_does_not_hold_the_process_up(tmp_path: Path) -> None:
+    """While it waits, messages are handled and snapshots published; its entries stay recorded."""
+    till, topology = system_of(never)
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            await system.until(lambda: till.count > 10)
+            await system.take()
+            before = till.count
+            await system.until(lambda: till.count > before)
+            taken = await system.take()
+            assert list(recorded_of(taken, topology))[:10] == list(range(1, 11))
+
+    run(main())
+
+
+def test_an_async_commit_is_followed_by_the_next(tmp_path: Path) -> None:
+    """Entries that become safe while it waits come in the next call, after it has returned."""
+    calls: list[list[int]] = []
+    gate = asyncio.Event()
+
+    async def commit(due: Due[int]) -> None:
+        calls.append(due.items)
+        await gate.wait()
+
+    till, topology = system_of(commit)
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            for count in (1, 10, 20):
+                await system.until(lambda count=count: till.count > count)  # type: ignore[misc]
+                await system.take()
+            assert len(calls) == 1
+            gate.set()
+            await system.until(lambda: len(calls) == 2)
+            committed = list(chain(*calls))
+            assert committed == list(range(1, len(committed) + 1))
+            assert len(committed) >= 20
+            await system.until(lambda: not list(till.beats) or next(iter(till.beats)) > 20)
+
+    run(main())
+
+
+def refuse(due: Due[int]) -> None:
+    """Raise."""
+    raise OSError("no connection")
+
+
+async def refuse_later(due: Due[int]) -> None:
+    """Raise after a while."""
+    await asyncio.sleep(0)
+    raise OSError("no connection")
+
+
+def returns(due: Due[int]) -> int:
+    """Return what nobody reads."""
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [
+        (refuse, r"process till: till\.beats\.commit\(\) raised OSError: no connection"),
+        (refuse_later, r"process till: till\.beats\.commit\(\) raised OSError: no connection"),
+        (returns, r"till\.beats\.commit\(\) raised TypeError: it returned something"),
+    ],
+)
+def test_a_commit_that_raises_fails_the_process(
+    tmp_path: Path, commit: Callable[[Due[int]], Any], words: str
+) -> None:
+    """As a handler that raises does; the entries are kept for the restore."""
+    till, topology = system_of(commit)
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path, may_fail=True) as system:
+            await system.until(lambda: till.count > 0)
+            _ = system.coordinator.begin("A")
+            await system.until(lambda: bool(system.failures))
+            with pytest.raises(type(system.failures[0]), match=words):
+                raise system.failures[0]
+            assert next(iter(till.beats)) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_recorded_entries_are_committed_after_a_restore(tmp_path: Path, *, is_async: bool) -> None:
+    """Without another snapshot, with the keys that they had before the death."""
+    first, topology = system_of(never)
+    calls: list[tuple[str, ...]] = []
+
+    def note(due: Due[int]) -> None:
+        calls.append(tuple(entry.key for entry in due.entries))
+
+    async def note_later(due: Due[int]) -> None:
+        note(due)
+
+    _, later = system_of(note_later if is_async else note)
+    keys: list[str] = []
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path / "one") as system:
+            await system.until(lambda: first.count > 5)
+            taken = await system.take()
+            entries = recorded_of(taken, topology).recorded()["entries"]
+            keys.extend(entry.key for entry in entries)
+        starts = start_states(taken, topology.description)
+        async with LocalSystem(later, tmp_path / "two", starts=starts) as system:
+            await system.until(lambda: bool(calls))
+            assert [*calls[0]] == keys
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    run(main())
+
+
+class Payer(Process):
+    """Beats for the others, puts what it receives, and draws chance from a field."""
+
+    beats: Outbox[Beat] = field(default_factory=lambda: Outbox(no_commit))
+    count: int = 0
+
+    @every(ms=0)
+    def beat(self) -> None:
+        """Send one more to each."""
+        self.count += 1
+        for target in self.outgoing:
+            self.send(target, Beat(self.count))
+
+    def receive(self, channel: Channel, message: Beat) -> None:
+        """Put it."""
+        self.beats.put(message)
+
+
+def test_simulated_outboxes_commit_nothing_that_is_taken_back() -> None:
+    """Over crashes, restores and overlapping snapshots every commit continues the one before, and
+    the checker finds every promise kept."""
+    config = RunConfig(
+        topology=Topology.mesh({name: Payer() for name in "ABC"}), load=Load(safety_ms=40.0)
+    )
+    runs = [run_seed(seed, config) for seed in range(10)]
+    assert [str(run.violation) for run in runs if run.violation is not None] == []
+    committed_count = 0
+    for simulated in runs:
+        for dues in simulated.world.committed.values():
+            mark = None
+            for due in dues:
+                rest = due.after(mark)
+                committed_count += len(rest.entries)
+                mark = rest.mark
+    assert committed_count > 100
+    assert any(len(simulated.world.epochs) > 1 for simulated in runs)
+
+
+def test_what_goes_back_with_a_pipeline_has_no_outbox(tmp_path: Path) -> None:
+    """Neither a process of a system that is part of one, nor a service: a restore of the pipeline
+    could take back what was committed."""
+    _, topology = system_of(no_commit)
+    root = Pipeline.create(tmp_path / "p", services={"till": Till}, channels=()).path
+    with (
+        pytest.raises(UsageError, match=r"service till: Till\.beats is an Outbox"),
+        join_service("till", pipeline=root, state=Till()),
+    ):
+        raise AssertionError("it joined")
+    with closing(Store.create(tmp_path / "s", description=topology.description)) as store:
+        binding = PipelineBinding(root, store)
+        with pytest.raises(
+            UsageError, match=r"till\.beats is an Outbox, and the system is part of"
+        ):
+            binding.check_outboxes(topology)
+        binding.check_outboxes(Topology({"A": Source(), "B": Source()}, []))
+
+
+def test_entries_can_be_read_in_a_store(tmp_path: Path) -> None:
+    """``show``, ``diff`` and SQL see the items, first of all."""
+    till, topology = system_of(never)
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            await system.until(lambda: till.count > 1)
+            taken.append(str((await system.take()).id))
+
+    taken: list[str] = []
+    run(main())
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "store"), *taken])
+    assert '{"entries":[{"item":1,"key":"' in shown.output.replace("'", '"').replace(" ", "")
