@@ -21,7 +21,7 @@ LAYERS = (
     ("detect",),
     ("pipeline", "migration", "snapshot_store"),
     ("sim", "runtime"),
-    ("spark", "pages"),
+    ("spark", "pages", "running_system"),
     ("analytics",),
     ("watch",),
     ("cli",),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stillframe.model import Channel, ProcessId, SnapshotId
     from stillframe.outbox import Due, Outbox
     from stillframe.process import Message, Process, every
+    from stillframe.running_system import RunningSystem, run
     from stillframe.runtime.process.join import join
     from stillframe.snapshot_store import (
         AbandonedSnapshot,
@@ -40,6 +41,7 @@ __all__ = [
     "Process",
     "ProcessId",
     "Recorded",
+    "RunningSystem",
     "SnapshotEntry",
     "SnapshotId",
     "SnapshotStore",
@@ -49,6 +51,7 @@ __all__ = [
     "every",
     "join",
     "open_store",
+    "run",
 ]
 
 _MODULES = {
@@ -58,6 +61,7 @@ _MODULES = {
     "model": ("Channel", "ProcessId", "SnapshotId"),
     "outbox": ("Due", "Outbox"),
     "process": ("Message", "Process", "every"),
+    "running_system": ("RunningSystem", "run"),
     "runtime.process.join": ("join",),
     "snapshot_store": ("AbandonedSnapshot", "LoadedSnapshot", "SnapshotStore", "open_store"),
     "store.manifest": ("SnapshotEntry",),

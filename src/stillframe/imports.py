@@ -47,6 +47,30 @@ def load_function(reference: str) -> Callable[..., Any]:
     return found
 
 
+def reference_of(topology: Topology) -> str:
+    """Return where a topology is defined, ``module:attribute``: the processes of a system import it
+    from there. UsageError if no imported module has it, or only the program itself."""
+    found = [
+        (name, attribute)
+        for name, module in sorted(sys.modules.items())
+        for attribute, value in vars(module).items()
+        if value is topology
+    ]
+    kinds = {codec.kind.__module__ for codec in topology.codecs.values()}
+    # Other modules may have imported it: prefer the one that has its classes, too.
+    found.sort(key=lambda one: (one[0] not in kinds, one))
+    for name, attribute in found:
+        if name != "__main__":
+            return f"{name}:{attribute}"
+    where = "in this script or notebook" if found else "in no module"
+    attribute = found[0][1] if found else "bank"
+    raise UsageError(
+        f"the topology is defined {where}, and the processes of the system cannot import it from "
+        f"there: put it and its classes into a file such as {attribute}_topology.py, and use 'from "
+        f"{attribute}_topology import {attribute}'"
+    )
+
+
 def load_topology(reference: str) -> Topology:
     """Import the module of `reference`, such as ``examples.bank:bank``, from ``sys.path`` and
     return its topology. UsageError if there is no such module, attribute or topology, or the import

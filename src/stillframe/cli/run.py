@@ -38,9 +38,9 @@ from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
-from stillframe.runtime.run_file import describe_owner, read_run_file
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
+from stillframe.runtime.supervisor.operation import create_store, keep_newest, open_writer
 from stillframe.runtime.supervisor.recovery import needs_agreement
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
@@ -76,18 +76,7 @@ def run(
     config.check_initiators(topology.description)
     if until is not None:
         check_predicate_name(until)
-    try:
-        is_used = bool(Store.open(store).entries())
-    except UsageError:  # there is no store yet
-        is_used = False
-    if is_used:
-        raise UsageError(
-            f"the store {store} has snapshots already: use 'stillframe restore {store}' to go on "
-            "from the last one, or give another directory for a fresh start"
-        )
-    with contextlib.closing(
-        Store.create(store, description=topology.description, reference=reference)
-    ) as made:
+    with contextlib.closing(create_store(store, topology.description, reference)) as made:
         condition = None if until is None else StopCondition(until, store, topology)
         _supervise(reference, made, config, condition)
 
@@ -155,14 +144,7 @@ def resume(
     are; if one is missing, or none runs, all go on from the last snapshot, or start afresh."""
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, takes_over=True)
     add_cwd_to_path()
-    with contextlib.closing(_open_writer(path)) as store:
-        left = read_run_file(path)
-        if left is not None and left.pipeline is not None:
-            raise UsageError(
-                f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "
-                f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
-                f"restore {path} --pipeline {left.pipeline}'"
-            )
+    with contextlib.closing(open_writer(path, takes_over=True)) as store:
         _supervise(_reference_of(store), store, config)
 
 
@@ -188,18 +170,9 @@ def _restore_live(path: Path, requested: SnapshotId | None) -> None:
 
 def _restore_stopped(path: Path, requested: SnapshotId | None, config: SystemConfig) -> None:
     add_cwd_to_path()
-    with contextlib.closing(_open_writer(path)) as store:
+    with contextlib.closing(open_writer(path)) as store:
         config = msgspec.structs.replace(config, restore=requested)
         _supervise(_reference_of(store), store, config)
-
-
-def _open_writer(path: Path) -> Store:
-    try:
-        return Store.open_writer(path)
-    except Unavailable as error:
-        if use := describe_owner(path):
-            raise Unavailable(f"the store {path} is in use: {use}") from error
-        raise
 
 
 def _supervise(
@@ -211,13 +184,7 @@ def _supervise(
     description = topology.description if config.may_migrate else store.description
     config.check_initiators(description)
     processes = description.processes
-    if config.keep_count is not None:
-        if config.pipeline is not None:
-            raise UsageError(
-                "--keep is for a system alone: the pipeline's snapshots need those of this one; "
-                f"use 'stillframe spark snapshot {config.pipeline} --keep {config.keep_count}'"
-            )
-        store.keep(config.keep_count)
+    keep_newest(store, config)
     is_json = output.wants_json()
     with _stdout_for_json() if is_json else contextlib.nullcontext():
         printer = EventPrinter(process_count=len(processes), is_json=is_json)
@@ -227,8 +194,6 @@ def _supervise(
             if condition is not None:
                 condition.on_event(event)
 
-        initiators = config.initiators or (next(iter(processes)),)
-        config = msgspec.structs.replace(config, initiators=initiators)
         system = Supervisor(reference, store, config, emit=emit)
         has_kept_all = uvloop.run(keep_running(system, config, printer, condition))
     if (error := store.maintenance_error) is not None:

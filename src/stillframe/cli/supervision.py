@@ -18,28 +18,27 @@ from stillframe.cli import output, quantities
 from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptions
 from stillframe.cli.snapshots import published
 from stillframe.detect.predicate import Evaluate, Evaluation, if_present, resolve_predicate
-from stillframe.errors import StillframeError, Unavailable
-from stillframe.model import Abandoned, ProcessId
+from stillframe.errors import StillframeError
+from stillframe.model import Abandoned
 from stillframe.pages.values import plain
-from stillframe.pipeline.pipeline import Pipeline
-from stillframe.protocol.aligner import Mode
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.network import addresses
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
-from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
-from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
+from stillframe.runtime.supervisor.config import Placement, RunConfig
+from stillframe.runtime.supervisor.operation import (
+    last_snapshot,
+    last_snapshot_limit_s,
+    periodic_snapshots,
+)
+from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
-from stillframe.topology import Description, Topology
+from stillframe.topology import Topology
 
-WRITE_S = 5.0
-"""How long writing the last snapshot may take, in seconds, after all processes recorded it."""
 MARKER_WAIT_S_MAX = 1.0
 NOT_NEEDED = "to go on from a snapshot does not need it"
 _NO_LAST_SNAPSHOT = "no last snapshot: as you wish"
-RETRY_S = 0.01
-"""How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
 LAST_EVALUATION_S = 5.0
 """Timeout of the last answer, in seconds; the system has stopped already."""
@@ -184,20 +183,10 @@ class EventPrinter:
         return Text(" | ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
-class SystemConfig(SupervisorConfig, frozen=True, kw_only=True):
-    """How to run a system: with a periodic snapshot every `every_s` seconds, if any, initiated by
-    `initiators` in turn, of which the newest `keep_count` are kept, or all; for `for_s` seconds, or
-    until a signal."""
+class SystemConfig(RunConfig, frozen=True, kw_only=True):
+    """How a command runs a system: for `for_s` seconds, or until a signal."""
 
-    every_s: float | None
-    initiators: tuple[ProcessId, ...] = ()
     for_s: float | None = None
-    keep_count: int | None = None
-
-    def check_initiators(self, description: Description) -> None:
-        """Raise a UsageError if there is an initiator that `description` does not have."""
-        for initiator in self.initiators:
-            description.check_process(initiator)
 
     @classmethod
     def of(
@@ -365,16 +354,11 @@ async def keep_running(
         starting.result()
         await stack.enter_async_context(serve_commands(system))
         stack.enter_context(printer.showing())
-        periodic, watching = [], []
-        if config.every_s is not None and config.pipeline is None:
-            periodic.append(
-                trigger_periodically(
-                    system, every_s=config.every_s, initiators=config.initiators, emit=printer.emit
-                )
-            )
-        if condition is not None:
-            watching.append(condition.wait_until_held())
-        async with _meanwhile(periodic), _meanwhile(watching) as held:
+        watching = [] if condition is None else [condition.wait_until_held()]
+        async with (
+            periodic_snapshots(system, config),
+            _meanwhile(watching) as held,
+        ):
             await _first(system.finished, stop.requested, *held, timeout_s=config.for_s)
             for ended in (system.finished, *held):
                 if ended.done():
@@ -402,9 +386,8 @@ async def _take_last(
 ) -> bool:
     """Take the last snapshot; return False if there is none that can be restored, which is said."""
     printer.say("stopping after one last snapshot; Ctrl-C stops without it")
-    taking = asyncio.ensure_future(_last_snapshot(system, config))
-    # Those in progress may take as long as it, and both have deadlines: only the disk has none.
-    limit_s = 2 * config.timeout_s + WRITE_S
+    taking = asyncio.ensure_future(last_snapshot(system, config))
+    limit_s = last_snapshot_limit_s(config)
     await _first(taking, stop.forced, timeout_s=limit_s)
     if taking.done():
         error = taking.exception()
@@ -432,23 +415,6 @@ def _loss(system: Supervisor, config: SystemConfig) -> str:
         return f"what was done since the last snapshot is lost: {error}"
     since = "all that was done" if current is None else f"what was done since {current.id}"
     return f"{since} is lost"
-
-
-async def _last_snapshot(system: Supervisor, config: SystemConfig) -> object:
-    if config.pipeline is None:
-        return await system.last_snapshot(config.initiators[0])
-    loop, pipeline = asyncio.get_running_loop(), Pipeline(config.pipeline)
-    until = loop.time() + config.timeout_s
-    while True:
-        try:
-            return await asyncio.to_thread(
-                pipeline.snapshot, Mode.UNALIGNED, timeout_s=config.timeout_s
-            )
-        except Unavailable:
-            # Another snapshot is being taken, and it began before the system was to stop.
-            if loop.time() > until:
-                raise
-            await asyncio.sleep(RETRY_S)
 
 
 async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

@@ -59,10 +59,15 @@ def take_lock(path: Path) -> int:
     return lock
 
 
+def is_store(path: Path) -> bool:
+    """Return whether there is a store at `path`."""
+    return (path / HEAD).exists()
+
+
 def check_is_store(path: Path) -> None:
     """Check that there is a store at `path`: a UsageError if there is nothing or something else, a
     Damaged if its ``store.json`` is missing."""
-    if (local_path(path) / HEAD).exists():
+    if is_store(local_path(path)):
         return
     if (path / _PIPELINE_HEAD).exists():
         raise UsageError(
@@ -76,7 +81,7 @@ def check_is_store(path: Path) -> None:
 
 def check_unused(path: Path) -> None:
     """Check that a directory is empty or a store; a UsageError names what else is in it."""
-    if (path / HEAD).exists():
+    if is_store(path):
         return
     left_by_a_crash = {_LOCK, SNAPSHOTS, ASSEMBLED}
     left_by_a_crash |= {partial_path(path / name).name for name in (HEAD, ASSEMBLED)}

@@ -9,7 +9,7 @@ from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, OutputDirs
 from stillframe.runtime.coordinator.membership import CoordinatorConfig
 from stillframe.runtime.network.addresses import ANY_PORT, Address
 from stillframe.runtime.network.certificates import check_own
-from stillframe.topology import Joined, Topology
+from stillframe.topology import Description, Joined, Topology
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -66,3 +66,18 @@ class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
 
 
 DEFAULT_CONFIG = SupervisorConfig()
+
+
+class RunConfig(SupervisorConfig, frozen=True, kw_only=True):
+    """How to run a system, with what the program that runs it does: a periodic snapshot every
+    `every_s` seconds, if any, initiated by `initiators` in turn (none: the first process), of which
+    the newest `keep_count` are kept, or all."""
+
+    every_s: float | None = None
+    initiators: tuple[ProcessId, ...] = ()
+    keep_count: int | None = None
+
+    def check_initiators(self, description: Description) -> None:
+        """Raise a UsageError if there is an initiator that `description` does not have."""
+        for initiator in self.initiators:
+            description.check_process(initiator)

@@ -394,7 +394,7 @@ class Supervisor:
         if self.binding is not None:
             raise self.binding.refusal("a snapshot")
         coordinator = await self.until_running()
-        return coordinator.begin(initiator or next(iter(self.store.description.processes)))
+        return coordinator.begin(initiator or self.first_process)
 
     async def last_snapshot(self, initiator: ProcessId) -> SnapshotEntry | Abandoned:
         """Take the snapshot from which the system continues after it is stopped. Those in progress
@@ -421,6 +421,11 @@ class Supervisor:
                 is_first = self._epoch.end(RestoreRequested(snapshot))
                 await self.until_running()
                 is_done = is_first and self.store.epoch > epoch
+
+    @property
+    def first_process(self) -> ProcessId:
+        """The process that initiates a snapshot if the user names none."""
+        return next(iter(self.store.description.processes))
 
     @property
     def is_running(self) -> bool:

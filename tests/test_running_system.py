@@ -1,0 +1,246 @@
+"""``run``: a real system that a Python program starts and controls."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+import stillframe
+from stillframe import SnapshotEntry, Topology
+from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.imports import reference_of
+from stillframe.model import Abandoned, Reason
+from stillframe.runtime import events
+from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
+from tests.runtime import programs
+from tests.runtime.programs import rally
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_program_runs_a_system(tmp_path: Path) -> None:
+    """It takes a snapshot and a savepoint, rolls the system back, and stops it after a last
+    snapshot; what it starts then continues there."""
+    path = tmp_path / "store"
+    seen: list[events.Event] = []
+    with stillframe.run(rally, store=path, interval_s=None, on_event=seen.append) as system:
+        assert (system.is_running, system.epoch) == (True, 1)
+        first = system.snapshot("B")
+        assert isinstance(first, SnapshotEntry)
+        assert first.id.initiator == "B"
+        kept = system.savepoint("kept")
+        assert isinstance(kept, SnapshotEntry)
+        assert kept.savepoints == ("kept",)
+        system.restore(first.id)
+        assert (system.is_running, system.epoch) == (True, 2)
+        assert not system.wait(timeout_s=0)
+    assert not system.is_running
+    last = system.stop()
+    assert isinstance(last, SnapshotEntry)
+    assert last.epoch == 2
+    hits = system.store.load(last.id).processes["A"].hit_count
+    with stillframe.run(rally, store=path, restore="newest") as system:
+        taken = system.snapshot()
+        assert isinstance(taken, SnapshotEntry)
+        assert system.store.load(taken.id).processes["A"].hit_count >= hits
+        system.restore("kept")
+    assert [type(one).__name__ for one in seen].count("SystemRunning") == 2
+
+
+def test_it_works_where_an_event_loop_is_running(tmp_path: Path) -> None:
+    """As in a notebook: in a cell, and in a coroutine without blocking its loop."""
+
+    async def cell() -> None:
+        with stillframe.run(rally, store=tmp_path / "store", interval_s=None) as system:
+            assert isinstance(system.snapshot(), SnapshotEntry)
+            taken = await asyncio.to_thread(system.snapshot)
+            assert isinstance(taken, SnapshotEntry)
+
+    asyncio.run(cell())
+
+
+def test_snapshots_are_periodic_and_old_ones_are_removed(tmp_path: Path) -> None:
+    """And processes write an event log, where the program says."""
+    published = threading.Semaphore(0)
+
+    def on_event(event: events.Event) -> None:
+        if isinstance(event, events.SnapshotPublished):
+            published.release()
+
+    store, log = tmp_path / "store", tmp_path / "log"
+    with stillframe.run(
+        rally, store=store, interval_s=0.05, initiators=["B"], keep=1, log=log, on_event=on_event
+    ) as system:
+        for _ in range(4):
+            assert published.acquire(timeout=30)
+    assert {one.id.initiator for one in system.store.snapshots()} == {"B"}
+    assert len(system.store.snapshots()) < 5
+    assert list(log.rglob("*.parquet"))
+
+
+def test_the_commands_reach_a_system_that_a_program_runs(tmp_path: Path) -> None:
+    """``stillframe snapshot`` asks it over the same socket."""
+    with stillframe.run(rally, store=tmp_path / "store", interval_s=None):
+        done = asyncio.run(send_command(tmp_path / "store", TriggerSnapshot(None)))
+    assert done.entry is not None
+
+
+def test_without_a_last_snapshot_nothing_more_is_published(tmp_path: Path) -> None:
+    """The program decides; stopping twice is once."""
+    system = stillframe.run(rally, store=tmp_path / "store", interval_s=None)
+    assert system.stop(last_snapshot=False) is None
+    assert system.stop() is None
+    assert system.wait()
+    assert system.store.snapshots() == []
+    with pytest.raises(Unavailable, match="the system has ended: it was stopped"):
+        system.snapshot()
+
+
+def test_a_used_store_is_no_fresh_start(tmp_path: Path) -> None:
+    """The error names the argument that goes on; so does one that asks for too much."""
+    path = tmp_path / "store"
+    with stillframe.run(rally, store=path, interval_s=None):
+        pass
+    with pytest.raises(UsageError, match=r"run\(\.\.\., restore='newest'\)"):
+        stillframe.run(rally, store=path)
+    with pytest.raises(UsageError, match="there is no snapshot A-99"):
+        stillframe.run(rally, store=path, restore="A-99")
+    with pytest.raises(UsageError, match="no process 'Z'"):
+        stillframe.run(rally, store=path, restore="newest", initiators=["Z"])
+    with pytest.raises(UsageError, match="on_incomplete is 'hope': use one of abandon, retry"):
+        stillframe.run(rally, store=path, on_incomplete="hope")
+    with pytest.raises(UsageError, match="does not exist"):
+        stillframe.run(rally, store=tmp_path / "nothing", restore="newest")
+    assert not (tmp_path / "nothing").exists()
+    with stillframe.run(rally, store=path, restore="newest"):
+        pass  # what was refused has left the store free
+
+
+def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
+    """By the number of the process that uses it."""
+    path = tmp_path / "store"
+    with stillframe.run(rally, store=path, interval_s=None) as system:
+        system.snapshot()
+        with pytest.raises(Unavailable, match=f"process {os.getpid()}, runs"):
+            stillframe.run(rally, store=path, restore="newest")
+
+
+def test_what_ends_the_system_is_told_by_wait_and_by_every_call(tmp_path: Path) -> None:
+    """Here a handler that raises each time; at the end of the body, too."""
+    with (
+        pytest.raises(StillframeError, match="seven is too much") as told,
+        stillframe.run(programs.raising, store=tmp_path / "store", interval_s=None) as system,
+    ):
+        system.wait()
+    with pytest.raises(Unavailable, match=r"the system has ended: .*seven is too much"):
+        system.snapshot()
+    with pytest.raises(StillframeError) as again:
+        system.stop()
+    assert again.value is told.value
+
+
+def test_a_system_that_cannot_start_raises_and_leaves_the_store_free(tmp_path: Path) -> None:
+    """After as many attempts as the commands make."""
+    path = tmp_path / "store"
+    with pytest.raises(StillframeError, match="nowhere to begin"):
+        stillframe.run(programs.raising_at_start, store=path)
+    with pytest.raises(StillframeError, match="nowhere to begin"):
+        stillframe.run(programs.raising_at_start, store=path)
+
+
+def test_a_listener_cannot_call_the_system_and_may_end_it(tmp_path: Path) -> None:
+    """It runs in the system's thread, which would wait for itself."""
+    system: stillframe.RunningSystem | None = None
+
+    def on_event(event: events.Event) -> None:
+        if isinstance(event, events.SnapshotPublished):
+            assert system is not None
+            system.snapshot()
+
+    system = stillframe.run(rally, store=tmp_path / "store", interval_s=None, on_event=on_event)
+    system.snapshot()
+    with pytest.raises(UsageError, match="cannot be called from on_event"):
+        system.wait()
+
+
+def test_an_abandoned_snapshot_is_a_value(tmp_path: Path) -> None:
+    """With its reason, and who was missing."""
+    stubborn = "tests.runtime.programs:stubborn"
+    with stillframe.run(
+        stubborn, store=tmp_path / "store", interval_s=None, timeout_s=0.5
+    ) as system:
+        outcome = system.savepoint("never", "A")
+        assert isinstance(outcome, Abandoned)
+        assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("B",))
+        assert system.store.savepoints == {}
+        assert isinstance(system.stop(), Abandoned)
+
+
+PROGRAM = """
+    import sys
+    from stillframe import Process, Topology, run
+
+    class Idle(Process):
+        n: int = 0
+
+    here = Topology({"A": Idle()}, [])
+    run(here, store=sys.argv[1])
+"""
+
+
+def test_a_topology_of_the_script_itself_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """No other process can import it from there; a notebook's module is the same."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(PROGRAM))
+    done = _python(str(script), str(tmp_path / "store"))
+    assert done.returncode == 1
+    assert "defined in this script or notebook" in done.stderr
+    assert "from here_topology import here" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_topology_that_is_in_no_module_is_refused() -> None:
+    """Such as one that a function made."""
+    with pytest.raises(UsageError, match="defined in no module"):
+        reference_of(Topology({"A": programs.Sink()}, []))
+
+
+def test_a_topology_is_found_where_its_classes_are() -> None:
+    """Though other modules, such as this one, have imported it."""
+    assert reference_of(rally) == "tests.runtime.programs:rally"
+
+
+def test_a_program_that_forgets_to_stop_leaves_nothing_running(tmp_path: Path) -> None:
+    """The system ends with Python, without a last snapshot, and without a word."""
+    program = (
+        "import sys, stillframe\n"
+        "from tests.runtime.programs import rally\n"
+        "system = stillframe.run(rally, store=sys.argv[1], interval_s=None)\n"
+        "system.restore(system.snapshot().id)\n"
+        "print(*(child.pid for child in system._system.children.values()))\n"
+    )
+    done = _python("-c", program, str(tmp_path / "store"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(stillframe.open_store(tmp_path / "store").snapshots()) == 1
+    pids = done.stdout.split()
+    assert len(pids) == 2
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    with stillframe.run(rally, store=tmp_path / "store", restore="newest") as system:
+        assert system.epoch == 3
+
+
+def _python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+    )
