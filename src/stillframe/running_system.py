@@ -1,7 +1,7 @@
 """``run``: start a system from Python, as ``stillframe run`` does, and control it.
 
-The supervisor has an event loop of its own, in a thread. So this works in a script, and in a
-notebook whose event loop is running.
+The supervisor has its own event loop, in a thread. So this works in a script, and in a notebook
+whose event loop is running.
 """
 
 import asyncio

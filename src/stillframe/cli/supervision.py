@@ -184,7 +184,7 @@ class EventPrinter:
 
 
 class SystemConfig(RunConfig, frozen=True, kw_only=True):
-    """How a command runs a system: for `for_s` seconds, or until a signal."""
+    """The settings of a command, which runs a system for `for_s` seconds, or until a signal."""
 
     for_s: float | None = None
 

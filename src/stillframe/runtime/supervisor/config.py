@@ -69,9 +69,11 @@ DEFAULT_CONFIG = SupervisorConfig()
 
 
 class RunConfig(SupervisorConfig, frozen=True, kw_only=True):
-    """How to run a system, with what the program that runs it does: a periodic snapshot every
-    `every_s` seconds, if any, initiated by `initiators` in turn (none: the first process), of which
-    the newest `keep_count` are kept, or all."""
+    """The settings of a program that runs a system.
+
+    It takes a periodic snapshot every `every_s` seconds, if any, initiated by `initiators` in turn
+    (none: the first process). The newest `keep_count` are kept, or all.
+    """
 
     every_s: float | None = None
     initiators: tuple[ProcessId, ...] = ()
