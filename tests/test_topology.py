@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import UsageError
+from stillframe.keyed import Keyed
 from stillframe.model import Channel
 from stillframe.process import Message, Process
-from stillframe.topology import RESERVED_COLUMNS, Column, Description, Joined, Topology
+from stillframe.topology import Column, Description, Joined, KeyedColumns, Topology
 
 
 class Coin(Message):
@@ -201,12 +202,13 @@ def test_what_does_not_fit_is_named(make: Callable[[], Any], found: str) -> None
         make()
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED_COLUMNS))
-def test_columns_of_the_store_are_taken(name: str) -> None:
-    """A field cannot be called like a column that every table has."""
-    state = dataclasses.make_dataclass("Odd", [(name, int)])
-    with pytest.raises(UsageError, match=f"class Odd: a field cannot be called '{name}'"):
-        Topology({"A": Joined(state=state)}, [])
+def test_a_value_with_a_private_field_is_json() -> None:
+    """No column of a field begins with an underscore: those are the store's own."""
+    value = msgspec.defstruct("Value", [("amount", int), ("_process", str)], frozen=True)
+    state = dataclasses.make_dataclass("Odd", [("found", Keyed[str, value])])  # type: ignore[valid-type]
+    description = Topology({"A": Joined(state=state)}, []).description
+    expected = KeyedColumns("text", "value", (Column("value", "json"),))
+    assert description.keyed == {"Odd": {"found": expected}}
 
 
 def test_check_process_lists_what_there_is() -> None:

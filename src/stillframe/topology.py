@@ -35,11 +35,6 @@ COLUMN_KINDS: dict[Any, str] = {
 KEYED = "keyed"
 """The kind of a field that has rows of its own."""
 
-RESERVED_COLUMNS = frozenset("snapshot process kind source target number encoded".split())
-RESERVED_KEYED_COLUMNS = frozenset(
-    "snapshot process is_removed key key_encoded value_encoded".split()
-)
-
 
 class Column(msgspec.Struct, frozen=True):
     """A field of a process or of a message, and the kind of its column (`COLUMN_KINDS`)."""
@@ -50,7 +45,7 @@ class Column(msgspec.Struct, frozen=True):
 
 class KeyedColumns(msgspec.Struct, frozen=True):
     """The columns of a keyed field, which has a row for each key. `key` is the kind of the column
-    `key`. With the layout `value` there is one column of that name; with `map` or `array` the
+    `_key`. With the layout `value` there is one column of that name; with `map` or `array` the
     values are Structs that are encoded so, and each of their fields has a column."""
 
     key: str
@@ -59,19 +54,13 @@ class KeyedColumns(msgspec.Struct, frozen=True):
 
 
 def columns_of(owner: type, fields: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of a class; a UsageError if a field cannot have such a name. SQL engines
-    do not distinguish `Balance` from `balance`."""
+    """Return the columns of a class; a UsageError if two fields differ in case alone."""
     seen: dict[str, str] = {}
     for name in fields:
         if (other := seen.setdefault(name.lower(), name)) != name:
             raise UsageError(
                 f"class {owner.__name__}: the fields {other!r} and {name!r} differ in case alone, "
                 "and most SQL engines would not tell them apart: rename one"
-            )
-        if name.lower() in RESERVED_COLUMNS:
-            raise UsageError(
-                f"class {owner.__name__}: a field cannot be called {name!r}: the store uses that "
-                f"name for a column of its own (reserved: {', '.join(sorted(RESERVED_COLUMNS))})"
             )
     return tuple(Column(name, _column_kind(kind)) for name, kind in fields.items())
 
@@ -108,7 +97,7 @@ def keyed_columns(
                     " own, or a field of its own"
                 )
             _check_key(f"{owner}.{field}", key)
-            columns = KeyedColumns(_column_kind(key), *_value_columns(f"{owner}.{field}", value))
+            columns = KeyedColumns(_column_kind(key), *_value_columns(value))
             found.setdefault(owner, {})[field] = columns
     return found
 
@@ -133,26 +122,18 @@ def _check_key(where: str, key: Any) -> None:
         _check_key(where, part)
 
 
-def _value_columns(
-    where: str, value: Any
-) -> tuple[Literal["value", "map", "array"], tuple[Column, ...]]:
+def _value_columns(value: Any) -> tuple[Literal["value", "map", "array"], tuple[Column, ...]]:
     """Return the layout of the values of a keyed field, and their columns. A Struct that is not
-    encoded field by field becomes JSON text."""
+    encoded field by field, or has a field that begins with `_`, becomes JSON text."""
     struct = getattr(value, "__struct_config__", None)
     if (
         struct is None
         or struct.omit_defaults
         or value.__struct_fields__ != value.__struct_encode_fields__
         or (struct.array_like and struct.tag is not None)
+        or any(name.startswith("_") for name in value.__struct_fields__)
     ):
         return "value", (Column("value", _column_kind(value)),)
-    taken = RESERVED_KEYED_COLUMNS.intersection(map(str.lower, value.__struct_fields__))
-    if taken:
-        raise UsageError(
-            f"{where}: {value.__name__} has a field {min(taken)!r}, and the store uses that name "
-            f"for a column of its own (reserved: {', '.join(sorted(RESERVED_KEYED_COLUMNS))}): "
-            "rename it"
-        )
     hints = typing.get_type_hints(value)
     columns = tuple(Column(name, _column_kind(hints[name])) for name in value.__struct_fields__)
     return "array" if struct.array_like else "map", columns

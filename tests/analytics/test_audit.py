@@ -69,10 +69,10 @@ WRONG: tuple[tuple[str, int, str, Any, str], ...] = (
     ("channels.parquet", 0, "sent_count", 1, "the target had received 3 messages at its cut"),
     ("channels.parquet", 0, "target", "P3", "channel P1->P2 is recorded 0 times"),
     ("channels.parquet", 0, "encoded", [], "10 sent - 5 received = 5, but its batches hold 0"),
-    ("messages.parquet", 1, "number", 7, "7 to 11, but messages.parquet holds 4 different ones"),
-    ("messages.parquet", 4, "number", 13, "5 different ones, from 8 to 13"),
-    ("messages.parquet", 0, "target", "P9", "channel P1->P2: 13 sent - 8 received = 5, but"),
-    ("processes.parquet", 0, "process", "P2", "states of the processes P2, P2, P3 are"),
+    ("messages.parquet", 1, "_number", 7, "7 to 11, but messages.parquet holds 4 different ones"),
+    ("messages.parquet", 4, "_number", 13, "5 different ones, from 8 to 13"),
+    ("messages.parquet", 0, "_target", "P9", "channel P1->P2: 13 sent - 8 received = 5, but"),
+    ("processes.parquet", 0, "_process", "P2", "states of the processes P2, P2, P3 are"),
 )
 """A value that was written wrong into a file of snapshot P1-2, one of P1-3 and so on, and what is
 named of it."""
@@ -186,7 +186,7 @@ def test_a_snapshot_that_is_gone_is_named(spark: SparkSession, store: Path) -> N
         ("sum(balanc)", "'sum\\(balanc\\)'.*balanc.*balance"),
         ("sum(", "PARSE_SYNTAX_ERROR"),
         ("balance", "aggregate over one snapshot's rows, such as 'sum\\(balance\\)'"),
-        ("max(kind)", "gives 'Account', which is no number"),
+        ("max(_kind)", "gives 'Account', which is no number"),
         ("sum(balance * 9223372036854775807)", "overflow"),
     ],
 )

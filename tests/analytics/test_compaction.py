@@ -41,7 +41,7 @@ def here(out: Path, name: str) -> pa.Table:
 
 def snapshots_of(out: Path, name: str = "snapshots") -> list[str]:
     """Return which snapshots a table has rows of."""
-    return sorted(set(here(out, name).column("snapshot").to_pylist()))
+    return sorted(set(here(out, name).column(0).to_pylist()))
 
 
 def expected_rows(store: Path, names: list[str]) -> dict[str, list[str]]:
@@ -163,7 +163,7 @@ def test_relative_paths_begin_here(
     monkeypatch.chdir(tmp_path)
     compact_store(spark, Path("store"), Path("out"), of="P-6")
     tables = compacted_tables(spark, Path("out"))
-    assert {row["snapshot"] for row in tables["processes"].collect()} == {"P-6"}
+    assert {row["_snapshot"] for row in tables["processes"].collect()} == {"P-6"}
 
 
 def test_only_the_newest_and_savepoints_stay(spark: SparkSession, three: tuple[Path, Path]) -> None:
@@ -198,8 +198,8 @@ def test_after_a_change_of_code_the_columns_are_those_of_both(
     samples.publish(writer, 2)
     writer.close()
     compact_store(spark, store, out)
-    rows = here(out, "processes").sort_by("process").to_pylist()
-    assert [(row["process"], row["balance"], row["rate"], row["is_open"]) for row in rows] == [
+    rows = here(out, "processes").sort_by("_process").to_pylist()
+    assert [(row["_process"], row["balance"], row["rate"], row["is_open"]) for row in rows] == [
         ("A", 100.0, None, None),
         ("B", 100.0, None, None),
         ("P1", 90.0, 0.1, None),

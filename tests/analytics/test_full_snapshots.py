@@ -104,8 +104,8 @@ def test_a_topology_that_changed_has_one_table_for_both(
     every = FullSnapshots(spark, published, list(published.manifests))
     kinds = {column.name: column.kind for column in every.columns("processes")}
     assert kinds["balance"] == "float"
-    rows = every.table("processes").orderBy("snapshot", "process").collect()
-    assert [(row["process"], row["balance"], row["rate"]) for row in rows] == [
+    rows = every.table("processes").orderBy("_snapshot", "_process").collect()
+    assert [(row["_process"], row["balance"], row["rate"]) for row in rows] == [
         ("A", 100.0, None),
         ("B", 100.0, None),
         ("T", 0.5, None),
@@ -143,7 +143,7 @@ def test_all_tables_of_a_store_are_frames(spark: SparkSession, tmp_path: Path) -
     for name, frame in tables.items():
         rows = frame.toArrow()
         assert rows.num_rows == sum(one[name].num_rows for one in expected)
-        assert set(rows.column("snapshot").to_pylist()) <= set(map(str, snapshots))
+        assert set(rows.column(0).to_pylist()) <= set(map(str, snapshots))
     Store.create(tmp_path / "empty", description=samples.DESCRIPTION).close()
     with pytest.raises(UsageError, match="holds no snapshot yet"):
         store_tables(spark, tmp_path / "empty")

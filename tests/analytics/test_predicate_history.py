@@ -159,7 +159,7 @@ def test_functions_and_sql_are_asked(spark: SparkSession, money: Path) -> None:
     spark.range(3).createOrReplaceTempView("processes")
     sql = (
         "select s.snapshot, coalesce(sum(p.balance), 0) < 195 from snapshots s"
-        " left join processes p using (snapshot) group by s.snapshot"
+        " left join processes p on p._snapshot = s.snapshot group by s.snapshot"
     )
     found = verdicts(detect(spark, money, sql))
     assert {name: holds for name, (holds, _) in found.items()} == {
@@ -179,7 +179,7 @@ def test_sql_sees_every_key(spark: SparkSession, tmp_path: Path) -> None:
     make_chains(path, 3)
     entries = Store.open(path).entries()
     table = next(name for name in Store.open(path).tables(entries[0].id) if "_" in name)
-    count = f"count(k.process) from snapshots s left join {table} k using (snapshot)"
+    count = f"count(_process) from snapshots s left join {table} on _snapshot = s.snapshot"
     counts = {str(e.id): Store.open(path).tables(e.id)[table].num_rows for e in entries}
     middle = sorted(counts.values())[len(counts) // 2]
     sql = f"select s.snapshot, {count} group by s.snapshot".replace(" from", f" >= {middle} from")
@@ -278,8 +278,12 @@ def test_what_cannot_be_asked_is_named(
         (f"{__name__}:is_at_four", ApplicationError, "raised KeyError: 'C', on snapshot A-4"),
         ("select balance from processes", UsageError, "gives the columns balance bigint"),
         ("select snapshot, 1 = 1 from nowhere", UsageError, "TABLE_OR_VIEW_NOT_FOUND"),
-        ("select snapshot, true from messages where amount = 4", UsageError, "no row for snapshot"),
-        ("select snapshot, true from processes", UsageError, "gives two rows for snapshot"),
+        (
+            "select _snapshot, true from messages where amount = 4",
+            UsageError,
+            "no row for snapshot",
+        ),
+        ("select _snapshot, true from processes", UsageError, "gives two rows for snapshot"),
         ("select snapshot, null = true from snapshots", UsageError, "gives NULL for snapshot A-"),
         ("select 'x', true from snapshots", UsageError, "gives 'x', which is no snapshot"),
     ],

@@ -91,7 +91,7 @@ def test_a_task_needs_no_more_than_arrow(store: Path) -> None:
     ("change", "named"),
     [
         (lambda m: m.update(topology="0" * 64), "is of a store with another topology"),
-        (lambda m: m.update(format=2), "has format 2: use the version that wrote it"),
+        (lambda m: m.update(format=3), "has format 3, and this version of Stillframe knows 2: use"),
         (lambda m: m.update(epoch="1"), "does not hold what it should: epoch is '1'"),
         (lambda m: m.update(sequence=2**70), "does not hold what it should: sequence is"),
         (lambda m: m.update(published_at=1e300), "does not hold what it should"),

@@ -185,8 +185,8 @@ def test_the_verdicts_are_those_of_the_audit(
     spoil, value = bank.spoil, bank.with_value
     spoil(snapshots / "P1-2", "channels.parquet", lambda t: value(t, "sent_count", 0, 8))
     spoil(snapshots / "P1-3", "messages.parquet", lambda t: t.slice(1))
-    spoil(snapshots / "P1-4", "processes.parquet", lambda t: value(t, "process", 0, "P2"))
-    spoil(snapshots / "P1-5", "messages.parquet", lambda t: value(t, "target", 0, "P9"))
+    spoil(snapshots / "P1-4", "processes.parquet", lambda t: value(t, "_process", 0, "P2"))
+    spoil(snapshots / "P1-5", "messages.parquet", lambda t: value(t, "_target", 0, "P9"))
     changed = snapshots / "P1-6" / "processes.parquet"
     changed.write_bytes(changed.read_bytes()[:-1] + b"x")
     sealed = snapshots / "P1-7" / "manifest.json"

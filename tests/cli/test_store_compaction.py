@@ -24,10 +24,10 @@ def test_tables_can_be_asked_by_any_engine(call: Call, money: Path, tmp_path: Pa
     assert "3 snapshots added, 0 removed: 3 snapshots in" in result.stderr
     tables = tmp_path / "out" / "v000001"
     answer = duckdb.sql(
-        f"""select snapshot, sum(coins)::int from (
-            select snapshot, balance as coins from '{tables}/processes/*.parquet' union all
-            select snapshot, amount from '{tables}/messages/*.parquet'
-        ) group by snapshot order by snapshot"""
+        f"""select _snapshot, sum(coins)::int from (
+            select _snapshot, balance as coins from '{tables}/processes/*.parquet' union all
+            select _snapshot, amount from '{tables}/messages/*.parquet'
+        ) group by _snapshot order by _snapshot"""
     )
     assert answer is not None
     assert answer.fetchall() == [("A-1", 200), ("A-2", 200), ("A-3", 201)]

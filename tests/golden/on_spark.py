@@ -18,7 +18,7 @@ EXPECTED_OF_SPARK = HERE / "expected-spark.json"
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "audit": (
         *("audit", "ROOT/store", "--states", "sum(balance)"),
-        *("--messages", "sum(case when kind = 'Coin' then amount else 0 end)"),
+        *("--messages", "sum(case when _kind = 'Coin' then amount else 0 end)"),
     ),
     "verify": ("verify", "ROOT/log", "--store", "ROOT/store"),
     "history": ("history", "ROOT/store", "--log", "ROOT/log"),

@@ -22,7 +22,7 @@ from tests.golden.systems import TOTAL, Books, Till
 REPOSITORY = Path(__file__).parent.parent.parent
 MONEY = (
     "(select sum(balance) from processes)"
-    " + (select coalesce(sum(amount), 0) from messages where kind = 'Coin')"
+    " + (select coalesce(sum(amount), 0) from messages where _kind = 'Coin')"
 )
 KNOWN: dict[str, Any] = json.loads(recording.EXPECTED.read_text(encoding="utf-8"))
 

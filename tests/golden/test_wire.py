@@ -1,9 +1,11 @@
-"""Every message, frame and file has the bytes that it had when ``wire.json`` was recorded."""
+"""Every message, frame and file has the bytes that it had when ``wire-2.json`` was recorded; what
+is kept in files is read as version 0.1.0 wrote it."""
 
 import json
 import typing
 from typing import Any
 
+import msgspec
 import pytest
 
 from stillframe.protocol import handshake, wire
@@ -15,6 +17,12 @@ from tests.golden import recording, travelling
 
 CASES = travelling.cases()
 KNOWN: dict[str, str] = json.loads(recording.WIRE.read_text(encoding="utf-8"))
+KEPT = ("sealed, ", "history, ", "trace, ", "file, span of an event log")
+FORMER: dict[str, str] = {
+    name: text
+    for name, text in json.loads(recording.WIRE_1.read_text(encoding="utf-8")).items()
+    if name.startswith(KEPT)
+}
 
 
 def test_every_example_was_recorded() -> None:
@@ -28,6 +36,27 @@ def test_bytes_are_what_they_were(name: str) -> None:
     case, encoded = CASES[name], travelling.bytes_of(KNOWN[name])
     assert case.encode(case.example) == encoded
     assert case.decode(encoded) == case.example
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_files_of_version_1_are_read(name: str) -> None:
+    """What they held is the same under the names of today."""
+    case = CASES[name]
+    found = case.decode(travelling.bytes_of(FORMER[name]))
+    assert getattr(found, "format", 1) == 1
+    assert without_format(found) == without_format(case.example)
+
+
+def without_format(value: Any) -> Any:
+    """Return what a struct holds, but for the version of its format and of those in it."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+        value.pop("format", None)
+    if isinstance(value, dict):
+        return {key: without_format(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(without_format, value))
+    return value
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 When a class is renamed its name changes here; the bytes in ``wire.json`` do not.
 """
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ from stillframe.runtime.supervisor import admin_socket
 from stillframe.store import history
 from stillframe.store.fragments import FragmentManifest, FragmentTopology, Received
 from stillframe.store.manifest import FileRecord, Head, Manifest, SnapshotEntry
-from stillframe.store.sealed_json import seal
+from stillframe.store.sealed_json import read_sealed, seal
 from stillframe.topology import Column, Description, KeyedColumns
 from stillframe.trace import Event, MarkerStep, MessageId, Step
 
@@ -464,9 +465,11 @@ def _encode_plain(event: events.Event) -> bytes:
     return msgspec.json.encode(plain(event))
 
 
-def _unsealed(kind: type) -> Callable[[bytes], Any]:
-    class Sealed(msgspec.Struct):
-        content: kind  # type: ignore[valid-type]
-        hash: str
+def _unsealed(kind: type[msgspec.Struct]) -> Callable[[bytes], Any]:
+    def read(encoded: bytes) -> Any:
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place) / "sealed.json"
+            path.write_bytes(encoded)
+            return read_sealed(path, kind)
 
-    return lambda encoded: msgspec.json.decode(encoded, type=Sealed).content
+    return read

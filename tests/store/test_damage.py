@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from stillframe.store.manifest import (
     Manifest,
 )
 from stillframe.store.parquet import read_parquet, to_parquet
-from stillframe.store.sealed_json import SEALED_BYTES_MAX, read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed, seal
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, SOME_MESSAGES, global_state, publish, snapshot_of
@@ -295,12 +296,17 @@ class Newer(msgspec.Struct):
 
 
 def test_a_newer_format_is_refused_as_such(store: Store, directory: Path) -> None:
-    """A store of a later version is not called damaged; the error says what to use."""
+    """A store of a later version is not called damaged; the sentence is that of the document."""
+    page = (Path(__file__).parents[2] / "docs/store-format.md").read_text(encoding="utf-8")
+    prescribed = re.search(r"^    (FILE has format N, .*)$", page, re.MULTILINE)
+    assert prescribed
     for path in (directory / MANIFEST, store.path / "store.json"):
-        path.write_bytes(seal(Newer(2)))
-        with pytest.raises(StoreError, match="has format 2, and this version") as caught:
+        path.write_bytes(seal(Newer(FORMAT + 1)))
+        with pytest.raises(StoreError) as caught:
             store.verify(ID)
         assert not isinstance(caught.value, Damaged)
+        expected = prescribed[1].replace("FILE", str(path)).replace(" M:", f" {FORMAT}:")
+        assert str(caught.value) == expected.replace(" N,", f" {FORMAT + 1},")
 
 
 def test_a_huge_manifest_is_not_read(store: Store, directory: Path) -> None:
@@ -347,7 +353,7 @@ def _replace_table(directory: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("name", "column"),
-    [(MESSAGES, "amount"), (MESSAGES, "number"), (PROCESSES, "balance"), (CHANNELS, "first")],
+    [(MESSAGES, "amount"), (MESSAGES, "_number"), (PROCESSES, "balance"), (CHANNELS, "first")],
 )
 def test_columns_that_contradict_what_was_recorded_are_found(
     store: Store, directory: Path, name: str, column: str

@@ -41,7 +41,7 @@ def as_numbers(table: pa.Table, name: str) -> pa.Table:
 @pytest.mark.parametrize("change", [without_values, as_numbers])
 @pytest.mark.parametrize(
     ("name", "column"),
-    [(PROCESSES, "encoded"), (PROCESSES, "kind"), (CHANNELS, "source"), (CHANNELS, "encoded")],
+    [(PROCESSES, "_encoded"), (PROCESSES, "_kind"), (CHANNELS, "source"), (CHANNELS, "encoded")],
 )
 def test_columns_that_are_not_those_of_the_store_are_named(
     tmp_path: Path, change: Callable[[pa.Table, str], pa.Table], name: str, column: str
@@ -77,8 +77,8 @@ def test_a_state_that_is_no_map_is_refused(tmp_path: Path) -> None:
     """A state is put together with its keyed fields only if it can be."""
 
     def broken(table: pa.Table) -> pa.Table:
-        at = table.column_names.index("encoded")
-        return table.set_column(at, "encoded", pa.array([b"\x83"] * table.num_rows, pa.binary()))
+        at = table.column_names.index("_encoded")
+        return table.set_column(at, "_encoded", pa.array([b"\x83"] * table.num_rows, pa.binary()))
 
     store = forged(tmp_path, PROCESSES, broken)
     with pytest.raises(Damaged, match="is no table as the store writes it: "):
@@ -140,7 +140,7 @@ def test_a_base_that_is_no_id_is_missing(tmp_path: Path) -> None:
     sample = Sample(tmp_path)
     manifest = sample.store / "snapshots" / str(FIRST) / MANIFEST
     document = msgspec.json.decode(manifest.read_bytes())["content"]
-    document["parent"] = {"A": {"initiator": "../" + "x" * 300, "number": 1}}
+    document["bases"] = {"A": {"initiator": "../" + "x" * 300, "number": 1}}
     manifest.write_bytes(sealed(msgspec.json.encode(document)))
     with pytest.raises(Damaged):
         Store.open(sample.store).load(FIRST)

@@ -34,7 +34,7 @@ from stillframe.store.fragments import (
 from stillframe.store.layout import dropped_path
 from stillframe.store.manifest import FILES, MANIFEST, PROCESSES
 from stillframe.store.parquet import read_parquet
-from stillframe.store.sealed_json import SEALED_BYTES_MAX, seal
+from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, seal
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
 from stillframe.topology import Topology
@@ -106,7 +106,7 @@ def test_the_rows_are_those_that_a_store_has_of_the_process(
     store.raise_epoch(None)
     entry = store.publish(snapshot_of(1))
     own = FragmentPlace(1, ONE, process).path(tmp_path / "fragments")
-    for name, column in zip(FILES, ("process", "target", "target"), strict=True):
+    for name, column in zip(FILES, ("_process", "target", "_target"), strict=True):
         rows = read_parquet((entry.directory / name).read_bytes()).to_pylist()
         wanted = [row for row in rows if row[column] == process]
         for row in wanted:
@@ -153,7 +153,7 @@ def test_changes_say_what_they_are_based_on(tmp_path: Path) -> None:
     assert changes.files[3].name == "Bank_accounts.changes.parquet"
     path = FragmentPlace(1, SnapshotId("P", 2), "P").path(tmp_path) / changes.files[3].name
     rows = read_parquet(path.read_bytes()).to_pylist()
-    assert [(row["key"], row["is_removed"], row["value"]) for row in rows] == [
+    assert [(row["_key"], row["_is_removed"], row["value"]) for row in rows] == [
         ("b", False, 7),
         ("c", True, None),
     ]
@@ -625,7 +625,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "of another snapshot": {"snapshot": {"initiator": "A", "number": 2}},
     "of another topology": {"topology": "0" * 64},
     "of no topology": {"topology": "../../x"},
-    "in a newer format": {"format": 2},
+    "in a newer format": {"format": FORMAT + 1},
     "in a huge format": {"format": 2.0**100},
     "sent to nobody": {"sent": {"A": 1, "T": 1, "Z": 1}},
     "sent nothing": {"sent": {}},

@@ -82,8 +82,8 @@ def test_only_what_changed_is_written_and_all_is_read(store: Store) -> None:
     assert held(store.load(TWO)) == {"P": later(), "Q": some()}
     table = pq.read_table(store.path / "snapshots" / "P-2" / "Bank_accounts.changes.parquet")
     assert table.to_pylist() == [
-        {"snapshot": "P-2", "process": "P", "is_removed": False, "key": "c", "value": 3},
-        {"snapshot": "P-2", "process": "P", "is_removed": True, "key": "b", "value": None},
+        {"_snapshot": "P-2", "_process": "P", "_is_removed": False, "_key": "c", "value": 3},
+        {"_snapshot": "P-2", "_process": "P", "_is_removed": True, "_key": "b", "value": None},
     ]
     [one, two] = store.entries()
     assert (one.bases, one.chain_length, two.bases, two.chain_length) == ((), 0, (ONE,), 1)
@@ -95,10 +95,10 @@ def test_the_tables_for_questions_are_whole(store: Store) -> None:
     """One row for each key that a process has, a Struct in columns of its own."""
     fill(store)
     tables = store.tables(TWO)
-    assert tables["Bank_seats"].schema.names == ["snapshot", "process", "key", "name", "age"]
+    assert tables["Bank_seats"].schema.names == ["_snapshot", "_process", "_key", "name", "age"]
     assert tables["Bank_seats"].to_pylist()[:2] == [
-        {"snapshot": "P-2", "process": "P", "key": '[1,"x"]', "name": "Ada", "age": None},
-        {"snapshot": "P-2", "process": "P", "key": '[2,"y"]', "name": "Bob", "age": 7},
+        {"_snapshot": "P-2", "_process": "P", "_key": '[1,"x"]', "name": "Ada", "age": None},
+        {"_snapshot": "P-2", "_process": "P", "_key": '[2,"y"]', "name": "Bob", "age": 7},
     ]
     assert tables["Bank_days"].column("value").to_pylist() == [0.5, None]
     assert "accounts" not in tables["processes"].schema.names
@@ -175,14 +175,14 @@ def test_processes_that_are_no_texts_are_damage(store: Store, process: int | byt
     fill(store)
     path = store.path / "snapshots" / "P-1" / "Bank_accounts.whole.parquet"
     table = read_parquet(path.read_bytes())
-    index = table.schema.get_field_index("process")
-    content = to_parquet(table.set_column(index, "process", pa.array([process] * table.num_rows)))
+    index = table.schema.get_field_index("_process")
+    content = to_parquet(table.set_column(index, "_process", pa.array([process] * table.num_rows)))
     path.write_bytes(content)
     manifest = read_sealed(path.with_name(MANIFEST), Manifest)
     files = tuple(record_of(f.name, (path.parent / f.name).read_bytes()) for f in manifest.files)
     path.with_name(MANIFEST).write_bytes(seal(msgspec.structs.replace(manifest, files=files)))
     for read in (store.load, store.tables, store.verify):
-        with pytest.raises(Damaged, match="column process is of type"):
+        with pytest.raises(Damaged, match="column _process is of type"):
             read(ONE)
 
 
@@ -204,7 +204,7 @@ def test_a_topology_without_keyed_fields_writes_what_it_always_did(tmp_path: Pat
     )
     store.close()
     manifest = store.path / "snapshots" / "P-1" / MANIFEST
-    assert b'"parent":null' in manifest.read_bytes()
+    assert b'"bases":null' in manifest.read_bytes()
     assert len(read_sealed(manifest, Manifest).files) == 3
     assert b"keyed" not in (store.path / "store.json").read_bytes()
 

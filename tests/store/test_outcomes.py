@@ -268,7 +268,7 @@ def test_a_changed_line_is_told_no_sooner_than_what_comes_before_it(system: Syst
     system.begin(2)
     path = system.path / NEWER
     change_line(path, 4)
-    began_at = json.loads(path.read_bytes().splitlines()[1])["happening"]["at"]
+    began_at = json.loads(path.read_bytes().splitlines()[1])["event"]["at"]
     told, cursor = drain(system.path, OutcomeCursor(), now=began_at)
     assert told == []
     assert drain(system.path, cursor)[0] == ["P-1 published", "None damaged"]

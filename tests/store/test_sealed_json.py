@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from stillframe.errors import Damaged
-from stillframe.store.sealed_json import read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 
 class Content(msgspec.Struct, forbid_unknown_fields=True):
     """Something to seal."""
 
-    format: int = 1
+    format: int = FORMAT
     text: str = 'ä"}, '
     figure: float = 1.0
 
@@ -29,7 +29,7 @@ def test_what_was_sealed_is_read(path: Path) -> None:
     """The content comes back, and the file is JSON for everybody."""
     assert read_sealed(path, Content) == Content()
     plain = msgspec.json.decode(path.read_bytes())
-    assert plain["content"] == {"format": 1, "text": 'ä"}, ', "figure": 1.0}
+    assert plain["content"] == {"format": FORMAT, "text": 'ä"}, ', "figure": 1.0}
     assert len(plain["hash"]) == 64
 
 

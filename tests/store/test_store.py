@@ -175,9 +175,9 @@ def test_money_is_one_query_over_plain_parquet(store: Store) -> None:
     def total(name: str, column: str) -> dict[str, float]:
         # The partial directories begin with a dot, which this reader passes over as others do.
         paths = sorted(map(str, store.path.glob(f"snapshots/[!.]*/{name}")))
-        table = ds.dataset(paths, format="parquet").to_table(columns=["snapshot", column])
-        sums = table.group_by("snapshot").aggregate([(column, "sum")]).to_pydict()
-        return dict(zip(sums["snapshot"], sums[f"{column}_sum"], strict=True))
+        table = ds.dataset(paths, format="parquet").to_table(columns=["_snapshot", column])
+        sums = table.group_by("_snapshot").aggregate([(column, "sum")]).to_pydict()
+        return dict(zip(sums["_snapshot"], sums[f"{column}_sum"], strict=True))
 
     owned, travelling = total("processes.parquet", "balance"), total("messages.parquet", "amount")
     assert travelling == {"A-1": 1, "A-2": 4, "A-3": 9}
@@ -189,7 +189,7 @@ def test_messages_have_typed_columns(store: Store) -> None:
     publish(store, 1)
     table = pq.read_table(store.path / "snapshots" / "A-1" / "messages.parquet")
     rows = table.to_pylist()
-    assert [(r["source"], r["target"], r["number"], r["kind"]) for r in rows] == [
+    assert [(r["_source"], r["_target"], r["_number"], r["_kind"]) for r in rows] == [
         ("A", "B", 1, "Transfer"),
         ("A", "B", 2, "Fee"),
         ("A", "B", 3, "Transfer"),
@@ -198,4 +198,4 @@ def test_messages_have_typed_columns(store: Store) -> None:
     ]
     assert [row["amount"] for row in rows] == [5.0, 0.5, 7.0, 1.0, 2.0]
     assert [row["is_urgent"] for row in rows] == [None, True, None, None, None]
-    assert {row["snapshot"] for row in rows} == {"A-1"}
+    assert {row["_snapshot"] for row in rows} == {"A-1"}

@@ -82,7 +82,7 @@ def test_what_is_published_is_loaded(
     store.verify(snapshot.id)
     rows = read_parquet((entry.directory / MESSAGES).read_bytes()).to_pylist()
     sent = list(itertools.chain.from_iterable(on_channels[name] for name in sorted(on_channels)))
-    assert [row["kind"] for row in rows] == [type(message).__name__ for message in sent]
+    assert [row["_kind"] for row in rows] == [type(message).__name__ for message in sent]
     for row, message in zip(rows, sent, strict=True):
         assert row["amount"] == message.amount or math.isnan(row["amount"])
         assert row["note"] == getattr(message, "note", None)
@@ -96,7 +96,7 @@ def test_a_field_that_did_not_travel_is_null() -> None:
     last = msgspec.structs.replace(state.channels[-1], batches=(short,))
     state = msgspec.structs.replace(state, channels=(*state.channels[:-1], last))
     [row] = Tables(DESCRIPTION).of(ID, state)[MESSAGES].to_pylist()
-    assert (row["kind"], row["number"], row["amount"], row["at"]) == ("Transfer", 21, 3.0, None)
+    assert (row["_kind"], row["_number"], row["amount"], row["at"]) == ("Transfer", 21, 3.0, None)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,8 @@ def test_processes_of_all_classes_share_a_table() -> None:
     state = global_state(processes={"A": Account(balance=7, name="x", history=[1, 2])})
     rows = Tables(DESCRIPTION).of(ID, state)[PROCESSES].to_pylist()
     assert [
-        (r["process"], r["kind"], r["balance"], r["name"], r["history"], r["is_open"]) for r in rows
+        (r["_process"], r["_kind"], r["balance"], r["name"], r["history"], r["is_open"])
+        for r in rows
     ] == [
         ("A", "Account", 7.0, "x", "[1,2]", None),
         ("B", "Account", 100.0, "", "[]", None),
@@ -148,10 +149,9 @@ def test_parquet_shows_plain_types() -> None:
     made = Tables(DESCRIPTION).of(ID, global_state({("B", "T"): [Transfer(3)]}))
     schema = read_parquet(to_parquet(made[MESSAGES])).schema
     types = {field.name: field.type for field in schema}
-    assert {types[name] for name in ("snapshot", "source", "target", "kind", "note")} == {
-        pa.string()
-    }
-    assert (types["number"], types["amount"]) == (pa.int64(), pa.float64())
+    assert {types[f"_{name}"] for name in "snapshot source target kind".split()} == {pa.string()}
+    assert types["note"] == pa.string()
+    assert (types["_number"], types["amount"]) == (pa.int64(), pa.float64())
     assert (types["seal"], types["is_urgent"]) == (pa.binary(), pa.bool_())
     assert types["when"] == pa.timestamp("us", tz="UTC")
 

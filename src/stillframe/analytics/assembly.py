@@ -153,7 +153,7 @@ def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
     head = before
     for description in (*new.values(), before.description):
         head = with_topology(head, description, used)
-    if head != before:
+    if head != before or before.format != FORMAT:
         replace_durably(out / layout.HEAD, seal(head))
 
 

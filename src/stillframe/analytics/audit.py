@@ -30,6 +30,7 @@ from stillframe.analytics.verified_parquet import first_line
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.history import explain_loss, lost_snapshots
+from stillframe.store.parquet import SNAPSHOT
 
 _FLOAT_TOLERANCE = 1e-9
 
@@ -145,7 +146,7 @@ def invalid_snapshots(
 def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
     """Return the caller's aggregate by snapshot; null counts as 0."""
     try:
-        sums = [rows.groupBy("snapshot").agg(F.expr(sql).alias("amount")) for rows in tables]
+        sums = [rows.groupBy(SNAPSHOT).agg(F.expr(sql).alias("amount")) for rows in tables]
         found = [row for each in sums for row in each.collect()]
     except PySparkException as error:
         if (damage := verified_parquet.error_of_task(error)) is not None:
@@ -162,7 +163,7 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
                 f"the SQL over {over} gives {amount!r}, which is no number: {sql!r}. Use an "
                 "aggregate such as 'sum(balance)'"
             )
-        amounts[SnapshotId.parse(row["snapshot"])] = amount
+        amounts[SnapshotId.parse(row[SNAPSHOT])] = amount
     return amounts
 
 

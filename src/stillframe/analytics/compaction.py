@@ -42,8 +42,18 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.store import version_1
 from stillframe.store.layout import HEAD, check_is_store, explain_io_errors, first_names, take_lock
-from stillframe.store.parquet import as_written, read_parquet
+from stillframe.store.parquet import (
+    KEY,
+    NUMBER,
+    PROCESS,
+    SNAPSHOT,
+    SOURCE,
+    TARGET,
+    as_written,
+    read_parquet,
+)
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from stillframe.store.tables import merged_columns
 
@@ -53,9 +63,9 @@ _LOCK = "lock"
 _VERSION = re.compile(r"\.?v\d{6}(\.partial)?")
 ADVICE = "put the file back from a copy, or compact into a new directory"
 _ORDER = {
-    "processes": ("snapshot", "process"),
+    "processes": (SNAPSHOT, PROCESS),
     "channels": ("snapshot", "source", "target"),
-    "messages": ("snapshot", "source", "target", "number"),
+    "messages": (SNAPSHOT, SOURCE, TARGET, NUMBER),
 }
 PART_COUNT_MAX = 16
 """How many times files are added before all become one part again."""
@@ -119,12 +129,19 @@ def read_catalog(out: Path) -> Compacted:
         raise UsageError(
             f"{out} {what}: give the directory that 'stillframe spark compact --out' wrote"
         )
-    return read_sealed(out / CATALOG, Compacted, advice=ADVICE)
+    catalog = read_sealed(out / CATALOG, Compacted, advice=ADVICE)
+    if catalog.format == FORMAT:
+        return catalog
+    columns = {
+        name: version_1.table_columns(own) if name not in TABLES else own
+        for name, own in catalog.columns.items()
+    }
+    return msgspec.structs.replace(catalog, columns=columns)
 
 
 def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
-    """Return the tables in the directory `out` by name, each with a column `snapshot`:
-    ``snapshots``, ``processes``, ``channels``, ``messages``, and one for each keyed field.
+    """Return the tables in the directory `out` by name: ``processes``, ``messages``, and one for
+    each keyed field, with a column `_snapshot`; ``snapshots`` and ``channels``, with `snapshot`.
 
     Every byte that is read is verified.
 
@@ -340,7 +357,9 @@ def _split(
 ) -> tuple[list[TablePart], list[TablePart]]:
     """Return the parts that stay as they are, and those to rewrite: all of them when columns
     changed, so that all files of a table have the same."""
-    is_other = any(columns[name] != before for name, before in catalog.columns.items())
+    is_other = catalog.format != FORMAT or any(
+        columns[name] != before for name, before in catalog.columns.items()
+    )
     if is_other or len(catalog.parts) >= PART_COUNT_MAX:
         return [], list(catalog.parts)
     kept = [part for part in catalog.parts if staying >= set(map(str, part.snapshots))]
@@ -391,7 +410,7 @@ class _Update(msgspec.Struct, frozen=True):
         if self.rewritten and table in self.catalog.columns:
             files, schema = _files_of(self.rewritten, table), self.catalog.schema(table)
             rows = _rows(self.spark, self.old / table, files, schema)
-            rows = rows.where(F.col("snapshot").isin(*self.staying))
+            rows = rows.where(F.col(schema.names[0]).isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
         if table in self.full.names:
             own = self.full.columns(table)
@@ -399,9 +418,9 @@ class _Update(msgspec.Struct, frozen=True):
         if not found:
             return None
         rows = functools.reduce(DataFrame.unionByName, found)
-        order = _ORDER.get(table, ("snapshot", "process", "key"))
+        order = _ORDER.get(table, (SNAPSHOT, PROCESS, KEY))
         if table in TABLES:
-            rows = rows.repartition("snapshot")
+            rows = rows.repartition(order[0])
         elif self.rewritten or not self.full.is_chained:  # else merging has sorted them so
             rows = rows.repartition(*order)
         return rows.sortWithinPartitions(*order)

@@ -21,9 +21,11 @@ from stillframe.store import parquet
 PROCESSES, CHANNELS, MESSAGES = "processes", "channels", "messages"
 PLAIN = (PROCESSES, CHANNELS, MESSAGES)
 """The files of every snapshot; all others are of keyed fields."""
-_CHANNEL = ("source", "target")
 _COUNTS = ("sent_count", "received_count", "message_count")
-_ORDER = {CHANNELS: _CHANNEL, MESSAGES: (*_CHANNEL, "number")}
+_ORDER = {
+    CHANNELS: ("source", "target"),
+    MESSAGES: (parquet.SOURCE, parquet.TARGET, parquet.NUMBER),
+}
 
 
 class FragmentFiles(TypedDict):
@@ -90,7 +92,7 @@ def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema)
                 raise ValueError("it has other columns than such a file")
             if not _CHECKS.get(what, _is_of_process)(table, fragment):
                 raise ValueError("it does not say what the manifest beside it does")
-            if what in PLAIN and not _is_all(table, "snapshot", snapshot):
+            if what in PLAIN and not _is_all(table, table.column_names[0], snapshot):
                 raise ValueError(f"it is not of snapshot {snapshot}")
             links.append(table)
     if what in PLAIN:
@@ -102,7 +104,7 @@ def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema)
             raise ValueError("it has a key twice")
         # They are rows of this snapshot, whichever recorded them.
         name = pa.repeat(pa.scalar(snapshot), table.num_rows)
-        return table.set_column(0, "snapshot", name)
+        return table.set_column(0, parquet.SNAPSHOT, name)
 
 
 def _row_count(fragment: FragmentFiles, what: str) -> int:
@@ -117,11 +119,11 @@ def _is_all(table: pa.Table, column: str, value: str) -> bool:
 
 
 def _is_of_process(table: pa.Table, fragment: FragmentFiles) -> bool:
-    return _is_all(table, "process", fragment["process"])
+    return _is_all(table, parquet.PROCESS, fragment["process"])
 
 
 def _is_state(table: pa.Table, fragment: FragmentFiles) -> bool:
-    return _is_of_process(table, fragment) and _is_all(table, "kind", fragment["kind"])
+    return _is_of_process(table, fragment) and _is_all(table, parquet.KIND, fragment["kind"])
 
 
 def _are_channels(table: pa.Table, fragment: FragmentFiles) -> bool:
@@ -135,14 +137,14 @@ def _are_channels(table: pa.Table, fragment: FragmentFiles) -> bool:
 def _are_messages(table: pa.Table, fragment: FragmentFiles) -> bool:
     rest = table.num_rows
     for source, _, received_count, message_count in fragment["books"]:
-        of_one = table.filter(pc.equal(table.column("source"), source))
+        of_one = table.filter(pc.equal(table.column(parquet.SOURCE), source))
         if of_one.num_rows != message_count:
             return False
         wanted = np.arange(of_one.num_rows) + (received_count + 1)
-        if not np.array_equal(of_one.column("number").to_numpy(), wanted):
+        if not np.array_equal(of_one.column(parquet.NUMBER).to_numpy(), wanted):
             return False
         rest -= of_one.num_rows
-    return rest == 0 and _is_all(table, "target", fragment["process"])
+    return rest == 0 and _is_all(table, parquet.TARGET, fragment["process"])
 
 
 _CHECKS = {PROCESSES: _is_state, CHANNELS: _are_channels, MESSAGES: _are_messages}

@@ -21,7 +21,18 @@ from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
-from stillframe.store.parquet import identity_of
+from stillframe.store.parquet import (
+    ENCODED,
+    IS_REMOVED,
+    KEY,
+    KIND,
+    NUMBER,
+    PROCESS,
+    SNAPSHOT,
+    SOURCE,
+    TARGET,
+    identity_of,
+)
 from stillframe.store.tables import ARROW_TYPES, KeyedTable, keyed_tables, merged_columns
 from stillframe.topology import Description
 
@@ -42,24 +53,24 @@ CHANNELS_SCHEMA = pa.schema(
 _OWN_SCHEMAS = {
     "processes": pa.schema(
         [
-            pa.field("snapshot", pa.string()),  # P1-17
-            pa.field("process", pa.string()),  # which process
-            pa.field("kind", pa.string()),  # its class
-            pa.field("encoded", pa.binary()),  # its state as a MessagePack map
+            pa.field(SNAPSHOT, pa.string()),  # P1-17
+            pa.field(PROCESS, pa.string()),  # which process
+            pa.field(KIND, pa.string()),  # its class
+            pa.field(ENCODED, pa.binary()),  # its state as a MessagePack map
         ]
     ),
     "channels": CHANNELS_SCHEMA,
     "messages": pa.schema(
         [
-            pa.field("snapshot", pa.string()),
-            pa.field("source", pa.string()),
-            pa.field("target", pa.string()),
-            pa.field("number", pa.int64()),  # of the message on its channel, from 1
-            pa.field("kind", pa.string()),  # its class
+            pa.field(SNAPSHOT, pa.string()),
+            pa.field(SOURCE, pa.string()),
+            pa.field(TARGET, pa.string()),
+            pa.field(NUMBER, pa.int64()),  # of the message on its channel, from 1
+            pa.field(KIND, pa.string()),  # its class
         ]
     ),
 }
-_KEYED_SCHEMA = pa.schema([("snapshot", pa.string()), ("process", pa.string())])
+_KEYED_SCHEMA = pa.schema([(SNAPSHOT, pa.string()), (PROCESS, pa.string())])
 _JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
     "timeZone": "UTC",
@@ -84,13 +95,13 @@ def table_schema(table: str, columns: Iterable[fields.Column]) -> pa.Schema:
 
 
 def field_columns(description: Description) -> dict[str, tuple[fields.Column, ...]]:
-    """Return the columns of each table that hold fields; of keyed ones the first is `key`."""
+    """Return the columns of each table that hold fields; of keyed ones the first is the key."""
     keyed = {t.name: description.keyed[t.kind][t.field] for t in keyed_tables(description)}
     return {
         "processes": merged_columns(description.states),
         "channels": (),
         "messages": merged_columns(description.messages),
-        **{name: (fields.Column("key", one.key), *one.values) for name, one in keyed.items()},
+        **{name: (fields.Column(KEY, one.key), *one.values) for name, one in keyed.items()},
     }
 
 
@@ -186,12 +197,12 @@ class FullSnapshots:
         rows = self._keyed_files(table, [link for link in links if link not in common])
         identity = identity_of(rows.columns)
         if common:
-            changed = rows.select("process", identity).distinct()
+            changed = rows.select(PROCESS, identity).distinct()
             before = self._keyed_files(table, [link for link in links if link in common])
-            rows = rows.unionByName(before.join(changed, ["process", identity], "left_semi"))
+            rows = rows.unionByName(before.join(changed, [PROCESS, identity], "left_semi"))
         if any(len(chain) > 1 for chain in every):
             rows = _newest(self._spark, rows, chains, identity)
-        return rows.where("NOT is_removed").drop("is_removed")
+        return rows.where(~F.col(IS_REMOVED)).drop(IS_REMOVED)
 
     def _chains(self, topology: str, table: KeyedTable) -> Chains:
         manifests = self._published.manifests
@@ -203,7 +214,7 @@ class FullSnapshots:
         }
 
     def _keyed_files(self, table: KeyedTable, links: Collection[SnapshotId]) -> DataFrame:
-        plain = [field for field in table.schema if field.name != "process"]
+        plain = [field for field in table.schema if field.name != PROCESS]
         files = [
             self._published.file(link, keyed_file(table.name, is_full=is_whole))
             for link in links
@@ -213,8 +224,8 @@ class FullSnapshots:
 
 
 def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
-    """Return the tables of all snapshots of a store by name, each with a column `snapshot`:
-    ``processes``, ``channels``, ``messages``, and one for each keyed field.
+    """Return the tables of all snapshots of a store by name: ``processes``, ``messages``, and one
+    for each keyed field, all with a column `_snapshot`, and ``channels``, with `snapshot`.
 
     Incremental snapshots have their full state. Every byte that is read is verified;
     ``compacted_tables`` is faster for repeated queries.
@@ -265,7 +276,7 @@ def _common(chains: Chains) -> set[SnapshotId]:
 
 
 def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str) -> DataFrame:
-    """Return for each snapshot the newest row of each key, with `snapshot` its own."""
+    """Return for each snapshot the newest row of each key."""
     columns = [list(column) for column in zip(*_links(chains), strict=True)]
     links = spark.createDataFrame(pa.table(columns, schema=_LINKS))
     # Fields can have any name: in one column they clash with none here.
@@ -273,14 +284,14 @@ def _newest(spark: SparkSession, rows: DataFrame, chains: Chains, identity: str)
     packed = rows.select(*_KEYED_SCHEMA.names, identity, F.struct(*rest).alias("rest"))
     of_chain = packed.join(
         F.broadcast(links),
-        (F.col("snapshot") == F.col("link"))
-        & (F.col("of").isNull() | (F.col("process") == F.col("of"))),
+        (F.col(SNAPSHOT) == F.col("link"))
+        & (F.col("of").isNull() | (F.col(PROCESS) == F.col("of"))),
     )
-    newest = of_chain.groupBy("wanted", "process", identity).agg(
+    newest = of_chain.groupBy("wanted", PROCESS, identity).agg(
         F.max_by("rest", "place").alias("rest")
     )
-    unpacked = newest.select(F.col("wanted").alias("snapshot"), "process", identity, "rest.*")
-    return unpacked.select(rows.columns)
+    unpacked = newest.select(F.col("wanted").alias(SNAPSHOT), PROCESS, identity, "rest.*")
+    return unpacked.select([f"`{name}`" for name in rows.columns])
 
 
 def _links(chains: Chains) -> Iterator[tuple[str, str | None, str, int]]:

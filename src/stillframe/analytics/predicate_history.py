@@ -65,7 +65,7 @@ _TASKS_PER_CORE = 4
 
 SNAPSHOTS = "snapshots"
 """The view with a row for each snapshot; the others are the tables of ``FullSnapshots``."""
-EXAMPLE = "select snapshot, sum(balance) < 100 from processes group by snapshot"
+EXAMPLE = "select _snapshot, sum(balance) < 100 from processes group by _snapshot"
 
 _WANTED = (
     f"Ask over the views {SNAPSHOTS}, {', '.join(TABLES)} and one for each keyed field, which have "

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from stillframe.durable_files import SNAPSHOT_ADVICE, read_hashed, read_sealed_content
 from stillframe.errors import Damaged
-from stillframe.store.parquet import as_written, read_parquet
+from stillframe.store import version_1
+from stillframe.store.parquet import NUMBER, PROCESS, SOURCE, TARGET, as_written, read_parquet
 
 CONSISTENT = "consistent"
 INCONSISTENT = "inconsistent"
@@ -117,11 +118,18 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
     """Return the manifest at `path`, with the types that it must have."""
     try:
         found = json.loads(content)
+        if found["format"] > expected.format:
+            raise Damaged(
+                f"{path} has format {found['format']}, and this version of Stillframe knows "
+                f"{expected.format}: use the version that wrote it, or a newer one"
+            )
+        if found["format"] < expected.format:
+            found = version_1.with_current_keys(found, ("bases",))
         _check_types(found)
         topology = expected.topologies.get(found["topology"])
         snapshot = f"{found['snapshot']['initiator']}-{found['snapshot']['number']}"
         names = [file["name"] for file in found["files"]]
-        bases = found.get("parent")
+        bases = found.get("bases")
     except _NO_MANIFEST as error:
         raise Damaged(f"{path} does not hold what it should: {error}: {SNAPSHOT_ADVICE}") from error
     if snapshot != path.parent.name:
@@ -132,8 +140,6 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
     listed = topology.full if bases is None else topology.changes
     if names != listed:
         raise Damaged(f"{path} lists other files than {', '.join(listed)}: {SNAPSHOT_ADVICE}")
-    if found["format"] > expected.format:
-        raise Damaged(f"{path} has format {found['format']}: use the version that wrote it")
     return dict(found)
 
 
@@ -168,11 +174,11 @@ def _verdict(directory: Path, manifest: Row, expected: Expected) -> Row:
         if file["name"] in tables:
             content[file["name"]] = found
     with as_written(directory / processes):
-        recorded = sorted(read_parquet(content[processes], ["process"])["process"].to_pylist())
+        recorded = sorted(read_parquet(content[processes], [PROCESS])[PROCESS].to_pylist())
     with as_written(directory / channels):
         books = read_parquet(content[channels], _CHANNEL_COLUMNS)
     with as_written(directory / messages):
-        caught = read_parquet(content[messages], ["source", "target", "number"])
+        caught = read_parquet(content[messages], [SOURCE, TARGET, NUMBER])
     with as_written(directory):
         wrong = contradiction(topology.channels, books, caught)
     if recorded != topology.processes:
@@ -210,14 +216,13 @@ def contradiction(
 
 def _numbers_by_channel(messages: pa.Table) -> dict[tuple[str, str], tuple[Any, ...]]:
     """Return how many rows and numbers there are of each channel, the least and the greatest."""
-    ends = {name: messages[name].cast(pa.string()) for name in ("source", "target")}
-    grouped = pa.table({**ends, "number": messages["number"]}).group_by([*ends], use_threads=False)
+    ends = {name: messages[name].cast(pa.string()) for name in (SOURCE, TARGET)}
+    grouped = pa.table({**ends, "number": messages[NUMBER]}).group_by([*ends], use_threads=False)
     figures = ("count", "count_distinct", "min", "max")
     found = grouped.aggregate([("number", figure) for figure in figures])
     names = [f"number_{figure}" for figure in figures]
     return {
-        (row["source"], row["target"]): tuple(row[name] for name in names)
-        for row in found.to_pylist()
+        (row[SOURCE], row[TARGET]): tuple(row[name] for name in names) for row in found.to_pylist()
     }
 
 

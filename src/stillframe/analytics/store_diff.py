@@ -18,7 +18,17 @@ from stillframe.analytics.full_snapshots import FullSnapshots, as_json, as_objec
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_stats import channel_counts
 from stillframe.model import SnapshotId
-from stillframe.store.parquet import identity_of
+from stillframe.store.parquet import (
+    KEY,
+    KIND,
+    NUMBER,
+    PROCESS,
+    SNAPSHOT,
+    SOURCE,
+    TARGET,
+    VALUE_ENCODED,
+    identity_of,
+)
 from stillframe.topology import Description
 
 KEYS_SCHEMA = "process STRING, field STRING, change STRING, key STRING, before STRING, after STRING"
@@ -83,6 +93,11 @@ def difference(
     )
 
 
+def _plain(*names: str) -> list[Column]:
+    """Return columns of the store under names without the prefix."""
+    return [F.col(name).alias(name.removeprefix("_")) for name in names]
+
+
 class _Side(NamedTuple):
     """One of the two snapshots, ``before`` or ``after``, and the topology that it was taken of."""
 
@@ -122,15 +137,15 @@ def _values(rows: DataFrame, side: _Side, kinds: dict[str, str]) -> DataFrame:
     values = [
         F.struct(
             F.lit(name).alias("field"),
-            F.when(F.col("kind").isin(kinds_of), as_json(F.col(f"`{name}`"), kinds[name])).alias(
+            F.when(F.col(KIND).isin(kinds_of), as_json(F.col(f"`{name}`"), kinds[name])).alias(
                 "value"
             ),
         )
         for name, kinds_of in owners.items()
     ]
     listed = F.array(*values).cast("array<struct<field: string, value: string>>")
-    each = rows.where(F.col("snapshot") == side.snapshot).select(
-        "snapshot", "process", F.inline(listed)
+    each = rows.where(F.col(SNAPSHOT) == side.snapshot).select(
+        *_plain(SNAPSHOT, PROCESS), F.inline(listed)
     )
     return each.where("value IS NOT NULL")
 
@@ -158,10 +173,10 @@ def _contents(rows: DataFrame, side: _Side, kinds: dict[str, str]) -> DataFrame:
             (fields.Column(column.name, kinds[column.name]), F.col(f"`{column.name}`"))
             for column in columns
         ]
-        message = F.when(F.col("kind") == kind, as_object(values)).otherwise(message)
-    value = F.struct("kind", message.alias("message")).alias("value")
-    of_side = rows.where(F.col("snapshot") == side.snapshot)
-    return of_side.select("snapshot", *_CHANNEL, "number", value)
+        message = F.when(F.col(KIND) == kind, as_object(values)).otherwise(message)
+    value = F.struct(*_plain(KIND), message.alias("message")).alias("value")
+    of_side = rows.where(F.col(SNAPSHOT) == side.snapshot)
+    return of_side.select(*_plain(SNAPSHOT, SOURCE, TARGET, NUMBER), value)
 
 
 def _channels(counts: DataFrame, messages: DataFrame, sides: _Sides) -> DataFrame:
@@ -187,12 +202,12 @@ def _keys_of(both: FullSnapshots, name: str, sides: _Sides) -> DataFrame:
     identity = identity_of(rows.columns)
     value = F.struct(
         _compared(rows, columns).alias("compared"),
-        F.struct("key", *(f"`{column.name}`" for column in columns.values)).alias("shown"),
+        F.struct(KEY, *(f"`{column.name}`" for column in columns.values)).alias("shown"),
     )
-    packed = rows.select("snapshot", "process", identity, value.alias("value"))
+    packed = rows.select(*_plain(SNAPSHOT, PROCESS), identity, value.alias("value"))
     differing = _differing(packed, ["process", identity], sides)
     was, there = F.col("before").isNotNull(), F.col("after").isNotNull()
-    keys = [as_json(F.col(f"{one.side}.shown.key"), columns.key) for one in sides]
+    keys = [as_json(F.col(f"{one.side}.shown.{KEY}"), columns.key) for one in sides]
     return differing.select(
         "process",
         F.lit(field).alias("field"),
@@ -219,7 +234,7 @@ def _keyed_rows(
         columns = _AS_TEXT
         parts = [
             rows.select(
-                *("snapshot", "process", as_json(F.col("key"), own.key).alias("key")),
+                *(SNAPSHOT, PROCESS, as_json(F.col(KEY), own.key).alias(KEY)),
                 _value(None, own).alias("value"),
             )
             for rows, (*_, own) in zip(parts, found, strict=True)
@@ -228,8 +243,8 @@ def _keyed_rows(
 
 
 def _compared(rows: DataFrame, columns: fields.KeyedColumns) -> Column:
-    if "value_encoded" in rows.columns:
-        return F.col("value_encoded")
+    if VALUE_ENCODED in rows.columns:
+        return F.col(VALUE_ENCODED)
     kind = columns.values[0].kind
     # 0.0 and -0.0 are equal, and not the same.
     return as_json(F.col("value"), kind) if kind == "float" else F.col("value")

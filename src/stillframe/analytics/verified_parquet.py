@@ -33,7 +33,6 @@ File = tuple[str | None, str, int, str, int | None]
 """Snapshot, path, bytes, SHA-256 and rows of a file. The snapshot is None if the file is of
 several, the rows if their number is unknown."""
 
-SNAPSHOT = "snapshot"
 _ITEMS = pa.schema([("item", pa.string()), ("task", pa.int32())])
 _ANSWER = "answer STRING"
 _TASK_BYTES = 32 * 2**20
@@ -58,9 +57,8 @@ class Written(NamedTuple):
 
 
 def rows(spark: SparkSession, files: Sequence[File], schema: pa.Schema) -> DataFrame:
-    """Return the rows of files with the columns of `schema`. Its first, `snapshot`,
-    has the snapshot given with a file. Nothing is read before an action, inside
-    ``spark_errors``."""
+    """Return the rows of files with the columns of `schema`. The first has the snapshot given with
+    a file. Nothing is read before an action, inside ``spark_errors``."""
     struct = from_arrow_schema(schema)
     read = partial(_read, schema=to_arrow_schema(struct, timezone="UTC"))
     return _in_tasks(spark, files, [file[2] for file in files], read, struct)
@@ -178,14 +176,14 @@ def _content(path: Path, byte_count: int, digest: str, row_count: int | None) ->
 def _read(
     snapshot: str | None, path: str, *promised: Any, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    names = [name for name in schema.names if name != SNAPSHOT or snapshot is None]
+    names = schema.names if snapshot is None else schema.names[1:]
     content = _content(Path(path), *promised)
     with as_written(Path(path)):
         for group in row_groups(content, names):
-            columns = dict(zip(names, group.columns, strict=True))
+            columns = group.columns
             if snapshot is not None:
-                columns[SNAPSHOT] = pa.repeat(pa.scalar(snapshot), group.num_rows)
-            table = pa.table([columns[name] for name in schema.names], names=schema.names)
+                columns = [pa.repeat(pa.scalar(snapshot), group.num_rows), *columns]
+            table = pa.table(columns, names=schema.names)
             yield from table.cast(schema).to_batches(max_chunksize=_BATCH_ROW_COUNT)
 
 

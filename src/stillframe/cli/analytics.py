@@ -290,7 +290,7 @@ def _put_rows(
 
 @app.add(
     "spark detect dinner deadlock",
-    "spark detect money 'select snapshot, sum(balance) < 100 from processes group by snapshot'",
+    "spark detect money 'select _snapshot, sum(balance) < 100 from processes group by _snapshot'",
 )
 def detect(
     path: StorePath,

@@ -6,7 +6,7 @@ Therefore the start of a snapshot is forced to the disk before any process is no
 removal, unless the disk is full: then it is written with the next line that fits. All other lines
 are only written, which suffices unless the machine itself crashes.
 
-Each line is exactly ``{"happening":<JSON>,"crc32":"<8 digits>"}``. A crash can cut the last line
+Each line is exactly ``{"event":<JSON>,"crc32":"<8 digits>"}``. A crash can cut the last line
 short; that one is removed. A file that has become long is renamed to ``history.1.ndjson``,
 replacing the one before, and the next starts with a summary of everything before it.
 
@@ -32,6 +32,7 @@ import msgspec
 from stillframe.durable_files import FILE_ADVICE, partial_path, read_file, sync, write_new
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.store import version_1
 from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published
 
 NEWER = "history.ndjson"
@@ -45,7 +46,7 @@ _TEXT_LENGTH_MAX = 2000
 SHORTEST_LINE_BYTES = 100
 """Minimum length of a line that gives a snapshot its number."""
 
-_LINE = re.compile(rb'\{"happening":(\{.*\}),"crc32":"([0-9a-f]{8})"\}')
+_LINE = re.compile(rb'\{"(?:event|%b)":(\{.*\}),"crc32":"([0-9a-f]{8})"\}' % version_1.HISTORY_KEY)
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
@@ -414,7 +415,7 @@ def parse_lines(
 
 def _line(what: HistoryEvent, at: float) -> bytes:
     encoded = msgspec.json.encode(HistoryRecord(at, what))
-    return b'{"happening":%b,"crc32":"%b"}\n' % (encoded, _checksum(encoded))
+    return b'{"event":%b,"crc32":"%b"}\n' % (encoded, _checksum(encoded))
 
 
 def _checksum(encoded: bytes) -> bytes:

@@ -90,9 +90,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The content of ``manifest.json``. Times are seconds since 1970.
 
     `sequence` counts the snapshots published in this store, from 1. `is_restore_point`: a restore
-    after a death may use it (``Store.publish``). `bases`, called `parent` in the file, has the
-    earlier snapshot for each process whose keyed fields are only changes; None: all are full.
-    `excluded` is as in ``model.Snapshot``, and `topology` is the hash of the description.
+    after a death may use it (``Store.publish``). `bases` has the earlier snapshot for each process
+    whose keyed fields are only changes; None: all are full. `excluded` is as in ``model.Snapshot``,
+    and `topology` is the hash of the description.
     """
 
     format: int = FORMAT
@@ -106,7 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     capture_s: float = 0.0
     excluded: dict[ProcessId, SnapshotId] = {}
     is_restore_point: bool
-    bases: dict[ProcessId, SnapshotId] | None = msgspec.field(default=None, name="parent")
+    bases: dict[ProcessId, SnapshotId] | None = None
     process_count: int
     channel_count: int
     message_count: int

@@ -14,10 +14,17 @@ import pyarrow.parquet as pq
 
 from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged, NotConsistent
+from stillframe.store import version_1
 
 # Arrow raises an ``OSError``, too, for bytes in memory that are no table.
 _NO_TABLE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, RecursionError)
 _UNPACKED_BYTES_MIN = 2**30
+SNAPSHOT, PROCESS, KIND, ENCODED = "_snapshot", "_process", "_kind", "_encoded"
+SOURCE, TARGET, NUMBER = "_source", "_target", "_number"
+IS_REMOVED, KEY, KEY_ENCODED = "_is_removed", "_key", "_key_encoded"
+VALUE_ENCODED = "_value_encoded"
+"""The columns of the store in the tables of states, messages and keyed fields; no field begins with
+an underscore. The table of channels, which has no fields, has plain names."""
 _UNPACKED_PER_BYTE = 64
 
 
@@ -96,26 +103,33 @@ def row_groups(
     content: bytes, columns: list[str] | None = None, *, dictionaries: Iterable[str] = ()
 ) -> Iterator[pa.Table]:
     """Read one row group at a time; without a row group, one empty table."""
-    file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=list(dictionaries))
+    file = pq.ParquetFile(pa.BufferReader(content))
+    names = version_1.parquet_names(file.schema_arrow.names)
+    wanted = None if columns is None else [names.get(name, name) for name in columns]
+    if encoded := [names.get(name, name) for name in dictionaries]:
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=encoded)
     bytes_max = unpacked_bytes_max(len(content))
     # Only from groups: reading the metadata of a column can end this operating-system process.
     announced = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
     _check_size(sum(announced) if min(announced, default=0) >= 0 else -1, bytes_max)
     total_bytes = 0
     for group in range(file.num_row_groups):
-        table = file.read_row_group(group, columns=columns, use_threads=False)
+        table = file.read_row_group(group, columns=wanted, use_threads=False)
         total_bytes += table.nbytes
         _check_size(total_bytes, bytes_max)
-        yield _checked(table, columns)
+        yield _checked(table, wanted, names)
     if not announced:
-        yield _checked(file.read(columns=columns, use_threads=False), columns)
+        yield _checked(file.read(columns=wanted, use_threads=False), wanted, names)
 
 
-def _checked(table: pa.Table, columns: list[str] | None) -> pa.Table:
+def _checked(table: pa.Table, columns: list[str] | None, former: Mapping[str, str]) -> pa.Table:
     table.validate(full=True)
     if columns is not None and table.column_names != columns:
         raise ValueError(f"it has the columns {', '.join(table.column_names)}")
-    return table
+    if not former:
+        return table
+    current = {name: now for now, name in former.items()}
+    return table.rename_columns([current.get(name, name) for name in table.column_names])
 
 
 def _check_size(found: int, bytes_max: int) -> None:
@@ -154,9 +168,6 @@ def _bits(column: pa.ChunkedArray) -> pa.Array:
     return array.view(pa.int64()) if pa.types.is_float64(array.type) else array
 
 
-KEY, KEY_ENCODED = "key", "key_encoded"
-
-
 def identity_of(columns: Sequence[str]) -> str:
     """Return the column of a keyed field that identifies its keys."""
     return KEY_ENCODED if KEY_ENCODED in columns else KEY
@@ -177,4 +188,4 @@ def apply_changes(links: Sequence[pa.Table]) -> pa.Table:
     newer = newer.take(last.sort())  # of each key the last row
     is_stale = pc.is_in(oldest.column(identity), value_set=newer.column(identity))
     table = pa.concat_tables([oldest.filter(pc.invert(is_stale)), newer])
-    return table.filter(pc.invert(table.column("is_removed")))
+    return table.filter(pc.invert(table.column(IS_REMOVED)))

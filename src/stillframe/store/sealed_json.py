@@ -13,8 +13,9 @@ import msgspec
 from stillframe.durable_files import FILE_ADVICE, read_sealed_content
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS
+from stillframe.store import version_1
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format, which is in every sealed file."""
 
 SEALED_BYTES_MAX = 64 * 2**20
@@ -31,7 +32,10 @@ class _Format(msgspec.Struct):
 
 
 def seal(content: msgspec.Struct) -> bytes:
-    """Return the bytes of the sealed file with this content, if it is not ``TooLarge``."""
+    """Return the bytes of the sealed file with this content, if it is not ``TooLarge``. What
+    was read in an older format is written in this one."""
+    if getattr(content, "format", FORMAT) < FORMAT:
+        content = msgspec.structs.replace(content, format=FORMAT)
     encoded = msgspec.json.encode(content)
     digest = hashlib.sha256(encoded).hexdigest().encode()
     sealed = b'{"content":%b,"hash":"%b"}' % (encoded, digest)
@@ -57,6 +61,10 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) 
                 f"{path} has format {number}, and this version of Stillframe knows {FORMAT}: "
                 "use the version that wrote it, or a newer one"
             )
+        if number < FORMAT:
+            former = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            current = version_1.with_current_keys(former, kind.__struct_fields__)
+            content = msgspec.json.encode(current)
         return msgspec.json.decode(content, type=kind)
     except DECODING_ERRORS as error:
         raise Damaged(f"{path} does not hold what it should: {error}: {advice}") from error

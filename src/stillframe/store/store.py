@@ -52,7 +52,7 @@ from stillframe.store.manifest import (
     with_topology,
 )
 from stillframe.store.reader import StoreReader
-from stillframe.store.sealed_json import seal
+from stillframe.store.sealed_json import FORMAT, seal
 from stillframe.store.snapshot_directory import check_described, new_directory, write_full
 from stillframe.topology import Description
 
@@ -315,6 +315,10 @@ class Store(StoreReader):
             raise UsageError(
                 f"the store {self.path} is open for reading only: use Store.open_writer"
             )
+        if self._head.format != FORMAT:
+            # First of all: older releases refuse what is written from now on.
+            with self._writing:
+                self._put_head(msgspec.structs.replace(self._head, format=FORMAT))
 
     def _load_published(self) -> None:
         """Read what is published, and remove what a crashed writer left of it.

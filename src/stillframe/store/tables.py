@@ -7,8 +7,10 @@ field for queries with any reader of Parquet.
 A keyed field has a separate file for all processes of a class (`KeyedTable`), with a row for each
 key. The rows of a process are next to each other: keys that were set since the base snapshot, then
 keys that were removed; without a base, every key. Where the columns do not give a key or a value
-back exactly as it was recorded, another column holds its MessagePack (`key_encoded`,
-`value_encoded`).
+back exactly as it was recorded, another column holds its MessagePack (`_key_encoded`,
+`_value_encoded`).
+
+In tables with columns of fields, the columns of the store begin with `_`, which no field does.
 """
 
 import datetime
@@ -46,8 +48,17 @@ from stillframe.store.manifest import (
     table_name,
 )
 from stillframe.store.parquet import (
+    ENCODED,
+    IS_REMOVED,
     KEY,
     KEY_ENCODED,
+    KIND,
+    NUMBER,
+    PROCESS,
+    SNAPSHOT,
+    SOURCE,
+    TARGET,
+    VALUE_ENCODED,
     apply_changes,
     check_columns,
     read_parquet,
@@ -125,9 +136,9 @@ _CHANNELS_SCHEMA = pa.schema(
 )
 _RECORDED_SCHEMA = pa.schema(
     [
-        pa.field("process", pa.string()),
-        pa.field("kind", pa.string()),  # the name of its class
-        pa.field("encoded", pa.binary()),  # its fields, as they were recorded
+        pa.field(PROCESS, pa.string()),
+        pa.field(KIND, pa.string()),  # the name of its class
+        pa.field(ENCODED, pa.binary()),  # its fields, as they were recorded
     ]
 )
 _COUNT_MAX = 2**63 - 1
@@ -254,15 +265,15 @@ class KeyedTable:
         self._struct_decoder = (
             None if columns.layout == "value" else msgspec.msgpack.Decoder(list[row]).decode  # type: ignore[valid-type]
         )
-        self._queryable = ["process", KEY, *(column.name for column in columns.values)]
+        self._queryable = [PROCESS, KEY, *(column.name for column in columns.values)]
         self.schema = pa.schema(
             [
-                ("process", pa.dictionary(pa.int32(), pa.string())),
-                ("is_removed", pa.bool_()),
+                (PROCESS, pa.dictionary(pa.int32(), pa.string())),
+                (IS_REMOVED, pa.bool_()),
                 (KEY, ARROW_TYPES[columns.key]),
                 *(() if self._is_key_exact else [(KEY_ENCODED, pa.binary())]),
                 *((column.name, ARROW_TYPES[column.kind]) for column in columns.values),
-                *(() if self._is_value_exact else [("value_encoded", pa.binary())]),
+                *(() if self._is_value_exact else [(VALUE_ENCODED, pa.binary())]),
             ]
         )
         self.encodings = {
@@ -290,15 +301,15 @@ class KeyedTable:
     def of_snapshot(self, snapshot: str, tables: Sequence[pa.Table]) -> pa.Table:
         """Return rows, such as ``merged`` gives for each process, as the table of a snapshot."""
         table = pa.concat_tables([self.schema.empty_table(), *tables]).unify_dictionaries()
-        return table.add_column(0, "snapshot", repeated([(snapshot, table.num_rows)]))
+        return table.add_column(0, SNAPSHOT, repeated([(snapshot, table.num_rows)]))
 
     def read(self, content: bytes) -> dict[ProcessId, pa.Table]:
         """Return the rows in a file of this table, by process."""
-        table = read_parquet(content, self.schema.names, dictionaries=["process"])
-        check_columns(table, self.schema, filled={"process", "is_removed", self._identity})
+        table = read_parquet(content, self.schema.names, dictionaries=[PROCESS])
+        check_columns(table, self.schema, filled={PROCESS, IS_REMOVED, self._identity})
         table = table.unify_dictionaries()
         found: dict[ProcessId, list[pa.Table]] = {}
-        for process, first, end in _runs(table.column("process")):
+        for process, first, end in _runs(table.column(PROCESS)):
             found.setdefault(process, []).append(table.slice(first, end - first))
         return {process: pa.concat_tables(tables) for process, tables in found.items()}
 
@@ -314,21 +325,21 @@ class KeyedTable:
             keys, values = table.column(KEY).to_pylist(), self._plain_values(table)
             encoded: bytes = _encode(dict(zip(keys, values, strict=True)))
             return encoded
-        pairs = zip(self._raw(table, "key"), self._raw(table, "value"), strict=True)
+        pairs = zip(self._raw_keys(table), self._raw_values(table), strict=True)
         header: bytes = bytes([_MAP32]) + table.num_rows.to_bytes(4, "big")
         return header + b"".join(itertools.chain.from_iterable(pairs))
 
     def change(self, table: pa.Table) -> KeyedChange:
         """Return the rows of one process as it recorded them."""
-        removed = table.filter(table.column("is_removed"))
-        kept = table.filter(pc.invert(table.column("is_removed")))
-        keys, values = (encode_array(self._raw(kept, name)) for name in ("key", "value"))
+        removed = table.filter(table.column(IS_REMOVED))
+        kept = table.filter(pc.invert(table.column(IS_REMOVED)))
+        keys, values = encode_array(self._raw_keys(kept)), encode_array(self._raw_values(kept))
         rows = (KeyedRows(kept.num_rows, keys, values),) if kept.num_rows else ()
-        return KeyedChange(rows, removed.num_rows, encode_array(self._raw(removed, "key")))
+        return KeyedChange(rows, removed.num_rows, encode_array(self._raw_keys(removed)))
 
     def queryable(self, table: pa.Table) -> pa.Table:
         """Return the columns for queries."""
-        return table.select(["snapshot", *self._queryable])
+        return table.select([SNAPSHOT, *self._queryable])
 
     def repeated_key(self, table: pa.Table) -> str | None:
         """Return a key that occurs twice in the rows of one process, if any."""
@@ -339,21 +350,24 @@ class KeyedTable:
     def _plain_values(self, table: pa.Table) -> list[Any]:
         if self._is_value_exact:
             return list(table.column(self._values[0].name).to_pylist())
-        return list(map(msgspec.Raw, table.column("value_encoded").to_pylist()))
+        return list(map(msgspec.Raw, table.column(VALUE_ENCODED).to_pylist()))
 
-    def _raw(self, table: pa.Table, what: str) -> list[bytes]:
-        """Return the keys or the values, each as MessagePack."""
-        is_exact = self._is_key_exact if what == "key" else self._is_value_exact
-        if is_exact:
-            return list(map(_encode, table.column(what).to_pylist()))
-        return list(table.column(f"{what}_encoded").to_pylist())
+    def _raw_keys(self, table: pa.Table) -> list[bytes]:
+        """Return the keys, each as MessagePack."""
+        keys = table.column(self._identity).to_pylist()
+        return list(map(_encode, keys)) if self._is_key_exact else keys
+
+    def _raw_values(self, table: pa.Table) -> list[bytes]:
+        if self._is_value_exact:
+            return list(map(_encode, self._plain_values(table)))
+        return list(table.column(VALUE_ENCODED).to_pylist())
 
     def _table(
         self, process: ProcessId, count: int, columns: dict[str, pa.Array], *, is_removed: bool
     ) -> pa.Table:
         """Return rows of a process; the columns of values are empty unless they are given."""
-        columns["process"] = repeated([(process, count)])
-        columns["is_removed"] = pa.repeat(pa.scalar(is_removed), count)
+        columns[PROCESS] = repeated([(process, count)])
+        columns[IS_REMOVED] = pa.repeat(pa.scalar(is_removed), count)
         arrays = [
             columns[field.name] if field.name in columns else pa.nulls(count, field.type)
             for field in self.schema
@@ -380,7 +394,7 @@ class KeyedTable:
                 values = list(map(operator.attrgetter(column.name), items))
             columns[column.name] = to_array(column, values, named)
         if not self._is_value_exact:
-            columns["value_encoded"] = _raw_array(rows.values)
+            columns[VALUE_ENCODED] = _raw_array(rows.values)
         return columns
 
 
@@ -492,7 +506,7 @@ class Tables:
                 _struct_of(
                     kind,
                     columns,
-                    namespace={**absent, "kind": index},
+                    namespace={**absent, KIND: index},
                     tag=kind,
                     array_like=True,
                     forbid_unknown_fields=True,
@@ -550,10 +564,10 @@ class Tables:
             return f"snapshot {snapshot}, process {states[index].process} ({states[index].kind})"
 
         columns = {
-            "snapshot": repeated([(snapshot, len(states))]),
-            "process": pa.array([state.process for state in states], pa.string()),
-            "kind": pa.array([state.kind for state in states], pa.string()),
-            "encoded": pa.array([state.encoded for state in states], pa.binary()),
+            SNAPSHOT: repeated([(snapshot, len(states))]),
+            PROCESS: pa.array([state.process for state in states], pa.string()),
+            KIND: pa.array([state.kind for state in states], pa.string()),
+            ENCODED: pa.array([state.encoded for state in states], pa.binary()),
         }
         for column in self._state_columns:
             values = [of_one.get(column.name) for of_one in fields]
@@ -577,12 +591,12 @@ class Tables:
             return f"snapshot {snapshot}"
 
         columns = {
-            "snapshot": repeated([(snapshot, len(messages))]),
-            "source": repeated([(channel.source, count) for channel, count in counts]),
-            "target": repeated([(channel.target, count) for channel, count in counts]),
-            "number": pa.array(list(itertools.chain.from_iterable(numbers)), pa.int64()),
-            "kind": pa.DictionaryArray.from_arrays(
-                pa.array(list(map(operator.attrgetter("kind"), messages)), pa.int32()),
+            SNAPSHOT: repeated([(snapshot, len(messages))]),
+            SOURCE: repeated([(channel.source, count) for channel, count in counts]),
+            TARGET: repeated([(channel.target, count) for channel, count in counts]),
+            NUMBER: pa.array(list(itertools.chain.from_iterable(numbers)), pa.int64()),
+            KIND: pa.DictionaryArray.from_arrays(
+                pa.array(list(map(operator.attrgetter(KIND), messages)), pa.int32()),
                 pa.array(list(self.description.messages), pa.string()),
             ),
         }
