@@ -55,7 +55,7 @@ PHRASES = re.compile(
 
 PHRASES_MAX = {
     "README": 6,
-    "docs": 127,
+    "docs": 10,
     "messages": 52,
     "pages": 1,
     "docstrings": 97,
