@@ -1,4 +1,4 @@
-"""``spark assemble``: what became of each snapshot, in a table and in JSON."""
+"""``store assemble``: what became of each snapshot, in a table and in JSON."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_whole_incomplete_and_wrong_ones_are_told_apart(call: Call, tmp_path: Pa
     snapshots = [bank.snapshot(number) for number in (1, 2, 3)]
     parts, out = tmp_path / "parts", tmp_path / "out"
     write_fragments(parts, bank.TOPOLOGY.description, snapshots, change=lacking)
-    result = call("spark", "assemble", parts, "--out", out, *HERE)
+    result = call("store", "assemble", parts, "--out", out, *HERE)
     assert result.exit_code == 1, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["P1-1", "1", "consistent", "3"] in lines
@@ -49,7 +49,7 @@ def test_whole_incomplete_and_wrong_ones_are_told_apart(call: Call, tmp_path: Pa
         change=lambda fragment: fragment if fragment.state.process == "P3" else None,
         times=lambda snapshot, process: (0.5, 30.0),
     )
-    result = call("spark", "assemble", parts, "--out", out, "--timeout", "20s", *HERE, "--json")
+    result = call("store", "assemble", parts, "--out", out, "--timeout", "20s", *HERE, "--json")
     assert result.exit_code == 1
     found = {row["snapshot"]: row for row in json.loads(result.stdout)["snapshots"]}
     assert found.keys() == {"P1-2", "P1-3"}
@@ -61,12 +61,12 @@ def test_whole_incomplete_and_wrong_ones_are_told_apart(call: Call, tmp_path: Pa
 def test_wrong_input_is_named_before_spark_starts(call: Call, tmp_path: Path) -> None:
     """Something else than fragments, or nothing; exit 2, and nothing is made."""
     out = tmp_path / "out"
-    result = call("spark", "assemble", tmp_path / "nowhere", "--out", out)
+    result = call("store", "assemble", tmp_path / "nowhere", "--out", out)
     assert (result.exit_code, "holds no fragments" in result.stderr) == (2, True)
     (tmp_path / "something").mkdir()
-    result = call("spark", "assemble", tmp_path, "--out", out)
+    result = call("store", "assemble", tmp_path, "--out", out)
     assert result.exit_code == 2
     assert "holds what is no fragment" in result.stderr
-    result = call("spark", "assemble", tmp_path, "--out", out, "--timeout", "soon")
+    result = call("store", "assemble", tmp_path, "--out", out, "--timeout", "soon")
     assert (result.exit_code, "--timeout 'soon' is no duration" in result.stderr) == (2, True)
     assert not out.exists()

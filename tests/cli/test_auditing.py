@@ -1,4 +1,4 @@
-"""``spark audit``: the verdict as an exit code, a table that is capped, and JSON."""
+"""``store audit``: the verdict as an exit code, a table that is capped, and JSON."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_good_store_is_a_yes_with_a_capped_table(
 ) -> None:
     """20 of 30 rows are shown, which is said."""
     pretend(monkeypatch, wrong=None)
-    result = call("spark", "audit", "store")
+    result = call("store", "audit", "store")
     assert result.exit_code == 0
     assert result.stdout.count("sound") == 20
     assert "and 10 more snapshots (--json has all)" in result.stderr
@@ -48,7 +48,7 @@ def test_a_good_store_is_a_yes_with_a_capped_table(
 def test_what_is_wrong_comes_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cap never hides the snapshot that is wrong; exit 1."""
     pretend(monkeypatch, wrong=30)
-    result = call("spark", "audit", "store")
+    result = call("store", "audit", "store")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[2].startswith("A-30       channel A->B: 5 sent")
     assert "no: the verdict of Spark" in result.stderr
@@ -57,7 +57,7 @@ def test_what_is_wrong_comes_first(call: Call, monkeypatch: pytest.MonkeyPatch) 
 def test_json_has_every_snapshot(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """One document, nothing capped."""
     pretend(monkeypatch, wrong=30)
-    result = call("spark", "audit", "store", "--json")
+    result = call("store", "audit", "store", "--json")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["ok"], len(found["snapshots"])) == (1, False, 30)
     assert found["snapshots"][29]["contradiction"] == "channel A->B: 5 sent"
@@ -70,7 +70,7 @@ def test_without_spark_it_says_what_to_install(call: Call, monkeypatch: pytest.M
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
     monkeypatch.setattr(analytics, "audit_store", unavailable)
-    result = call("spark", "audit", "store")
+    result = call("store", "audit", "store")
     assert result.exit_code == 2
     assert result.stderr.endswith(
         "Error: PySpark is not installed: pip install 'stillframe[spark]'\n"
@@ -84,7 +84,7 @@ def test_a_damaged_store_is_a_no(call: Call, monkeypatch: pytest.MonkeyPatch) ->
         raise Damaged("store.json was changed since it was written")
 
     monkeypatch.setattr(analytics, "audit_store", damaged)
-    result = call("spark", "audit", "store", "--json")
+    result = call("store", "audit", "store", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert (found["ok"], found["snapshots"]) == (False, [])
@@ -99,9 +99,9 @@ def test_spark_agrees_about_a_real_store(
 ) -> None:
     """The sums of A-1 and A-2 are equal and A-3 has a coin too many: exit 1, and it is named."""
     sums = ("--states", "sum(balance)", "--messages", "sum(amount)")
-    result = call("spark", "audit", money, *sums, "--json")
+    result = call("store", "audit", money, *sums, "--json")
     assert result.exit_code == 1
     assert "no: snapshot A-3" in result.stderr
     pretend(monkeypatch, wrong=None)
-    canned = call("spark", "audit", "store", "--json")
+    canned = call("store", "audit", "store", "--json")
     same_shape(json.loads(canned.stdout), json.loads(result.stdout))

@@ -1,4 +1,4 @@
-"""``stillframe cuts``: how many there are, where a predicate holds, what breaks one, and what
+"""``stillframe trace cuts``: how many there are, where a predicate holds, what breaks one, and what
 happened before an event."""
 
 import json
@@ -35,7 +35,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_consistent_cut_is_a_yes(call: Call, trace: Path) -> None:
     """With what is in transit across it; processes that are left out have done nothing."""
-    result = call("cuts", trace, "--cut", "P1=1")
+    result = call("trace", "cuts", trace, "--cut", "P1=1")
     assert result.exit_code == 0
     assert [line.split() for line in result.stdout.splitlines()[-2:]] == [
         ["P1", "1", "2"],
@@ -45,7 +45,7 @@ def test_a_consistent_cut_is_a_yes(call: Call, trace: Path) -> None:
         "in transit on P1->P2: 1 message",
         "yes: the cut is consistent",
     ]
-    assert json.loads(call("cuts", trace, "--cut", "P1=2, P2=1", "--json").stdout) == {
+    assert json.loads(call("trace", "cuts", trace, "--cut", "P1=2, P2=1", "--json").stdout) == {
         "is_consistent": True,
         "cut": {"P1": 2, "P2": 1},
         "in_transit": {"P1->P2": 1},
@@ -60,8 +60,8 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
     """A message that taught its receiver nothing is in no clock: no count is presented as exact."""
     log, trace = tmp_path / "a.log", tmp_path / "a.trace"
     log.write_text('ask\na {"a":1}\nanswer\nb {"a":1, "b":1}\n', encoding="utf-8")
-    assert call("import", log, "--out", trace).exit_code == 0
-    assert call("cuts", trace, "--cut", "a=1").stderr.splitlines() == [
+    assert call("trace", "import", log, "--out", trace).exit_code == 0
+    assert call("trace", "cuts", trace, "--cut", "a=1").stderr.splitlines() == [
         "in transit on a->b: at least 1 message",
         (
             "the log states no messages, and its clocks show none that taught its receiver "
@@ -69,7 +69,7 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
         ),
         "yes: the cut is consistent",
     ]
-    document = json.loads(call("cuts", trace, "--cut", "a=1", "--json").stdout)
+    document = json.loads(call("trace", "cuts", trace, "--cut", "a=1", "--json").stdout)
     assert document["is_in_transit_exact"] is False
     result = call("view", trace, "--cut", "a=1", "--out", tmp_path / "a.svg")
     assert "cut: consistent, with at least 1 message in transit" in result.stderr.splitlines()
@@ -83,7 +83,7 @@ def test_an_inconsistent_cut_is_a_no_with_the_message_that_breaks_it(
     call: Call, trace: Path
 ) -> None:
     """Exit 1; where the message is accepted and where it is sent."""
-    result = call("cuts", trace, "--cut", "P2=1", "--json")
+    result = call("trace", "cuts", trace, "--cut", "P2=1", "--json")
     assert result.exit_code == 1
     assert result.stderr.startswith(
         "no: the cut P1=0, P2=1 is not consistent: message P1->P2 #1 is accepted inside, in event "
@@ -96,7 +96,7 @@ def test_an_inconsistent_cut_is_a_no_with_the_message_that_breaks_it(
 
 def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> None:
     """What happened before an event, itself with it, is the least consistent cut that has it."""
-    result = call("cuts", trace, "--before", "P2#1", "--json")
+    result = call("trace", "cuts", trace, "--before", "P2#1", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
         "event": "P2#1",
@@ -139,7 +139,7 @@ def test_a_wrong_question_says_why(
     call: Call, trace: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     """Exit 2 and a sentence."""
-    result = call("cuts", trace, *options)
+    result = call("trace", "cuts", trace, *options)
     assert result.exit_code == 2
     assert sentence in result.stderr
 
@@ -201,14 +201,14 @@ def printing(view: CutView) -> bool:
 
 def test_what_a_predicate_prints_is_no_data(call: Call, trace: Path) -> None:
     """It goes to stderr."""
-    result = call("cuts", trace, "--where", f"{__name__}:printing", "--json")
+    result = call("trace", "cuts", trace, "--where", f"{__name__}:printing", "--json")
     assert json.loads(result.stdout)["holding_count"] == 4
     assert "asked (0, 0)\n" in result.stderr
 
 
 def test_a_predicate_is_counted(call: Call, trace: Path) -> None:
     """In how many cuts it holds, the first of them, and whether it held whatever the order was."""
-    result = call("cuts", trace, "--where", f"{__name__}:answered", "--json")
+    result = call("trace", "cuts", trace, "--where", f"{__name__}:answered", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
         "consistent_cut_count": 4,
@@ -229,7 +229,7 @@ def test_a_predicate_may_hold_in_some_orders_only(call: Call, tmp_path: Path) ->
     """Two that never talk: one can be first, but need not."""
     path = tmp_path / "a.trace"
     tracefile.write(path, Trace(["P1", "P3"], [Event("P1"), Event("P3")]))
-    result = call("cuts", path, "--where", f"{__name__}:alone")
+    result = call("trace", "cuts", path, "--where", f"{__name__}:alone")
     assert result.exit_code == 0
     assert "it holds in 1 of 4 consistent cuts" in result.stderr
     assert "possibly: in some orders of the events it never held" in result.stderr
@@ -237,7 +237,7 @@ def test_a_predicate_may_hold_in_some_orders_only(call: Call, tmp_path: Path) ->
 
 def test_a_predicate_that_never_holds_is_a_no(call: Call, trace: Path) -> None:
     """Exit 1, for people and as JSON."""
-    result = call("cuts", trace, "--where", f"{__name__}:never", "--json")
+    result = call("trace", "cuts", trace, "--where", f"{__name__}:never", "--json")
     assert result.exit_code == 1
     assert result.stderr == "no: it holds in none of 4 consistent cuts\n"
     answer = json.loads(result.stdout)
@@ -248,11 +248,11 @@ def test_cuts_are_counted_up_to_a_bound(
     call: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exactly, or that there are more."""
-    result = call("cuts", trace)
+    result = call("trace", "cuts", trace)
     assert result.stdout.splitlines()[-1].split() == ["2", "3", "3", "4"]
     monkeypatch.setattr(trace_commands, "COUNTED_MAX", 3)
-    assert call("cuts", trace).stdout.rstrip().endswith("more than 3")
-    assert json.loads(call("cuts", trace, "--json").stdout)["consistent_cut_count"] is None
+    assert call("trace", "cuts", trace).stdout.rstrip().endswith("more than 3")
+    assert json.loads(call("trace", "cuts", trace, "--json").stdout)["consistent_cut_count"] is None
 
 
 def test_too_many_cuts_are_not_asked_at(
@@ -260,6 +260,6 @@ def test_too_many_cuts_are_not_asked_at(
 ) -> None:
     """Rather than never to end, it says so."""
     monkeypatch.setattr(trace_commands, "SEARCHED_MAX", 3)
-    result = call("cuts", trace, "--where", f"{__name__}:never")
+    result = call("trace", "cuts", trace, "--where", f"{__name__}:never")
     assert result.exit_code == 2
     assert "more than 3 consistent cuts, too many to ask at each" in result.stderr

@@ -1,4 +1,4 @@
-"""``stillframe explore``: every interleaving of a small system."""
+"""``stillframe sim explore``: every interleaving of a small system."""
 
 import json
 
@@ -17,7 +17,7 @@ def figures(document: dict[str, int]) -> tuple[int, ...]:
 
 def test_two_accounts_are_explored_by_default(call: Call) -> None:
     """Four figures on stdout; on stderr what always held and what was seen."""
-    result = call("explore")
+    result = call("sim", "explore")
     assert result.exit_code == 0
     assert [line.rsplit(None, 1) for line in result.stdout.splitlines()[2:]] == [
         ["global states", "63"],
@@ -37,7 +37,7 @@ def test_two_accounts_are_explored_by_default(call: Call) -> None:
 
 def test_as_json_there_are_the_same_figures(call: Call) -> None:
     """And the shortest run to what was seen."""
-    result = call("explore", "--json")
+    result = call("sim", "explore", "--json")
     document = json.loads(result.stdout)
     assert (document["is_kept"], document["broken"]) == (True, {})
     assert figures(document) == (63, 103, 16, 102)
@@ -54,18 +54,30 @@ def test_as_json_there_are_the_same_figures(call: Call) -> None:
 def test_acts_say_how_much_happens(call: Call) -> None:
     """For the processes that are named; several times adds up."""
     document = json.loads(
-        call("explore", "--acts", "P1=pay,pay", "--acts", "P2=pay", "--json").stdout
+        call("sim", "explore", "--acts", "P1=pay,pay", "--acts", "P2=pay", "--json").stdout
     )
     assert figures(document) == (153, 377, 50, 944)
-    again = call("explore", "--acts", "P1=pay", "--acts", "P2=pay", "--acts", "P1=pay", "--json")
+    again = call(
+        "sim", "explore", "--acts", "P1=pay", "--acts", "P2=pay", "--acts", "P1=pay", "--json"
+    )
     assert figures(json.loads(again.stdout)) == (153, 377, 50, 944)
-    silent = json.loads(call("explore", "--acts", "P1=", "--json").stdout)
+    silent = json.loads(call("sim", "explore", "--acts", "P1=", "--json").stdout)
     assert figures(silent) == (4, 4, 1, 1)
 
 
 def test_two_initiators_make_two_snapshots(call: Call) -> None:
     """Of the same process, too; they overlap."""
-    arguments = ("explore", "--initiator", "P1", "--initiator", "P2", "--acts", "P1=pay", "--json")
+    arguments = (
+        "sim",
+        "explore",
+        "--initiator",
+        "P1",
+        "--initiator",
+        "P2",
+        "--acts",
+        "P1=pay",
+        "--json",
+    )
     document = json.loads(call(*arguments).stdout)
     assert figures(document) == (95, 130, 16, 173)
     overlap = document["seen"]["two snapshots were under way at once"]
@@ -73,7 +85,7 @@ def test_two_initiators_make_two_snapshots(call: Call) -> None:
         "what": "P1-1, P2-2 are under way",
         "run": ["P1 initiates P1-1", "P2 initiates P2-2"],
     }
-    twice = ("explore", "--initiator", "P1", "--initiator", "P1", "--acts", "P1=", "--json")
+    twice = ("sim", "explore", "--initiator", "P1", "--initiator", "P1", "--acts", "P1=", "--json")
     document = json.loads(call(*twice).stdout)
     assert document["is_kept"] is True
     assert "two snapshots were under way at once" in document["seen"]
@@ -81,7 +93,7 @@ def test_two_initiators_make_two_snapshots(call: Call) -> None:
 
 def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Call) -> None:
     """Exit 1: the inconsistent cut, and choice by choice how to get there."""
-    result = call("explore", "--network", "reordering")
+    result = call("sim", "explore", "--network", "reordering")
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     begin = lines.index("no: every cut is consistent")
@@ -93,7 +105,7 @@ def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Ca
         "    deliver P1->P2 at 1",
         "    deliver P1->P2",
     ]
-    as_json = call("explore", "--network", "reordering", "--json")
+    as_json = call("sim", "explore", "--network", "reordering", "--json")
     assert as_json.exit_code == 1
     document = json.loads(as_json.stdout)
     assert document["is_kept"] is False
@@ -102,7 +114,7 @@ def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Ca
 
 def test_where_order_is_not_kept_colours_are_a_yes(call: Call) -> None:
     """Lai and Yang's rules do not need it."""
-    result = call("explore", "--network", "reordering", "--rules", "lai-yang")
+    result = call("sim", "explore", "--network", "reordering", "--rules", "lai-yang")
     assert result.exit_code == 0
     assert "yes: every cut is consistent\n" in result.stderr
     assert "no:" not in result.stderr
@@ -110,7 +122,7 @@ def test_where_order_is_not_kept_colours_are_a_yes(call: Call) -> None:
 
 def test_where_messages_are_lost_a_snapshot_may_never_end(call: Call) -> None:
     """Exit 1, and only that promise is broken."""
-    result = call("explore", "--network", "lossy", "--json")
+    result = call("sim", "explore", "--network", "lossy", "--json")
     assert result.exit_code == 1
     broken = json.loads(result.stdout)["broken"]
     assert broken == {
@@ -124,20 +136,20 @@ def test_where_messages_are_lost_a_snapshot_may_never_end(call: Call) -> None:
 @pytest.mark.parametrize("first", ["P1", "P2"])
 def test_on_a_chain_as_many_initiate_as_it_takes(call: Call, first: str) -> None:
     """From its end, too: the search ends, and every snapshot is published."""
-    result = call("explore", f"{HERE}:chain", "--initiator", first, "--json")
+    result = call("sim", "explore", f"{HERE}:chain", "--initiator", first, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["broken"] == {}
 
 
 def test_a_system_of_ones_own_does_each_action_once(call: Call) -> None:
     """As two accounts do that each pay once."""
-    document = json.loads(call("explore", f"{HERE}:talkers", "--json").stdout)
+    document = json.loads(call("sim", "explore", f"{HERE}:talkers", "--json").stdout)
     assert figures(document)[1:] == (103, 16, 102)
 
 
 def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
     """The shortest run is one action and its message."""
-    result = call("explore", f"{HERE}:dicey")
+    result = call("sim", "explore", f"{HERE}:dicey")
     assert result.exit_code == 1
     assert "no: every promise is kept\n" in result.stderr
     assert "    P1 does talk\n    deliver P1->P2\n" in result.stderr
@@ -161,7 +173,7 @@ def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
 )
 def test_wrong_arguments_say_what_is_right(call: Call, arguments: list[str], says: str) -> None:
     """Exit 2 and a sentence, in which nothing writes on the terminal."""
-    result = call("explore", *arguments)
+    result = call("sim", "explore", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in " ".join(result.stderr.split())
     assert "\x1b" not in result.stderr
@@ -169,7 +181,7 @@ def test_wrong_arguments_say_what_is_right(call: Call, arguments: list[str], say
 
 def test_a_process_that_draws_from_chance_cannot_be_explored(call: Call) -> None:
     """Done again it does something else: that is said, with what to do."""
-    result = call("explore", "tests.cli.systems_for_sim:erratic", "--acts", "P1=talk")
+    result = call("sim", "explore", "tests.cli.systems_for_sim:erratic", "--acts", "P1=talk")
     assert result.exit_code == 2
     assert "done again, the same choices come to something else" in result.stderr
     assert "let it draw chance from a recorded field" in result.stderr

@@ -1,4 +1,4 @@
-"""``spark follow``: a line for each verdict as it comes, the exit code, and how it is ended."""
+"""``store follow``: a line for each verdict as it comes, the exit code, and how it is ended."""
 
 import errno
 import json
@@ -129,7 +129,7 @@ def test_only_a_checkpoint_is_kept(
     monkeypatch.setattr(follow, "spark_session", mock.Mock())
     monkeypatch.setattr(source, "follow", lambda *_, **__: frame)
     monkeypatch.setattr(follow, "_wait", waited)
-    result = call("spark", "follow", money, *checkpoint)
+    result = call("store", "follow", money, *checkpoint)
     assert (result.exit_code, result.stderr) == (0, "yes: 0 snapshots\n")
     assert writer.option.called == bool(checkpoint)
     started = writer.option.return_value if checkpoint else writer
@@ -142,7 +142,7 @@ def test_ctrl_c_while_spark_starts_is_an_end(
     """Nothing is asked of it any more."""
     asked = mock.Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(follow, "spark_session", asked)
-    result = call("spark", "follow", money)
+    result = call("store", "follow", money)
     assert (result.exit_code, result.output) == (0, "")
 
 
@@ -173,7 +173,7 @@ def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
         put(row)
 
     monkeypatch.setattr(follow, "_wait", judge_what_is_there)
-    command = ("spark", "follow", money, "--checkpoint", tmp_path / "checkpoint", "--json", *HERE)
+    command = ("store", "follow", money, "--checkpoint", tmp_path / "checkpoint", "--json", *HERE)
     monkeypatch.setattr(output, "put_json", put_two)
     full = call(*command)
     assert (full.exit_code, full.stdout) == (2, "")
@@ -202,11 +202,11 @@ def test_what_is_missing_is_named_before_spark_starts(
     """A store, an event log, and lengths of time."""
     for arguments, named in (
         ((tmp_path / "nowhere",), "does not exist"),
-        ((money, "--log", tmp_path / "nowhere"), "nowhere"),
+        ((money, "--event-log", tmp_path / "nowhere"), "nowhere"),
         ((money, "--timeout", "long"), "--timeout 'long' is no duration"),
-        ((money, "--for", "0"), "--for '0' is no duration"),
+        ((money, "--duration", "0"), "--duration '0' is no duration"),
     ):
-        result = call("spark", "follow", *arguments)
+        result = call("store", "follow", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
         assert named in result.stderr
 
@@ -220,7 +220,7 @@ def test_without_spark_it_says_what_to_install(
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
     monkeypatch.setattr(follow, "spark_session", unavailable)
-    result = call("spark", "follow", money)
+    result = call("store", "follow", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr
 
@@ -300,7 +300,7 @@ class Follower:
         self._words = checkpoint.with_name("words").open("w+", encoding="utf-8")
         options = ("--checkpoint", str(checkpoint), "--json", *HERE)
         self.process = subprocess.Popen(
-            [*(sys.executable, "-m", "stillframe", "spark", "follow", str(store)), *options],
+            [*(sys.executable, "-m", "stillframe", "store", "follow", str(store)), *options],
             stdout=subprocess.PIPE,
             stderr=self._words,
             text=True,
@@ -391,7 +391,7 @@ def test_ctrl_c_ends_it_while_it_judges(
         assert follower.words().strip() == "yes: 0 snapshots"
     file.release()
     monkeypatch.setattr(follow, "_wait", judge_what_is_there)
-    again = call("spark", "follow", money, "--checkpoint", checkpoint, "--json", *HERE)
+    again = call("store", "follow", money, "--checkpoint", checkpoint, "--json", *HERE)
     assert [row["snapshot"] for row in rows_of(again)] == ["A-1", "A-2", "A-3"]
 
 

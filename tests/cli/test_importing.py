@@ -1,4 +1,4 @@
-"""``stillframe import``: yes, no with line and host, or what is wrong with the request."""
+"""``stillframe trace import``: yes, no with line and host, or what is wrong with the request."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> Path:
 def test_a_log_becomes_a_trace_file(call: Call, log: Path) -> None:
     """What was found is data, what was renamed and where it went is said."""
     out = log.with_name("a.trace")
-    result = call("import", log, "--out", out)
+    result = call("trace", "import", log, "--out", out)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1].split() == ["1", "2", "2", "1", "unknown"]
     assert result.stderr.splitlines() == [
@@ -41,7 +41,7 @@ def test_a_contradiction_is_a_no(call: Call, log: Path) -> None:
     """Exit 1, with line and host on stderr, and as JSON if that is wanted; no file is written."""
     log.write_text(LOG + 'lost\nb {"42[main]":1, "b":3}\n', encoding="utf-8")
     out = log.with_name("a.trace")
-    result = call("import", log, "--out", out, "--json")
+    result = call("trace", "import", log, "--out", out, "--json")
     assert result.exit_code == 1
     answer = json.loads(result.stdout)
     assert answer["is_consistent"] is False
@@ -54,7 +54,7 @@ def test_several_executions_get_numbers(call: Call, log: Path) -> None:
     """Each has a file of its own, unless one is chosen."""
     log.write_text(f"== x\n{LOG}== y\n{LOG}\nnoise\n", encoding="utf-8")
     out = log.with_name("a.trace")
-    options = ("import", log, "--delimiter", "^== (?<trace>.*)$", "--out", out, "--json")
+    options = ("trace", "import", log, "--delimiter", "^== (?<trace>.*)$", "--out", out, "--json")
     answer = json.loads(call(*options).stdout)
     assert [(row["number"], row["label"], row["file"]) for row in answer["executions"]] == [
         (1, "x", str(log.with_name("a-1.trace"))),
@@ -77,7 +77,7 @@ def test_several_logs_are_one_execution(call: Call, tmp_path: Path) -> None:
     one, other = tmp_path / "a.log", tmp_path / "b.log"
     one.write_text('9 a {"a":1}\nask\n8 a {"a":2}\nwait\n', encoding="utf-8")
     other.write_text('b {"a":1, "b":1}\nanswer\n', encoding="utf-8")
-    result = call("import", one, other, "--out", tmp_path / "both.trace")
+    result = call("trace", "import", one, other, "--out", tmp_path / "both.trace")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1].split() == ["1", "2", "3", "1", "unknown"]
     warning = (
@@ -85,12 +85,12 @@ def test_several_logs_are_one_execution(call: Call, tmp_path: Path) -> None:
         "happened after line 1"
     )
     assert result.stderr.splitlines()[0] == f"warning: {warning}"
-    (row,) = json.loads(call("import", one, other, "--json").stdout)["executions"]
+    (row,) = json.loads(call("trace", "import", one, other, "--json").stdout)["executions"]
     assert row["warnings"] == [warning]
-    wrong = call("import", one, other, "--out", other)
+    wrong = call("trace", "import", one, other, "--out", other)
     assert wrong.exit_code == 2
     assert "from which it would be made" in wrong.stderr
-    assert "is an address" in call("import", one, "s3://bucket/b.log").stderr
+    assert "is an address" in call("trace", "import", one, "s3://bucket/b.log").stderr
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
         '{"N": 1}\n{"event": "<", "node": "a", "pkt": {"snd": "a", "vc": {"a": 1}}}\n',
         encoding="utf-8",
     )
-    result = call("import", path, *options)
+    result = call("trace", "import", path, *options)
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "1 line passed over: no event there",
@@ -127,7 +127,7 @@ def test_a_wrong_request_says_why(
     call: Call, log: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     """Exit 2 and a sentence."""
-    result = call("import", log, *options)
+    result = call("trace", "import", log, *options)
     assert result.exit_code == 2
     assert sentence in result.stderr
     assert result.stderr.startswith("Error: ")
@@ -137,9 +137,9 @@ def test_many_new_names_are_not_all_said(call: Call, tmp_path: Path) -> None:
     """Some, and how many more; JSON has them all."""
     path = tmp_path / "a.log"
     path.write_text("".join(f'x\n{n} {{"{n}": 1}}\n' for n in range(8)), encoding="utf-8")
-    result = call("import", path)
+    result = call("trace", "import", path)
     assert "host '4' is process P4\nand 3 other hosts renamed: see --json\n" in result.stderr
-    (row,) = json.loads(call("import", path, "--json").stdout)["executions"]
+    (row,) = json.loads(call("trace", "import", path, "--json").stdout)["executions"]
     assert len(row["hosts"]) == 8
 
 
@@ -155,7 +155,7 @@ def test_a_log_is_not_overwritten_by_its_trace(
         ("-", "'-' is no file"),
         ("/dev/null", "is no regular file"),
     ):
-        result = call("import", log, "--out", out)
+        result = call("trace", "import", log, "--out", out)
         assert result.exit_code == 2
         assert sentence in result.stderr
     assert log.read_text(encoding="utf-8") == LOG
@@ -163,5 +163,5 @@ def test_a_log_is_not_overwritten_by_its_trace(
 
 def test_what_is_in_transit_is_known_only_where_messages_are_stated(call: Call, log: Path) -> None:
     """JSON says null."""
-    (row,) = json.loads(call("import", log, "--json").stdout)["executions"]
+    (row,) = json.loads(call("trace", "import", log, "--json").stdout)["executions"]
     assert row["in_transit_count"] is None

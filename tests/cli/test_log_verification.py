@@ -1,4 +1,4 @@
-"""``spark verify``: verdicts from an event log, with the first message that contradicts."""
+"""``log verify``: verdicts from an event log, with the first message that contradicts."""
 
 import json
 import random
@@ -90,7 +90,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 def test_what_is_wrong_comes_first(call: Call, log: Path, find: Find) -> None:
     """Exit 1, and in which events the message was sent and accepted that contradicts."""
     find(verdict("A-1", 1), verdict(None, 1), verdict("A-1", 2, message_count=1000) | WRONG)
-    result = call("spark", "verify", log)
+    result = call("log", "verify", log)
     assert result.exit_code == 1, result.output
     assert result.stderr == (
         "no: snapshot A-1: channel A->B, message 2: accepted inside the cut, not sent inside it "
@@ -106,11 +106,11 @@ def test_what_is_wrong_comes_first(call: Call, log: Path, find: Find) -> None:
 def test_a_good_log_is_a_yes_with_a_capped_table(call: Call, log: Path, find: Find) -> None:
     """20 of 31 rows are shown, which is said; JSON has all."""
     find(*(verdict(f"A-{number}", 1) for number in range(1, 31)), verdict(None, 1))
-    result = call("spark", "verify", log, "--epoch", "1")
+    result = call("log", "verify", log, "--epoch", "1")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("consistent") == 20
     assert result.stderr == "and 11 more rows (--json has all)\nyes: 30 snapshots consistent\n"
-    found = json.loads(call("spark", "verify", log, "--epoch", "1", "--json").stdout)
+    found = json.loads(call("log", "verify", log, "--epoch", "1", "--json").stdout)
     assert (found["ok"], len(found["snapshots"])) == (True, 31)
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
     path = money / "snapshots" / "A-2" / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
     find(verdict("A-1", 2), verdict(None, 2))
-    result = call("spark", "verify", log, "--store", money, "--epoch", "2", "--json")
+    result = call("log", "verify", log, "--store", money, "--epoch", "2", "--json")
     assert result.exit_code == 1, result.output
     assert "A-2/manifest.json was changed" in result.stderr
     found = json.loads(result.stdout)
@@ -145,7 +145,7 @@ def test_spark_names_a_message_that_contradicts_with_its_events(
         return found
 
     monkeypatch.setattr(log_events, "locate", locate_and_keep)
-    result = call("spark", "verify", log, "--json", *HERE)
+    result = call("log", "verify", log, "--json", *HERE)
     assert result.exit_code == 1, result.output
     assert "no: snapshot A-1: channel A->B, message 2: accepted inside the cut" in result.stderr
     assert "(sent in event A#2; accepted in event B#2)" in result.stderr
@@ -208,7 +208,7 @@ def test_what_a_store_says_otherwise_and_its_damage_are_named(
     store.close()
     for snapshot, file, how, _ in DAMAGES:
         harm(money / "snapshots" / snapshot, file, how)
-    result = call("spark", "verify", log, "--store", money, "--epoch", "1", "--json", *HERE)
+    result = call("log", "verify", log, "--store", money, "--epoch", "1", "--json", *HERE)
     assert result.exit_code == 1, result.output
     found = json.loads(result.stdout)
     assert found["ok"] is False
@@ -228,7 +228,7 @@ def test_a_damaged_store_is_a_no_before_spark_starts(call: Call, log: Path, mone
     """As for 'stillframe verify': what cannot be compared is not consistent."""
     path = money / "store.json"
     path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
-    result = call("spark", "verify", log, "--store", money, "--json")
+    result = call("log", "verify", log, "--store", money, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert (found["ok"], found["snapshots"]) == (False, [])
@@ -244,7 +244,7 @@ def test_a_damaged_stream_is_a_no_before_spark_starts(call: Call, log: Path) -> 
     _, start, _ = messages(bytes(content))[-2]
     content[start + 8] ^= 0x40
     stream.write_bytes(content)
-    result = call("spark", "verify", log, "--json")
+    result = call("log", "verify", log, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert (found["ok"], found["snapshots"]) == (False, [])
@@ -255,7 +255,7 @@ def test_a_damaged_stream_is_a_no_before_spark_starts(call: Call, log: Path) -> 
 @pytest.mark.usefixtures("spark")
 def test_the_clock_of_an_event_says_what_happened_before(call: Call, log: Path) -> None:
     """Message 2 was sent in event 2 of A."""
-    result = call("spark", "verify", log, "--clock", "B#2", "--epoch", "1", "--json", *HERE)
+    result = call("log", "clock", log, "B#2", "--epoch", "1", "--json", *HERE)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["clock"] == {"A": 2, "B": 2}
 
@@ -271,13 +271,13 @@ def test_what_is_not_there_is_said_before_spark_starts(
     call: Call, log: Path, options: tuple[str, str], words: str
 ) -> None:
     """Exit 2, in one sentence."""
-    result = call("spark", "verify", log, *options)
+    result = call("log", "verify", log, *options)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
 
 
 def test_a_directory_without_a_log_is_refused(call: Call, tmp_path: Path) -> None:
     """With what to do."""
-    result = call("spark", "verify", tmp_path)
+    result = call("log", "verify", tmp_path)
     assert result.exit_code == 2
     assert "holds no event log" in result.stderr

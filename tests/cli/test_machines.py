@@ -1,4 +1,4 @@
-"""``run --elsewhere``, ``join`` and ``certificates`` as people use them; and the page on them."""
+"""``run --external``, ``join`` and ``certificates`` as people use them; and the page on them."""
 
 import json
 import re
@@ -95,7 +95,7 @@ def test_who_is_refused_at_its_first_coming_ends(
     tls = ("--listen", address, "--tls", papers() / "coordinator")
     system = Program(
         *("run", "tests.runtime.programs:rally", "--store", tmp_path / "store"),
-        *("--elsewhere", "B", *tls),
+        *("--external", "B", *tls),
     )
     programs.append(system)
     system.until("waiting for B to join")
@@ -130,19 +130,30 @@ def test_who_is_refused_at_its_first_coming_ends(
 def test_event_logs_of_several_machines_are_one(
     programs: list[Program], call: Call, tmp_path: Path
 ) -> None:
-    """``join --log`` writes what the process does there, in every epoch; with the logs of the other
-    machines in one directory, every snapshot is as the log says, and nothing is wrong with it."""
+    """``join --event-log`` writes what the process does there, in every epoch; with the logs of the
+    other machines in one directory, every snapshot is as the log says, and nothing is wrong."""
     rally, address = "tests.runtime.programs:rally", f"127.0.0.1:{free_port()}"
     store, log, log_there = tmp_path / "store", tmp_path / "log", tmp_path / "log there"
     system = Program(
-        *("run", rally, "--store", store, "--every", "never", "--elsewhere", "B", "--log", log),
+        *(
+            "run",
+            rally,
+            "--store",
+            store,
+            "--every",
+            "never",
+            "--external",
+            "B",
+            "--event-log",
+            log,
+        ),
         *("--listen", address, "--tls", papers() / "coordinator"),
     )
     programs.append(system)
     system.until("waiting for B to join")
     joined = Program(
         *("join", rally, "B", "--coordinator", address, "--listen", "127.0.0.1"),
-        *("--tls", papers() / "B", "--log", log_there),
+        *("--tls", papers() / "B", "--event-log", log_there),
     )
     programs.append(joined)
     system.until("epoch 1: the system runs")
@@ -178,8 +189,8 @@ AWAY = ("--coordinator", "127.0.0.1:1", "--listen", "127.0.0.1")
         (["run", BANK, "--store", "s", "--listen", "a:b"], "'a:b' is not an address"),
         (["join", BANK, "P2", *AWAY, "--tls", "none"], "none/cert.pem cannot be read"),
         (["join", BANK, "P2", *AWAY], "Missing option '--tls'"),
-        (["certificates", "new", "1st"], "'1st' cannot name a process"),
-        (["certificates", "new", "P1", "P1"], "process 'P1' is named twice"),
+        (["certs", "new", "1st"], "'1st' cannot name a process"),
+        (["certs", "new", "P1", "P1"], "process 'P1' is named twice"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(
@@ -201,7 +212,7 @@ def test_a_bad_certificate_is_seen_before_anything_is_started(call: Call, tmp_pa
     result = call("run", BANK, "--store", tmp_path / "s", "--tls", papers() / "A")
     assert result.exit_code == 2
     assert "not for coordinator.stillframe" in result.stderr
-    result = call("run", BANK, "--store", tmp_path / "t", "--elsewhere", "Q")
+    result = call("run", BANK, "--store", tmp_path / "t", "--external", "Q")
     assert result.exit_code == 2
     assert "there is no process 'Q'" in result.stderr
 
@@ -214,7 +225,7 @@ def test_the_page_names_what_there_is() -> None:
 
 def test_certificates_as_json(call: Call, tmp_path: Path) -> None:
     """The folders, for a program that copies them."""
-    result = call("certificates", tmp_path / "new", "P1", "--days", "3", "--json")
+    result = call("certs", tmp_path / "new", "P1", "--days", "3", "--json")
     folders = [str(tmp_path / "new" / name) for name in ("coordinator", "P1")]
     assert json.loads(result.stdout) == {"folders": folders, "days": 3}
     assert "keep " in result.stderr

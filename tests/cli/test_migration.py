@@ -117,7 +117,7 @@ def test_what_cannot_go_on_is_refused(
 ) -> None:
     """With exit 2 and the reason; no epoch is begun."""
     path = store_of(tmp_path, name)
-    result = call("restore", path, *options, "--for", "1ms")
+    result = call("restore", path, *options, "--duration", "1ms")
     assert result.exit_code == 2
     for words in said.split(" ... "):
         assert words in result.stderr
@@ -239,7 +239,7 @@ def test_a_bank_goes_on_with_new_code_and_back(
     """Fields added, removed and renamed, and messages in transit of another shape: the money is
     what it was; and the old code goes on from the old snapshot as if nothing had been."""
     path, old, new = tmp_path / "money", tmp_path / "old", tmp_path / "new"
-    often = ("--every", "50ms", "--for", by_night("1s", check="300ms"))
+    often = ("--every", "50ms", "--duration", by_night("1s", check="300ms"))
     run(old, OLD_BANK, "run", "bank:bank", "--store", path, *often)
     entry = max(Store.open(path).entries(), key=lambda entry: entry.message_count)
     before = Store.open(path).load(entry.id)

@@ -18,7 +18,7 @@ from tests.fonts import font
 __all__ = ["font"]
 
 ROOT = Path(__file__).parent.parent.parent
-LECTURE = script_path("lecture") or Path()
+LECTURE = script_path("lecture")
 
 
 @pytest.fixture

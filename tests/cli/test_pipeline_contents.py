@@ -1,4 +1,4 @@
-"""``spark show``: every participant's state and position, and the books of every channel."""
+"""``pipeline show``: every participant's state and position, and the books of every channel."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ def test_states_and_books_are_shown(call: Call, shop: Pipeline) -> None:
     """Fields of services, micro-batches of queries, positions; sent - received = on it."""
     commit(shop, 3, 1)
     shop.snapshot()
-    result = call("spark", "show", shop.path, "shop-1")
+    result = call("pipeline", "show", shop.path, "shop-1")
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert 'books service Books {"total":5,"notes":{}} sales 1 totals 1' in lines
@@ -30,7 +30,7 @@ def test_the_newest_is_shown_if_none_is_named(call: Call, shop: Pipeline) -> Non
     """A query that never ran has no micro-batch yet."""
     shop.snapshot()
     shop.savepoint("gold")
-    result = call("spark", "show", shop.path)
+    result = call("pipeline", "show", shop.path)
     assert "savepoint gold, snapshot shop-2" in result.stderr
     assert "no micro-batch yet" in result.stdout
 
@@ -39,7 +39,7 @@ def test_show_writes_json(call: Call, shop: Pipeline) -> None:
     """States as objects, whole, and the counts of each channel."""
     commit(shop, 3, 1)
     shop.savepoint("gold")
-    shown = json.loads(call("spark", "show", shop.path, "gold", "--json").stdout)
+    shown = json.loads(call("pipeline", "show", shop.path, "gold", "--json").stdout)
     parts = {part.pop("participant"): part for part in shown["participants"]}
     assert parts["audit"].pop("recorded_at") > 0
     assert parts["books"].pop("recorded_at") > 0
@@ -76,19 +76,19 @@ def test_long_states_are_shortened_for_people_only(call: Call, shop: Pipeline) -
     with join("books", pipeline=shop.path, state=books):
         books.notes["memo"] = "x" * 200
     shop.snapshot()
-    assert "x" * 60 not in call("spark", "show", shop.path).stdout
-    assert "at most 60 characters" in call("spark", "show", shop.path).stderr
-    shown = json.loads(call("spark", "show", shop.path, "--json").stdout)
+    assert "x" * 60 not in call("pipeline", "show", shop.path).stdout
+    assert "at most 60 characters" in call("pipeline", "show", shop.path).stderr
+    shown = json.loads(call("pipeline", "show", shop.path, "--json").stdout)
     assert shown["participants"][1]["state"]["notes"] == {"memo": "x" * 200}
 
 
 def test_an_unknown_snapshot_is_named(call: Call, shop: Pipeline) -> None:
     """With those that there are; and where there is none, that one has to be taken."""
-    none = call("spark", "show", shop.path)
+    none = call("pipeline", "show", shop.path)
     assert (none.exit_code, none.stdout) == (2, "")
     assert "has no snapshot to go back to" in none.stderr
     shop.savepoint("gold")
-    result = call("spark", "show", shop.path, "silver")
+    result = call("pipeline", "show", shop.path, "silver")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no snapshot and no savepoint 'silver'" in result.stderr
     assert "there are: gold" in " ".join(result.stderr.split())
@@ -96,7 +96,7 @@ def test_an_unknown_snapshot_is_named(call: Call, shop: Pipeline) -> None:
 
 def test_a_name_like_an_id_is_refused(call: Call, shop: Pipeline) -> None:
     """Whoever asks for a snapshot by its id must not get a savepoint, or the other way round."""
-    result = call("spark", "savepoint", shop.path, "shop-1")
+    result = call("pipeline", "savepoint", shop.path, "shop-1")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "a savepoint cannot be called 'shop-1'" in " ".join(result.stderr.split())
     assert shop.snapshots() == []
@@ -135,13 +135,13 @@ def test_duplicates_are_announced(call: Call, tmp_path: Path) -> None:
         books.boundary()
         thread.join(10)
     assert [table.num_rows for table in received] == [2, 1]
-    shown = call("spark", "show", two.path)
+    shown = call("pipeline", "show", two.path)
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "a left books 0 2 0 2" in lines
     assert "b right books 0 0 0 0" in lines
     assert "a restore receives 2 records twice" in shown.stderr
-    assert call("spark", "list", two.path).stdout.splitlines()[-1].split()[-3] == "2"
-    restored = call("spark", "restore", two.path)
+    assert call("pipeline", "list", two.path).stdout.splitlines()[-1].split()[-3] == "2"
+    restored = call("pipeline", "restore", two.path)
     assert (
         "it was taken in mode at-least-once: a restore receives 2 records twice" in restored.stderr
     )

@@ -1,4 +1,4 @@
-"""``spark list`` and ``spark drop``: which snapshots there are, which go and which stay."""
+"""``pipeline list`` and ``pipeline delete``: which snapshots there are, which go and which stay."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
     shop.snapshot()
     commit(shop, 0, 0)
     shop.savepoint("gold", "unaligned")
-    result = call("spark", "list", shop.path)
+    result = call("pipeline", "list", shop.path)
     first, second = rows_of(result.stdout)
     assert first[:3] == ["shop-1", "present", "aligned"]
     assert second[:4] == ["shop-2", "gold", "present", "unaligned"]
@@ -38,7 +38,7 @@ def test_the_present_course_is_marked(call: Call, shop: Pipeline) -> None:
     shop.snapshot()
     shop.restore("shop-1")
     shop.snapshot()
-    result = call("spark", "list", shop.path)
+    result = call("pipeline", "list", shop.path)
     marks = [row[1:3] for row in rows_of(result.stdout)]
     assert marks == [
         ["began", "here"],
@@ -53,7 +53,7 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
     shop.savepoint("gold")
     shop.snapshot()
     shop.restore("gold")
-    listed = json.loads(call("spark", "list", shop.path, "--json").stdout)
+    listed = json.loads(call("pipeline", "list", shop.path, "--json").stdout)
     entries = listed.pop("snapshots")
     assert listed == {
         "pipeline": str(shop.path),
@@ -72,9 +72,11 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
 
 def test_a_pipeline_without_snapshots_is_no_error(call: Call, shop: Pipeline) -> None:
     """The words say how to take the first."""
-    result = call("spark", "list", shop.path)
+    result = call("pipeline", "list", shop.path)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert f"none to go back to: 'stillframe spark snapshot {shop.path}' takes one" in result.stderr
+    assert (
+        f"none to go back to: 'stillframe pipeline snapshot {shop.path}' takes one" in result.stderr
+    )
 
 
 def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
@@ -82,7 +84,7 @@ def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
     shop.snapshot()
     shop.savepoint("gold")
     shop.snapshot()
-    result = call("spark", "drop", shop.path, "shop-1", "gold", "shop-2", "--json")
+    result = call("pipeline", "delete", shop.path, "shop-1", "gold", "shop-2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {"dropped": ["shop-1", "shop-2"], "left": ["shop-3"]}
     assert result.stderr == "dropped 2 snapshots (shop-1, shop-2); 1 snapshot left\n"
@@ -93,7 +95,7 @@ def test_a_damaged_snapshot_is_dropped_by_its_id(call: Call, shop: Pipeline) -> 
     shop.snapshot()
     shop.snapshot()
     changed(shop.path / "snapshots/shop-1/manifest.json")
-    result = call("spark", "drop", shop.path, "shop-1")
+    result = call("pipeline", "delete", shop.path, "shop-1")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "dropped 1 snapshot (shop-1); 1 snapshot left\n"
 
@@ -103,7 +105,7 @@ def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
     shop.savepoint("gold")
     for _ in range(3):
         shop.snapshot()
-    result = call("spark", "drop", shop.path, "--keep", "1")
+    result = call("pipeline", "delete", shop.path, "--keep", "1")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "dropped 2 snapshots (shop-2, shop-3); 2 snapshots left\n"
 
@@ -125,7 +127,7 @@ def test_what_cannot_be_dropped_leaves_everything(
     shop.snapshot()
     shop.snapshot()
     shop.restore("shop-1")
-    result = call("spark", "drop", shop.path, *arguments)
+    result = call("pipeline", "delete", shop.path, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
     assert len(shop.snapshots()) == 2
@@ -140,7 +142,7 @@ def test_what_cannot_be_dropped_leaves_everything(
         ("show",),
         ("restore",),
         ("progress",),
-        ("drop", "shop-1"),
+        ("delete", "shop-1"),
     ],
 )
 def test_a_directory_without_a_pipeline_is_named(
@@ -173,7 +175,7 @@ def test_commands_of_stores_know_a_pipeline(
     result = call(command, shop.path, *rest)
     assert (result.exit_code, result.stdout) == (2, "")
     assert (
-        f"use the commands under 'stillframe spark', such as 'stillframe spark list {shop.path}'"
+        f"use the commands under 'stillframe spark', such as 'stillframe pipeline list {shop.path}'"
         in result.stderr
     )
 
@@ -183,7 +185,7 @@ def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, shop: Pipeline) 
     shop.snapshot()
     shop.snapshot()
     changed(shop.path / "snapshots/shop-1/manifest.json")
-    result = call("spark", "list", shop.path)
+    result = call("pipeline", "list", shop.path)
     assert result.exit_code == 1, result.output
     assert [row[0] for row in rows_of(result.stdout)] == ["shop-2"]
     assert "shop-1/manifest.json was changed since it was written" in result.stderr

@@ -1,4 +1,4 @@
-"""``spark progress``: who has recorded, who is awaited, and what is left of a dead coordinator."""
+"""``pipeline status``: who has recorded, who is awaited, and what is left of a dead coordinator."""
 
 import contextlib
 import json
@@ -61,18 +61,18 @@ def leave_request(shop: Pipeline) -> None:
 def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
     """Exit 0 and no data, with ``--watch``, too; in JSON there is no snapshot."""
     for options in ((), ("--watch",)):
-        result = call("spark", "progress", shop.path, *options)
+        result = call("pipeline", "status", shop.path, *options)
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr == "no snapshot is under way\n"
-        found = call("spark", "progress", shop.path, "--json", *options)
+        found = call("pipeline", "status", shop.path, "--json", *options)
         assert json.loads(found.stdout) == {"snapshot": None}
 
 
 def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
     """For what it waits and since when; the culprits are the ones that could go on."""
     with waiting(shop):
-        result = call("spark", "progress", shop.path)
-        found = json.loads(call("spark", "progress", shop.path, "--json").stdout)
+        result = call("pipeline", "status", shop.path)
+        found = json.loads(call("pipeline", "status", shop.path, "--json").stdout)
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()[2:]]
     assert [row.split(" 20")[0] for row in rows] == [
@@ -107,7 +107,7 @@ def test_watching_ends_when_it_is_published(
             watch(pipeline, first)
 
         monkeypatch.setattr(commands, "_watch", go_on_and_watch)
-        result = call("spark", "progress", shop.path, "--watch", "--json")
+        result = call("pipeline", "status", shop.path, "--watch", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {"snapshot": "shop-1", "is_published": True}
     assert result.stderr == "snapshot shop-1 is published\n"
@@ -117,7 +117,7 @@ def test_watching_ends_when_it_is_published(
 def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
     """That is a no: exit 1."""
     with waiting(shop, timeout_s=1):
-        result = call("spark", "progress", shop.path, "--watch")
+        result = call("pipeline", "status", shop.path, "--watch")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "no: snapshot shop-1 was given up\n"
 
@@ -125,14 +125,14 @@ def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
 def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> None:
     """Behind the deadline, with nobody at it: nobody watches for ever, the next one clears it."""
     leave_request(shop)
-    shown = call("spark", "progress", shop.path)
+    shown = call("pipeline", "status", shop.path)
     assert shown.exit_code == 0
-    watched = call("spark", "progress", shop.path, "--watch")
+    watched = call("pipeline", "status", shop.path, "--watch")
     assert watched.exit_code == 1
     for result in (shown, watched):
         assert "no: the program that took snapshot shop-7 is gone" in result.stderr
-    assert call("spark", "snapshot", shop.path).exit_code == 0
-    assert call("spark", "progress", shop.path).stderr == "no snapshot is under way\n"
+    assert call("pipeline", "snapshot", shop.path).exit_code == 0
+    assert call("pipeline", "status", shop.path).stderr == "no snapshot is under way\n"
 
 
 def test_moving_lines_are_capped() -> None:
@@ -167,6 +167,6 @@ def test_a_snapshot_that_ends_while_it_is_read_is_over(
         return progress_of(*arguments)
 
     monkeypatch.setattr(stillframe.pipeline.progress, "progress_of", read_too_late)
-    result = call("spark", "progress", shop.path)
+    result = call("pipeline", "status", shop.path)
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "no snapshot is under way\n"

@@ -1,4 +1,4 @@
-"""``spark restore`` and ``spark fork``: verified first, all or nothing, and what to do next."""
+"""``pipeline restore`` and ``pipeline fork``: verified first, all or nothing, and what is next."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def saved(shop: Pipeline) -> Pipeline:
 
 def test_a_stopped_pipeline_goes_back(call: Call, saved: Pipeline) -> None:
     """The epoch rises, the services stand where they stood, and the words say to start them."""
-    result = call("spark", "restore", saved.path, "gold")
+    result = call("pipeline", "restore", saved.path, "gold")
     assert (result.exit_code, result.stdout) == (0, "")
     assert f"epoch 2: pipeline {saved.path} went back to snapshot shop-1 in" in result.stderr
     assert "its 51 B of checkpoints verified" in result.stderr
@@ -38,7 +38,7 @@ def test_a_stopped_pipeline_goes_back(call: Call, saved: Pipeline) -> None:
 def test_a_restore_can_be_json(call: Call, saved: Pipeline) -> None:
     """Without a name it goes to the newest of the present course."""
     saved.snapshot()
-    done = json.loads(call("spark", "restore", saved.path, "--json").stdout)
+    done = json.loads(call("pipeline", "restore", saved.path, "--json").stdout)
     assert done.pop("seconds") > 0
     assert done == {"snapshot": "shop-2", "epoch": 2, "duplicate_count": 0, "byte_count": 51}
 
@@ -49,7 +49,7 @@ def test_a_running_pipeline_is_not_restored(
     """Exit 2 names who runs, and nothing was changed."""
     monkeypatch.setattr("stillframe.pipeline.locks.WAIT_S", 0.05)
     with join("till", pipeline=saved.path, state=Till()):
-        result = call("spark", "restore", saved.path)
+        result = call("pipeline", "restore", saved.path)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "till is running" in result.stderr
     assert saved.epoch == 1
@@ -74,7 +74,7 @@ def test_a_fork_goes_on_beside_the_first(call: Call, saved: Pipeline, tmp_path: 
     """While the first runs; the second stands at the snapshot and can be given a name."""
     target = tmp_path / "second.pipeline"
     with join("till", pipeline=saved.path, state=Till()):
-        result = call("spark", "fork", saved.path, "gold", target, "--name", "trial")
+        result = call("pipeline", "fork", saved.path, "gold", target, "--name", "trial")
     assert (result.exit_code, result.stdout) == (0, "")
     assert f"pipeline {target}, called trial, goes on from snapshot shop-1 of" in result.stderr
     assert f"start its programs with the pipeline {target}" in result.stderr
@@ -86,9 +86,9 @@ def test_a_fork_goes_on_beside_the_first(call: Call, saved: Pipeline, tmp_path: 
 def test_a_fork_can_be_json(call: Call, saved: Pipeline, tmp_path: Path) -> None:
     """Its name is by default that of its directory; a target that holds something is refused."""
     target = tmp_path / "second.pipeline"
-    done = json.loads(call("spark", "fork", saved.path, "shop-1", target, "--json").stdout)
+    done = json.loads(call("pipeline", "fork", saved.path, "shop-1", target, "--json").stdout)
     assert (done["pipeline"], done["name"], done["epoch"]) == (str(target), "second", 2)
-    again = call("spark", "fork", saved.path, "shop-1", target)
+    again = call("pipeline", "fork", saved.path, "shop-1", target)
     assert (again.exit_code, again.stdout) == (2, "")
     assert f"{target} is not empty" in again.stderr
 
@@ -100,6 +100,6 @@ def test_a_terminal_shows_a_bar(
     terminal = io.StringIO()
     words = Console(file=terminal, force_terminal=True, width=100, highlight=False)
     monkeypatch.setattr(output, "words", lambda: words)
-    assert call("spark", "restore", saved.path).exit_code == 0
+    assert call("pipeline", "restore", saved.path).exit_code == 0
     assert "verifying snapshot shop-1" in terminal.getvalue()
     assert "51/51 bytes" in terminal.getvalue()

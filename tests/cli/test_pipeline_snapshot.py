@@ -1,4 +1,4 @@
-"""``spark snapshot`` and ``spark savepoint``: the id, the stragglers, and an end at any moment."""
+"""``pipeline snapshot`` and ``savepoint``: the id, the stragglers, and an end at any moment."""
 
 import io
 import json
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_a_snapshot_is_taken_and_described(call: Call, shop: Pipeline) -> None:
     """The id goes to stdout; mode, epoch, records on channels and times to stderr."""
-    result = call("spark", "snapshot", shop.path, "--mode", "unaligned")
+    result = call("pipeline", "snapshot", shop.path, "--mode", "unaligned")
     assert (result.exit_code, result.stdout) == (0, "shop-1\n")
     assert "snapshot shop-1: unaligned, epoch 1, 3 records on channels, recorded" in result.stderr
     assert "published after" in result.stderr
@@ -36,12 +36,12 @@ def test_a_snapshot_is_taken_and_described(call: Call, shop: Pipeline) -> None:
 
 def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
     """It is told in words and in JSON, and a second one of that name is refused."""
-    result = call("spark", "savepoint", shop.path, "gold", "--json")
+    result = call("pipeline", "savepoint", shop.path, "gold", "--json")
     published = json.loads(result.stdout)["published"]
     assert (published["id"], published["name"], published["mode"]) == ("shop-1", "gold", "aligned")
     assert (published["record_count"], published["duplicate_count"]) == (3, 0)
     assert "savepoint gold, snapshot shop-1: aligned" in result.stderr
-    again = call("spark", "savepoint", shop.path, "gold")
+    again = call("pipeline", "savepoint", shop.path, "gold")
     assert (again.exit_code, again.stdout) == (2, "")
     assert "there is a savepoint 'gold' already" in again.stderr
 
@@ -50,8 +50,10 @@ def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
 def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipeline) -> None:
     """A service that is busy and never ends its action: exit 1, who was missing and why."""
     with join("till", pipeline=shop.path, state=Till()):
-        result = call("spark", "snapshot", shop.path, "--timeout", "1s")
-        found = json.loads(call("spark", "snapshot", shop.path, "--timeout", "1s", "--json").stdout)
+        result = call("pipeline", "snapshot", shop.path, "--timeout", "1s")
+        found = json.loads(
+            call("pipeline", "snapshot", shop.path, "--timeout", "1s", "--json").stdout
+        )
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("no: snapshot shop-1 was abandoned: the deadline passed")
     assert "missing: audit, books, till; till has its barrier in sight" in " ".join(
@@ -67,7 +69,7 @@ def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipel
 def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
     """Without its state there is no snapshot; the words say what to start."""
     fresh = make_shop(tmp_path / "fresh.pipeline")
-    result = call("spark", "snapshot", fresh.path, "--timeout", "1s")
+    result = call("pipeline", "snapshot", fresh.path, "--timeout", "1s")
     assert result.exit_code == 1
     assert "service till has not joined: start it" in " ".join(result.stderr.split())
 
@@ -83,7 +85,7 @@ def test_wrong_options_are_named(
     call: Call, shop: Pipeline, arguments: list[str], says: str
 ) -> None:
     """What cannot be meant ends with 2, and no snapshot is begun."""
-    result = call("spark", "snapshot", shop.path, *arguments)
+    result = call("pipeline", "snapshot", shop.path, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
     assert not (shop.path / "last-snapshot.json").exists()
@@ -95,7 +97,7 @@ def test_a_second_snapshot_at_the_same_time_is_refused(call: Call, shop: Pipelin
     with join("till", pipeline=shop.path, state=Till()) as till:
 
         def ask_again(_: Progress) -> None:
-            refusals.append(call("spark", "snapshot", shop.path))
+            refusals.append(call("pipeline", "snapshot", shop.path))
             till.boundary()
 
         shop.snapshot(progress=ask_again)
@@ -113,7 +115,7 @@ def test_a_terminal_shows_who_is_awaited(
     words = Console(file=terminal, force_terminal=True, width=100, highlight=False)
     monkeypatch.setattr(output, "words", lambda: words)
     with join("till", pipeline=shop.path, state=Till()):
-        result = call("spark", "snapshot", shop.path, "--timeout", "2s")
+        result = call("pipeline", "snapshot", shop.path, "--timeout", "2s")
     assert result.exit_code == 1
     assert "0 of 3 have recorded" in terminal.getvalue()
     assert "books waits for the barrier on sales (from till), for" in terminal.getvalue()
@@ -126,7 +128,7 @@ def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal
     terminal, end = pty.openpty()
     with join("till", pipeline=shop.path, state=Till()) as till:
         command = subprocess.Popen(
-            [sys.executable, "-m", "stillframe", "spark", "snapshot", shop.path, "--json"],
+            [sys.executable, "-m", "stillframe", "pipeline", "snapshot", shop.path, "--json"],
             stdout=subprocess.PIPE,
             stderr=end,
             text=True,
@@ -166,7 +168,7 @@ def test_an_end_just_after_the_request_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(coordinator, "_ask", interrupted)
-    result = call("spark", "snapshot", shop.path)
+    result = call("pipeline", "snapshot", shop.path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
         "no: the snapshot was given up: interrupted; nothing is held up any more\n"
@@ -185,15 +187,15 @@ def test_an_end_just_after_publishing_is_a_yes(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(coordinator, "_publish", interrupted)
-    result = call("spark", "snapshot", shop.path)
+    result = call("pipeline", "snapshot", shop.path)
     assert (result.exit_code, result.stdout) == (0, "shop-1\n")
 
 
 def test_of_snapshots_so_many_are_kept(call: Call, shop: Pipeline) -> None:
     """``--keep`` deletes older ones after the new one is there, and no savepoint."""
-    call("spark", "savepoint", shop.path, "gold")
+    call("pipeline", "savepoint", shop.path, "gold")
     for _ in range(3):
-        assert call("spark", "snapshot", shop.path, "--keep", "2").exit_code == 0
+        assert call("pipeline", "snapshot", shop.path, "--keep", "2").exit_code == 0
     assert [str(manifest.snapshot) for manifest in shop.snapshots()] == [
         "shop-1",
         "shop-3",
@@ -204,12 +206,12 @@ def test_of_snapshots_so_many_are_kept(call: Call, shop: Pipeline) -> None:
 def test_a_damaged_snapshot_that_keeps_logs_is_told(call: Call, shop: Pipeline) -> None:
     """It stays, and whoever drops others hears that the logs stay with it."""
     for _ in range(2):
-        call("spark", "snapshot", shop.path)
+        call("pipeline", "snapshot", shop.path)
     (shop.path / "snapshots" / "shop-1" / "manifest.json").write_bytes(b"{}")
-    result = call("spark", "snapshot", shop.path, "--keep", "1")
+    result = call("pipeline", "snapshot", shop.path, "--keep", "1")
     assert (result.exit_code, result.stdout) == (0, "shop-3\n")
     assert "shop-1: the manifest is damaged" in result.stderr
-    dropped = call("spark", "drop", shop.path, "--keep", "0")
+    dropped = call("pipeline", "delete", shop.path, "--keep", "0")
     assert "shop-1: the manifest is damaged" in dropped.stderr
 
 
@@ -233,7 +235,7 @@ def test_periodic_snapshots_go_on_after_an_error(
     # Other threads, such as those of a Spark session, keep the real clock.
     clock = mock.Mock(wraps=time, sleep=wait)
     monkeypatch.setattr(pipeline, "time", clock)
-    result = call("spark", "snapshot", shop.path, "--every", "1m")
+    result = call("pipeline", "snapshot", shop.path, "--every", "1m")
     assert (result.exit_code, result.stdout) == (0, "shop-1\nshop-2\n")
     assert "under-way" in result.stderr
     assert waits == [0, 1, 1, 2]
@@ -251,7 +253,7 @@ def test_snapshots_are_taken_until_the_command_is_ended(
         words.open("w", encoding="utf-8") as stderr,
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "stillframe", "spark", "snapshot", shop.path),
+                *(sys.executable, "-m", "stillframe", "pipeline", "snapshot", shop.path),
                 *("--every", "20ms", "--timeout", "500ms", "--keep", "2", "--json"),
             ],
             stdout=subprocess.PIPE,

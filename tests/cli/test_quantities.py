@@ -12,7 +12,7 @@ from stillframe.errors import UsageError
 )
 def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
     """A number and a unit become seconds."""
-    assert quantities.parse_duration("--for", text) == seconds
+    assert quantities.parse_duration("--duration", text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """Nothing is guessed: the error names the option and shows what to write."""
-    with pytest.raises(UsageError, match=r"--for .* for example 250ms, 1s, 2m or 1h"):
-        quantities.parse_duration("--for", text)
+    with pytest.raises(UsageError, match=r"--duration .* for example 250ms, 1s, 2m or 1h"):
+        quantities.parse_duration("--duration", text)
 
 
 @pytest.mark.parametrize("text", ["never", "0"])
@@ -33,10 +33,10 @@ def test_an_interval_may_be_never(text: str) -> None:
 
 def test_a_wait_may_be_nothing_and_is_bounded() -> None:
     """0 needs no unit; more than the bound is refused with the bound."""
-    assert quantities.parse_wait("--marker-wait", "0", max_s=1.0) == 0
-    assert quantities.parse_wait("--marker-wait", "5ms", max_s=1.0) == 0.005
-    with pytest.raises(UsageError, match=r"--marker-wait '2m' is too long: at most 1\.00 s"):
-        quantities.parse_wait("--marker-wait", "2m", max_s=1.0)
+    assert quantities.parse_wait("--marker-linger", "0", max_s=1.0) == 0
+    assert quantities.parse_wait("--marker-linger", "5ms", max_s=1.0) == 0.005
+    with pytest.raises(UsageError, match=r"--marker-linger '2m' is too long: at most 1\.00 s"):
+        quantities.parse_wait("--marker-linger", "2m", max_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -17,4 +17,4 @@ def test_the_page_is_what_the_help_says() -> None:
 def test_every_command_has_a_section() -> None:
     """The reference goes down into the groups of commands."""
     assert "## stillframe run\n" in reference()
-    assert "## stillframe spark audit\n" in reference()
+    assert "## stillframe store audit\n" in reference()

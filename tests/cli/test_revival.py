@@ -68,11 +68,11 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
     assert call("detect", path, "loss").exit_code == 1
     store = Store.open(path)
     assert {entry.epoch for entry in store.entries()} == {1}
-    told = json.loads(call("history", path, "--json").stdout)["history"]
+    told = json.loads(call("events", path, "--json").stdout)["history"]
     assert [event["event"] for event in told].count("TakenOver") == 1
     published = [event["snapshot"] for event in told if event["event"] == "SnapshotPublished"]
     assert published == [str(entry.id) for entry in store.entries()]
-    shown = call("history", path).stdout
+    shown = call("events", path).stdout
     assert "epoch 1 began afresh" in shown
     assert "epoch 1 goes on: a new supervisor took it over" in shown
     assert f"snapshot {published[-1]} was published" in shown
@@ -129,7 +129,7 @@ def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Pa
     )
     refused = call("resume", path)
     assert refused.exit_code == 2
-    assert "use 'stillframe spark restore /data/shop', and then 'stillframe restore" in (
+    assert "use 'stillframe pipeline restore /data/shop', and then 'stillframe restore" in (
         refused.stderr
     )
 
@@ -167,6 +167,6 @@ def test_a_system_of_another_version_takes_no_command(
 def test_a_store_without_a_history_has_none_to_show(call: Call, tmp_path: Path) -> None:
     """Nothing happened yet; and what is no store is refused."""
     Store.create(tmp_path / "money", description=bank.description).close()
-    shown = call("history", tmp_path / "money")
+    shown = call("events", tmp_path / "money")
     assert (shown.exit_code, shown.stdout) == (0, "")
-    assert call("history", tmp_path).exit_code == 2
+    assert call("events", tmp_path).exit_code == 2

@@ -104,7 +104,7 @@ def test_a_slow_import_is_waited_for_in_words(start: Start, tmp_path: Path) -> N
     )
     (tmp_path / "gate").touch()
     path = tmp_path / "money"
-    begun = start("run", "slow:bank", "--store", path, "--for", "1ms", cwd=tmp_path)
+    begun = start("run", "slow:bank", "--store", path, "--duration", "1ms", cwd=tmp_path)
     code, _, err = begun.end()
     assert code == 0, err
     (tmp_path / "gate").unlink()
@@ -152,12 +152,12 @@ def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path:
 
 
 def test_an_event_log_goes_on_and_is_never_overwritten(call: Call, tmp_path: Path) -> None:
-    """``--log`` writes what every process does, epoch by epoch; a system that would begin with an
-    epoch which is there already is refused."""
+    """``--event-log`` writes what every process does, epoch by epoch; a system that would begin
+    with an epoch which is there already is refused."""
     path, log, rally = tmp_path / "store", tmp_path / "log", "tests.runtime.programs:rally"
-    options = ("--every", "never", "--log", log, "--for", "1ms")
+    options = ("--every", "never", "--event-log", log, "--duration", "1ms")
     assert call("run", rally, "--store", path, *options).exit_code == 0
-    refused = call("run", rally, "--store", tmp_path / "other", "--log", log)
+    refused = call("run", rally, "--store", tmp_path / "other", "--event-log", log)
     assert refused.exit_code == 2
     assert "holds the event log of epoch 1 already" in refused.stderr
     assert call("restore", path, *options).exit_code == 0
@@ -170,9 +170,9 @@ def test_an_event_log_goes_on_and_is_never_overwritten(call: Call, tmp_path: Pat
 def test_periodic_snapshots_initiators_and_an_end(
     call: Call, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """``--every`` publishes by itself, initiators take turns, ``--for`` ends it with exit 0."""
+    """``--every`` publishes periodically, initiators alternate, ``--duration`` ends it with 0."""
     path = tmp_path / "money"
-    options = ("--every", "100ms", "--initiator", "P2", "--initiator", "P3", "--for", "700ms")
+    options = ("--every", "100ms", "--initiator", "P2", "--initiator", "P3", "--duration", "700ms")
     ended = call("run", "tests.calm:bank", "--store", path, *options, "--json")
     assert ended.exit_code == 0, ended.stderr
     events = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
@@ -210,7 +210,9 @@ def test_ctrl_c_while_the_topology_is_imported(command: str, start: Start, tmp_p
     bank = f"import sys; sys.path.append({str(ROOT)!r}); from tests.calm import bank\n"
     slow = tmp_path / "slow.py"
     slow.write_text(bank)
-    code, _, err = start("run", "slow:bank", "--store", path, "--for", "1ms", cwd=tmp_path).end()
+    code, _, err = start(
+        "run", "slow:bank", "--store", path, "--duration", "1ms", cwd=tmp_path
+    ).end()
     assert code == 0, err
     slow.write_text(
         f"{bank}if 'stillframe.runtime.process.fork_server' not in sys.orig_argv:\n"

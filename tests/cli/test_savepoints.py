@@ -17,14 +17,14 @@ __all__ = ["start"]
 
 def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
     """Whatever takes a snapshot takes the name, and the list shows it."""
-    made = call("savepoint", money, "audited", "--of", "A-1")
+    made = call("savepoint", money, "audited", "--snapshot", "A-1")
     assert (made.exit_code, made.stdout) == (0, "A-1\n")
     assert call("list", money).stdout.splitlines()[2].split()[-1] == "audited"
     assert "snapshot A-1" in call("show", money, "audited").stderr
     assert call("verify", money, "audited").exit_code == 0
     assert json.loads(call("diff", money, "audited", "A-2", "--json").stdout)["fields"]
     for name, cause in (("audited", "already"), ("A-9", "have ids like that"), ("a b", "use 1 to")):
-        refused = call("savepoint", money, name, "--of", "A-2")
+        refused = call("savepoint", money, name, "--snapshot", "A-2")
         assert refused.exit_code == 2
         assert cause in refused.stderr
     assert (
@@ -35,14 +35,14 @@ def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
 
 def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:
     """By its id; a savepoint only by its name; and never the one that a restore goes back to."""
-    call("savepoint", money, "audited", "--of", "A-1")
-    assert "drop it by that name" in call("drop", money, "A-1").stderr
-    assert "A-3 stays: it" in call("drop", money, "A-3").stderr
-    assert "snapshot A-2 is gone" in call("drop", money, "A-2").stderr
-    assert json.loads(call("drop", money, "audited", "--json").stdout)["is_gone"]
+    call("savepoint", money, "audited", "--snapshot", "A-1")
+    assert "drop it by that name" in call("delete", money, "A-1").stderr
+    assert "A-3 stays: it" in call("delete", money, "A-3").stderr
+    assert "snapshot A-2 is gone" in call("delete", money, "A-2").stderr
+    assert json.loads(call("delete", money, "audited", "--json").stdout)["is_gone"]
     assert [str(entry.id) for entry in Store.open(money).entries()] == ["A-3"]
-    call("savepoint", money, "last", "--of", "A-3")
-    dropped = call("drop", money, "last")
+    call("savepoint", money, "last", "--snapshot", "A-3")
+    dropped = call("delete", money, "last")
     assert (dropped.exit_code, Store.open(money).savepoints) == (0, {})
     assert "no savepoint last any more; snapshot A-3 stays: it is" in dropped.stderr
 
@@ -87,11 +87,11 @@ def test_a_running_system_names_and_drops(call: Call, start: Start, tmp_path: Pa
     assert made.exit_code == 0, made.stderr
     saved = json.loads(made.stdout)["entry"]["id"]
     taken = [call("snapshot", path).stdout.strip() for _ in range(5)]
-    assert call("drop", path, saved).exit_code == 2
-    assert call("drop", path, taken[-1]).exit_code == 2
+    assert call("delete", path, saved).exit_code == 2
+    assert call("delete", path, taken[-1]).exit_code == 2
     running.process.terminate()
     running.process.wait()
     entries = Store.open(path).entries()
     assert [str(entries[0].id), len(entries)] == [saved, 3]
     assert entries[0].savepoints == ("first",)
-    assert msgspec.json.decode(call("drop", path, "first", "--json").stdout)["is_gone"]
+    assert msgspec.json.decode(call("delete", path, "first", "--json").stdout)["is_gone"]

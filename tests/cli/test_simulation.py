@@ -85,7 +85,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call, find: Find) -> None:
     """A table of sightings on stdout, the verdict on stderr."""
     find(TALLY)
-    result = call("sim", "--seeds", "1..6")
+    result = call("sim", "run", "--seeds", "1..6")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
     assert len(result.stdout.splitlines()) == 2 + len(COVERAGE)
@@ -96,12 +96,12 @@ def test_many_seeds_are_tried_on_all_cores(
     call: Call, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same figures as one after the other: nothing depends on anything but the seed."""
-    alone = call("sim", "--seeds", "3..5", "--json")
+    alone = call("sim", "run", "--seeds", "3..5", "--json")
     monkeypatch.setattr(campaign, "CHUNK_COUNT", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     pool = mock.Mock(wraps=ProcessPoolExecutor)
     monkeypatch.setattr(campaign, "ProcessPoolExecutor", pool)
-    together = call("sim", "--seeds", "3..5", "--json")
+    together = call("sim", "run", "--seeds", "3..5", "--json")
     assert [call.args for call in pool.call_args_list] == [(2,)]
     tally = json.loads(together.stdout)
     assert tally == json.loads(alone.stdout)
@@ -110,7 +110,7 @@ def test_many_seeds_are_tried_on_all_cores(
     assert set(tally["seen"]) | set(tally["unseen"]) == set(COVERAGE)
     assert len(together.stdout.splitlines()) == 1
     find(TALLY)
-    canned = json.loads(call("sim", "--seeds", "1..6", "--json").stdout)
+    canned = json.loads(call("sim", "run", "--seeds", "1..6", "--json").stdout)
     # What is seen depends on the seeds: the names are compared above, here what is said of each.
     (count,) = {*map(type, canned.pop("seen").values()), *map(type, tally.pop("seen").values())}
     assert count is int
@@ -127,23 +127,24 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
     """Nothing wrong is published there, but the answer is no, for many seeds and for one."""
     options = ("--network", network, "--rules", rules)
     settings = find(TALLY)
-    result = call("sim", "--seeds", "1..6", *options)
+    result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 1
     assert result.stderr == (
         f"no: {rules} is not made for channels that are {network}: of 6 seeds 3 broke off; of 30 "
         "snapshots 20 were published, none of them wrong, and 7 abandoned because their parts "
         "contradicted each other\n"
     )
-    assert json.loads(call("sim", "--seeds", "1..6", "--json", *options).stdout)["is_kept"] is False
+    document = json.loads(call("sim", "run", "--seeds", "1..6", "--json", *options).stdout)
+    assert document["is_kept"] is False
     assert settings == [RunConfig(network=Network(network), recorder=recorder_of(Rules(rules)))] * 2
-    assert call("sim", "--seeds", "3", "--steps", *options).exit_code == 1
+    assert call("sim", "run", "--seeds", "3", "--steps", *options).exit_code == 1
 
 
 def test_lai_yang_works_where_order_is_not_kept(call: Call, find: Find) -> None:
     """Those rules are made for it."""
     settings = find(TALLY)
     options = ("--network", "reordering", "--rules", "lai-yang")
-    result = call("sim", "--seeds", "1..6", *options)
+    result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 0
     assert "every promise was kept" in result.stderr
     assert settings == [RunConfig(network=Network.REORDERING, recorder=LaiYangRecorder)]
@@ -153,18 +154,18 @@ def test_it_is_said_what_was_never_seen(call: Call, find: Find) -> None:
     """A few seeds do not show everything."""
     first, *rest = COVERAGE
     find(msgspec.structs.replace(TALLY, seen=dict.fromkeys(rest, 1)))
-    assert f"never seen: {first}\n" in call("sim", "--seeds", "1..6").stderr
+    assert f"never seen: {first}\n" in call("sim", "run", "--seeds", "1..6").stderr
 
 
 def test_a_printed_schedule_is_done_again(call: Call, tmp_path: Path) -> None:
     """With what is told below each choice or without; other lines are refused by their number."""
-    printed = call("sim", "--seeds", "5", "--steps")
+    printed = call("sim", "run", "--seeds", "5", "--steps")
     file = tmp_path / "five.schedule"
     file.write_text(printed.stdout)
-    again = call("sim", "--seeds", "5", "--schedule", file)
+    again = call("sim", "run", "--seeds", "5", "--schedule", file)
     assert (again.exit_code, again.stdout) == (0, printed.stdout)
     file.write_text("  1.000 ms  P1 does pay\nP1 does pay\n")
-    wrong = call("sim", "--seeds", "5", "--schedule", file)
+    wrong = call("sim", "run", "--seeds", "5", "--schedule", file)
     assert wrong.exit_code == 2
     assert "line 2 of the schedule" in wrong.stderr
 
@@ -190,19 +191,19 @@ def test_a_trace_does_not_replace_its_script(call: Call, tmp_path: Path) -> None
 
 def test_one_seed_is_shown_step_by_step(call: Call) -> None:
     """Every choice with its time, what happened below it, and how many there were."""
-    result = call("sim", "--seeds", "5", "--steps")
+    result = call("sim", "run", "--seeds", "5", "--steps")
     lines = result.stdout.splitlines()
     at_ms = [float(line.split(" ms  ")[0]) for line in lines if not line.startswith(" " * 14)]
     assert result.exit_code == 0
     assert at_ms == sorted(at_ms)
     assert result.stderr == f"yes: seed 5: {len(at_ms)} choices, every promise was kept\n"
     assert any(line.startswith(" " * 14 + "snapshot P") for line in lines)
-    assert call("sim", "--seeds", "5..5", "--steps").stdout == result.stdout
+    assert call("sim", "run", "--seeds", "5..5", "--steps").stdout == result.stdout
 
 
 def test_one_seed_as_json_has_its_schedule(call: Call) -> None:
     """With what could go wrong in it, and what happened."""
-    document = json.loads(call("sim", "--seeds", "5", "--steps", "--json").stdout)
+    document = json.loads(call("sim", "run", "--seeds", "5", "--steps", "--json").stdout)
     assert (document["seed"], document["is_kept"], document["promise"]) == (5, True, None)
     assert document["faults"]["delay_ms_max"] > 0
     assert {"at_ms", "choice"} == set(document["schedule"][0])
@@ -212,17 +213,17 @@ def test_one_seed_as_json_has_its_schedule(call: Call) -> None:
 def test_the_trace_of_a_seed_can_be_read(call: Call, tmp_path: Path) -> None:
     """And the snapshots in it have consistent cuts."""
     path = tmp_path / "five.trace"
-    result = call("sim", "--seeds", "5", "--trace", path)
+    result = call("sim", "run", "--seeds", "5", "--trace", path)
     assert result.exit_code == 0
     assert f"is in {path}: stillframe view {path}\n" in result.stderr
     trace = tracefile.read(path)
     assert trace.event_count > 10
-    assert call("cuts", path, "--cut", f"{trace.processes[0]}=0").exit_code == 0
+    assert call("trace", "cuts", path, "--cut", f"{trace.processes[0]}=0").exit_code == 0
 
 
 def test_a_topology_of_ones_own_is_simulated(call: Call) -> None:
     """By its reference; what its messages hold cannot write on the terminal."""
-    result = call("sim", f"{HERE}:talkers", "--seeds", "1", "--steps")
+    result = call("sim", "run", f"{HERE}:talkers", "--seeds", "1", "--steps")
     assert result.exit_code == 0
     assert "\x1b" not in result.stdout + result.stderr
     assert "sends Note(text='\\x1b[31mred') to P2" in result.stdout
@@ -230,7 +231,7 @@ def test_a_topology_of_ones_own_is_simulated(call: Call) -> None:
 
 def test_a_handler_that_fails_is_named_with_its_seed(call: Call) -> None:
     """It is the application's bug, so no verdict: exit 2."""
-    result = call("sim", f"{HERE}:broken", "--seeds", "1..3")
+    result = call("sim", "run", f"{HERE}:broken", "--seeds", "1..3")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("Error: seed 1: process P")
     assert "receive() raised ValueError: \\x1b[31mno on Note(text=" in result.stderr
@@ -240,7 +241,7 @@ def test_a_handler_that_fails_is_named_with_its_seed(call: Call) -> None:
 def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> None:
     """Exit 1 with a schedule of few choices, and the command that shows the whole run; that one
     says the same."""
-    result = call("sim", f"{HERE}:dicey", "--seeds", "1..3")
+    result = call("sim", "run", f"{HERE}:dicey", "--seeds", "1..3")
     assert result.exit_code == 1
     assert result.stderr.startswith("SEED=1 broke a promise; looking for the shortest schedule")
     assert "no: seed 1: not kept: a snapshot changes nothing" in result.stderr
@@ -258,7 +259,7 @@ def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> N
 
 def test_a_broken_promise_as_json(call: Call) -> None:
     """The shortest schedule, and how long it was."""
-    result = call("sim", f"{HERE}:dicey", "--seeds", "1", "--json")
+    result = call("sim", "run", f"{HERE}:dicey", "--seeds", "1", "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 1
     assert (document["is_kept"], document["promise"]) == (False, "UNCHANGED")
@@ -268,7 +269,8 @@ def test_a_broken_promise_as_json(call: Call) -> None:
 def test_the_command_that_shows_the_whole_run_has_its_options(call: Call) -> None:
     """Else it would show another one."""
     result = call(
-        "sim", f"{HERE}:dicey", "--seeds", "1..2", "--network", "lossy", "--rules", "lai-yang"
+        *("sim", "run", f"{HERE}:dicey", "--seeds", "1..2"),
+        *("--network", "lossy", "--rules", "lai-yang"),
     )
     assert "--seeds 1 --network lossy --rules lai-yang --steps\n" in result.stderr
 

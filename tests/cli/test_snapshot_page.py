@@ -71,7 +71,7 @@ def test_a_damaged_manifest_blocks_no_other_page(call: Call, money: Path, tmp_pa
 
 def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path, tmp_path: Path) -> None:
     """As in every command; and the page says that there is one."""
-    assert call("savepoint", money, "first", "--of", "A-2").exit_code == 0
+    assert call("savepoint", money, "first", "--snapshot", "A-2").exit_code == 0
     out = tmp_path / "s.html"
     assert call("view", money, "--snapshot", "first", "--out", out).exit_code == 0
     assert (document_in(out)["id"], document_in(out)["savepoints"]) == ("A-2", ["first"])
@@ -112,8 +112,8 @@ def test_two_snapshots_are_compared(call: Call, money: Path, tmp_path: Path) -> 
         (("--snapshot", "A-9"), "there is no snapshot A-9"),
         (("--out", "{tmp}/x.pdf"), "let it end in .html, .svg or .png"),
         (("--compare", "A-1", "--out", "{tmp}/x.svg"), "a comparison is a page"),
-        (("--compare", "A-1", "--log", "{tmp}"), "a comparison takes no --log"),
-        (("--log", "{tmp}/none"), "holds no event log"),
+        (("--compare", "A-1", "--event-log", "{tmp}"), "a comparison takes no --event-log"),
+        (("--event-log", "{tmp}/none"), "holds no event log"),
         (("--out", "{tmp}/money/x.html"), "is inside"),
         (("--steps",), "are for traces"),
         (("--cut", "A=1"), "are for traces"),
@@ -154,7 +154,7 @@ def test_a_snapshot_of_a_pipeline_becomes_a_page(
     result = call("view", shop.path, "--snapshot", "gold", "--out", out)
     assert result.exit_code == 0, result.output
     document = document_in(out)
-    shown = json.loads(call("spark", "show", shop.path, "gold", "--json").stdout)
+    shown = json.loads(call("pipeline", "show", shop.path, "gold", "--json").stdout)
     states = {
         state["process"]: {field["name"]: json.loads(field["text"]) for field in state["fields"]}
         for state in document["processes"]
@@ -191,7 +191,7 @@ def test_two_snapshots_of_a_pipeline_are_compared(
 
 def test_a_pipeline_has_no_picture(call: Call, shop: Pipeline, tmp_path: Path) -> None:
     """Nor an event log: the error says what can be."""
-    for arguments in (("--out", tmp_path / "x.svg"), ("--log", tmp_path)):
+    for arguments in (("--out", tmp_path / "x.svg"), ("--event-log", tmp_path)):
         result = call("view", shop.path, *arguments)
         assert result.exit_code == 2
         assert "can be shown as a page" in " ".join(result.stderr.split())

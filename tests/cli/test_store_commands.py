@@ -227,13 +227,13 @@ def test_a_damaged_line_of_the_history_keeps_no_supervisor_back(
 def test_history_shows_what_a_damaged_line_does_not_hide(call: Call, money: Path) -> None:
     """The line is named, with exit code 1; the others are shown, in JSON too."""
     damage_the_history(money)
-    result = call("history", money)
+    result = call("events", money)
     assert result.exit_code == 1, result.output
     assert [line.rpartition("  ")[2] for line in result.stdout.splitlines()] == [
         "snapshot A-1 began"
     ]
     assert "no: line 1 of " in result.stderr
-    shown = call("history", money, "--json")
+    shown = call("events", money, "--json")
     assert shown.exit_code == 1
     found = json_of(shown.stdout)
     assert [event["event"] for event in found["history"]] == ["SnapshotBegan"]
@@ -246,7 +246,7 @@ def test_history_shows_a_reason_that_a_newer_version_knows(call: Call, money: Pa
     """Its name is all that is known of it."""
     with contextlib.closing(History(money)) as past:
         past.append(SnapshotAbandoned(SnapshotId("A", 9), "ECLIPSE", ("B",), "it was dark"))
-    result = call("history", money)
+    result = call("events", money)
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("snapshot A-9 was abandoned: ECLIPSE; it was dark\n")
 
@@ -265,7 +265,7 @@ def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [("show", "STORE", "A-9"), ("verify", "STORE", "A-9"), ("drop", "STORE", "A-9")]
+    "arguments", [("show", "STORE", "A-9"), ("verify", "STORE", "A-9"), ("delete", "STORE", "A-9")]
 )
 def test_a_damaged_manifest_does_not_hide_a_mistyped_id(
     call: Call, money: Path, arguments: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""``spark compact``: which tables there are, and where."""
+"""``store compact``: which tables there are, and where."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ HERE = ("--master", "local[2]")
 @pytest.mark.usefixtures("spark")
 def test_tables_can_be_asked_by_any_engine(call: Call, money: Path, tmp_path: Path) -> None:
     """The money in states and on channels, in each snapshot, in one question to DuckDB."""
-    result = call("spark", "compact", money, "--out", tmp_path / "out", *HERE)
+    result = call("store", "compact", money, "--out", tmp_path / "out", *HERE)
     assert result.exit_code == 0, result.output
     lines = [line.split()[:3] for line in result.stdout.splitlines()]
     assert ["processes", "6", "1"] in lines
@@ -37,9 +37,9 @@ def test_tables_can_be_asked_by_any_engine(call: Call, money: Path, tmp_path: Pa
 @pytest.mark.usefixtures("spark")
 def test_json_says_what_was_done(call: Call, money: Path, tmp_path: Path) -> None:
     """One document; what is gone by retention is named."""
-    call("spark", "compact", money, "--out", tmp_path / "out", "--of", "A-1", *HERE)
+    call("store", "compact", money, "--out", tmp_path / "out", "--snapshot", "A-1", *HERE)
     result = call(
-        "spark", "compact", money, "--out", tmp_path / "out", "--keep", 1, *HERE, "--json"
+        "store", "compact", money, "--out", tmp_path / "out", "--keep", 1, *HERE, "--json"
     )
     found = json.loads(result.stdout)
     assert (found["added"], found["removed"], found["snapshot_count"]) == (["A-3"], ["A-1"], 1)
@@ -55,9 +55,9 @@ def test_json_says_what_was_done(call: Call, money: Path, tmp_path: Path) -> Non
 def test_wrong_input_is_named_before_spark_starts(call: Call, money: Path, tmp_path: Path) -> None:
     """No store, no such snapshot; exit 2, and nothing is made."""
     out = tmp_path / "out"
-    result = call("spark", "compact", tmp_path / "nowhere", "--out", out)
+    result = call("store", "compact", tmp_path / "nowhere", "--out", out)
     assert (result.exit_code, "does not exist" in result.stderr) == (2, True)
-    result = call("spark", "compact", money, "--out", out, "--of", "A-9")
+    result = call("store", "compact", money, "--out", out, "--snapshot", "A-9")
     assert result.exit_code == 2
     assert "there is no snapshot A-9" in result.stderr
     assert not out.exists()

@@ -1,4 +1,4 @@
-"""``spark detect``: the answer of ``detect``, over all epochs."""
+"""``store detect``: the answer of ``detect``, over all epochs."""
 
 import json
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 def test_it_says_since_when_and_what(call: Call, money: Path, find: Find) -> None:
     """A yes in the words of ``detect``, and a table, in which a yes comes first."""
     find(row(1, 1, holds=False), row(2, 1, holds=False), row(3, 1, holds=True, sentence="x" * 61))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.exit_code == 0
     assert result.stderr == (
         f"yes: loss holds in A-3, and has since A-3, of 3 snapshots: {'x' * 61}\n"
@@ -67,7 +67,7 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
     """What held before a restore is reported; a predicate that ceased to hold is not stable."""
     before = (row(1, 1, holds=False, is_present=False), row(2, 1, holds=True, is_present=False))
     find(*before, row(3, 2, holds=False, sentence="all is there"))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.exit_code == 1
     assert result.stderr == (
         "no: loss does not hold in A-3: all is there\n"
@@ -76,12 +76,12 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
     )
     lost = (row(4, 3, holds=True, is_present=False), row(5, 3, holds=False, is_present=False))
     find(*before, *lost, row(6, 4, holds=True))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.exit_code == 1
     assert "no: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stderr
     assert "it held first in A-2, in epoch 1; it held in 3 epochs\n" in result.stderr
     find(before[0], row(3, 2, holds=False))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.stderr.endswith("of all 2 snapshots in 2 epochs it held in none\n")
 
 
@@ -93,7 +93,7 @@ def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: 
     path = tmp_path / "restored"
     restored(path, 2).close()
     alone = call("detect", path, "loss", *PURSES, "--json")
-    result = call("spark", "detect", path, "loss", *PURSES, *HERE, "--json")
+    result = call("store", "detect", path, "loss", *PURSES, *HERE, "--json")
     assert (result.exit_code, result.stderr) == (alone.exit_code, alone.stderr)
     assert alone.stderr.startswith("yes: loss holds in A-2, and has since A-2, of 1 snapshot: ")
     found, of_one = json.loads(result.stdout), json.loads(alone.stdout)
@@ -102,20 +102,20 @@ def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: 
     assert found["epochs"] == [{"epoch": 1, "snapshot_count": 2, "first": "A-2"}]
     manifest = path / "snapshots" / "A-1" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"A", b"B", 1))
-    damaged = call("spark", "detect", path, "loss", *PURSES, *HERE, "--json")
+    damaged = call("store", "detect", path, "loss", *PURSES, *HERE, "--json")
     assert (damaged.exit_code, "not asked, damaged: A-1\n" in damaged.stderr) == (2, True)
     find(row(1, 1, holds=False, is_present=False), row(2, 1, holds=True))
-    canned = call("spark", "detect", path, "loss", "--json")
+    canned = call("store", "detect", path, "loss", "--json")
     same_shape(json.loads(canned.stdout), found)
     find(row(1, 1, holds=None), row(2, 1, holds=False))
-    canned = call("spark", "detect", path, "loss", "--json")
+    canned = call("store", "detect", path, "loss", "--json")
     same_shape(json.loads(canned.stdout), json.loads(damaged.stdout))
 
 
 def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, find: Find) -> None:
     """Exit 2, though the others say yes; of many the first are named."""
     find(*(row(n, 1, holds=None, sentence="no") for n in range(1, 8)), row(8, 1, holds=True))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.exit_code == 2
     yes, left_out, error = result.stderr.splitlines()
     assert yes.startswith("yes: loss holds in A-8")
@@ -127,7 +127,7 @@ def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, f
 def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Find) -> None:
     """It is not known, which is said, and what is damaged."""
     find(row(1, 1, holds=None, sentence="no"))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.exit_code == 2
     assert result.stderr.startswith("no: no snapshot of the present epoch could be asked of loss\n")
 
@@ -135,7 +135,7 @@ def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Fi
 def test_the_table_is_capped(call: Call, money: Path, find: Find) -> None:
     """20 of 30 rows are shown, which is said."""
     find(*(row(number, 1, holds=number > 29) for number in range(1, 31)))
-    result = call("spark", "detect", money, "loss")
+    result = call("store", "detect", money, "loss")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 22
     assert "and 10 more snapshots (--json has all)" in result.stderr
@@ -150,5 +150,5 @@ def test_without_spark_it_says_what_to_install(
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
     monkeypatch.setattr(spark_session, "spark_session", unavailable)
-    result = call("spark", "detect", money, "loss", *PURSES)
+    result = call("store", "detect", money, "loss", *PURSES)
     assert (result.exit_code, "pip install 'stillframe[spark]'" in result.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""``spark diff``: what ``diff`` says, by Spark."""
+"""``store diff``: what ``diff`` says, by Spark."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def test_what_differs_is_shown_as_diff_does(call: Call, money: Path, find: Find)
     """Fields, keys, channels, and the messages that only one caught; of many keys the first, which
     is said; exit 1 as for 'diff'."""
     find(CANNED)
-    result = call("spark", "diff", money, "A-1", "A-3")
+    result = call("store", "diff", money, "A-1", "A-3")
     assert result.exit_code == 1, result.output
     assert result.stderr.splitlines() == [
         "and 10 more (--json has all)",
@@ -89,7 +89,7 @@ def test_what_differs_is_shown_as_diff_does(call: Call, money: Path, find: Find)
 def test_the_same_is_a_yes(call: Call, money: Path, find: Find) -> None:
     """Exit 0, and nothing but words."""
     find(NOTHING)
-    result = call("spark", "diff", money, "A-1", "A-1")
+    result = call("store", "diff", money, "A-1", "A-1")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "A-1 and A-1 record the same states and the same messages\n"
 
@@ -124,12 +124,12 @@ def store_of_two(path: Path) -> Path:
 def test_spark_finds_what_differs(call: Call, money: Path, find: Find, tmp_path: Path) -> None:
     """All of it as JSON: each field, key, channel and message; counts are of all keys."""
     store = store_of_two(tmp_path / "store")
-    result = call("spark", "diff", store, "P-1", "P-2", *HERE, "--json")
+    result = call("store", "diff", store, "P-1", "P-2", *HERE, "--json")
     assert result.exit_code == 1, result.output
     assert "P-1 and P-2 differ in 1 field, 4 keys and 1 channel" in result.stderr
     found = json.loads(result.stdout)
     find(CANNED)
-    same_shape(json.loads(call("spark", "diff", money, "A-1", "A-3", "--json").stdout), found)
+    same_shape(json.loads(call("store", "diff", money, "A-1", "A-3", "--json").stdout), found)
     assert found["is_equal"] is False
     assert found["fields"] == [{"process": "T", "field": "balance", "before": "1", "after": "2"}]
     assert found["key_counts"] == [
@@ -151,6 +151,6 @@ def test_spark_finds_what_differs(call: Call, money: Path, find: Find, tmp_path:
 
 def test_an_unknown_snapshot_is_named_before_spark_starts(call: Call, money: Path) -> None:
     """With those that there are; exit 2."""
-    result = call("spark", "diff", money, "A-1", "A-9")
+    result = call("store", "diff", money, "A-1", "A-9")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "there is no snapshot A-9 in the store" in result.stderr

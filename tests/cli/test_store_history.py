@@ -1,4 +1,4 @@
-"""``spark history``: how the snapshots of a store went, as tables and as JSON."""
+"""``store stats``: how the snapshots of a store went, as tables and as JSON."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_tables_show_snapshots_figures_channels_and_markers(
 ) -> None:
     """A row for each snapshot, each figure, each channel, and each hop of the slowest markers."""
     log = write_log(tmp_path / "log")
-    result = call("spark", "history", money, "--log", log, *HERE)
+    result = call("store", "stats", money, "--event-log", log, *HERE)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     listed = [line[0] for line in lines if line and line[0].startswith("A-")]
@@ -61,7 +61,7 @@ def test_json_has_rows(call: Call, money: Path) -> None:
     damaged snapshot is named, with exit code 1."""
     manifest = money / "snapshots" / "A-2" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
-    result = call("spark", "history", money, "--json", *HERE)
+    result = call("store", "stats", money, "--json", *HERE)
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert [row["snapshot"] for row in found["snapshots"]] == ["A-1", "A-3"]
@@ -80,7 +80,7 @@ def test_json_has_rows(call: Call, money: Path) -> None:
 
 def test_there_must_be_a_snapshot(call: Call, empty: Path) -> None:
     """An empty store is told apart from none, before Spark is started."""
-    result = call("spark", "history", empty)
+    result = call("store", "stats", empty)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "holds no snapshot yet" in result.stderr
 
@@ -94,6 +94,6 @@ def test_without_spark_it_says_what_to_install(
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
     monkeypatch.setattr(spark_session, "spark_session", unavailable)
-    result = call("spark", "history", money)
+    result = call("store", "stats", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr

@@ -12,8 +12,8 @@ from stillframe.detect.view import SnapshotView
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
-SHORT = ("--every", "50ms", "--for", "300ms")
-LONG = ("--for", "60s")
+SHORT = ("--every", "50ms", "--duration", "300ms")
+LONG = ("--duration", "60s")
 """The end of a system that a predicate does not stop, though it should."""
 RALLY = "tests.runtime.programs:rally"
 

@@ -57,7 +57,7 @@ _NAMED_MAX = 5
 app = Commands()
 
 
-@app.add("spark audit money --states 'sum(balance)' --messages 'sum(amount)'")
+@app.add("store audit money --states 'sum(balance)' --messages 'sum(amount)'")
 def audit(
     path: StorePath,
     states_sql: str | None = option(
@@ -93,10 +93,10 @@ def audit(
     conclude(found.ok, found.verdict)
 
 
-@app.add("spark history money", "spark history money --log money.log")
-def history(
+@app.add("store stats money", "store stats money --event-log money.log")
+def stats(
     path: StorePath,
-    log: Path | None = event_log_option(
+    event_log: Path | None = event_log_option(
         "Directory of the event log: show the way of the markers, too."
     ),
     where: str = MASTER,
@@ -107,7 +107,7 @@ def history(
     if published.is_empty:
         raise UsageError(f"the store {path} holds no snapshot yet: there is no history of any")
     with spark_session.session(where, "reading the history") as spark:
-        found = _find_history(spark, path, published, log)
+        found = _find_history(spark, path, published, event_log)
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
     output.answer({"store": path, "damages": damages} | found, lambda: _put_history(found))
     if damages:
@@ -191,7 +191,7 @@ def _put_paths(hops: list[Fields]) -> None:
     output.say("a hop between two machines is wrong by as much as their clocks differ")
 
 
-@app.add("spark diff money P1-16 P1-17")
+@app.add("store diff money P1-16 P1-17")
 def diff(
     path: StorePath,
     before: str = argument("A", "Id of a snapshot, or name of a savepoint."),
@@ -289,8 +289,8 @@ def _put_rows(
 
 
 @app.add(
-    "spark detect dinner deadlock",
-    "spark detect money 'select _snapshot, sum(balance) < 100 from processes group by _snapshot'",
+    "store detect dinner deadlock",
+    "store detect money 'select _snapshot, sum(balance) < 100 from processes group by _snapshot'",
 )
 def detect(
     path: StorePath,

@@ -1,68 +1,126 @@
 """The commands by name: a module of commands is imported when one of its commands is called."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from stillframe.cli import renamed
 from stillframe.cli.command import defer
+
+SPARK = "Needs stillframe[spark] and Java 17, 21 or 25."
+SCRIPT_SUFFIX = ".run"
+SCRIPTS = Path(__file__).parent.parent / "sim" / "runs"
+"""The scripts that are part of Stillframe."""
+
+
+class Root(TyperGroup):
+    """All commands; former names of commands are replaced before they are looked up."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; see ``TyperGroup``."""
+        if args[:1] == [renamed.SPLIT] and " ".join(args[:2]) not in renamed.COMMANDS:
+            ctx.fail(f"'{renamed.SPLIT}' is now 'pipeline', 'store' and 'log'.")
+        return super().parse_args(ctx, renamed.rename_command(args))
+
+
+class Simulator(TyperGroup):
+    """The commands of the simulator, of which ``script`` may be left out before a script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; see ``TyperGroup``."""
+        first = args[0] if args else ""
+        if first not in {*self.commands, "--help"}:
+            is_word = bool(first) and not first.startswith("-") and ":" not in first
+            is_script = is_word or any(map(_is_script, args))
+            args = ["script", *args] if is_script else renamed.rename_sim(args)
+        return super().parse_args(ctx, args)
+
+
+def _is_script(name: str) -> bool:
+    return name.endswith(SCRIPT_SUFFIX) or (
+        "/" not in name and (SCRIPTS / f"{name}{SCRIPT_SUFFIX}").exists()
+    )
+
+
+def _group(name: str, words: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:
+    made = typer.Typer(help=words, no_args_is_help=True, rich_markup_mode=None, cls=group)
+    app.add_typer(made, name=name)
+    return made
+
 
 app = typer.Typer(
     name="stillframe",
-    help="Consistent global snapshots of running distributed systems.",
-    epilog="Exit codes: 0 yes or done, 1 no, 2 wrong usage or something missing, 101 our bug.",
+    cls=Root,
+    help="Take consistent global snapshots of running distributed systems.",
+    epilog="Exit codes: 0 success or yes, 1 failure or no, 2 usage error or missing dependency, "
+    "101 bug in Stillframe.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
-spark_app = typer.Typer(
-    help="One snapshot across streaming queries and services; and whole stores on Spark: only "
-    "the commands with a STORE start it (and need the extra 'spark' and Java 17, 21 or 25).",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-defer(app, "run", "run", "Start a system afresh.")
-defer(app, "run", "restore", "Go back to a snapshot, live or by starting again.")
+defer(app, "run", "run", "Start a system and take snapshots of it.")
+defer(app, "run", "restore", "Roll a system back to a snapshot.")
+defer(app, "run", "resume", "Take over a system whose supervisor died.")
+defer(app, "run", "join", "Run one process of a system on this machine.")
 defer(app, "snapshots", "snapshot", "Take a snapshot now.")
 defer(app, "snapshots", "savepoint", "Keep a snapshot under a name.")
-defer(app, "snapshots", "drop", "Remove a snapshot or a savepoint.")
+defer(app, "snapshots", "delete", "Delete a snapshot or a savepoint.")
 defer(app, "snapshots", "list", "List the snapshots of a store.")
-defer(app, "snapshots", "show", "Show what a snapshot holds, or what is under way.")
-defer(app, "snapshots", "verify", "Check every byte and the books.")
-defer(app, "snapshots", "detect", "Say whether a stable predicate holds.")
+defer(app, "snapshots", "show", "Show the contents of a snapshot, or its progress.")
+defer(app, "snapshots", "verify", "Check the bytes and channel counts of snapshots.")
 defer(app, "snapshots", "diff", "Compare two snapshots.")
-defer(spark_app, "analytics", "audit", "Check all snapshots of a store at once.")
-defer(spark_app, "pipeline", "snapshot", "Take a snapshot of a pipeline now.")
-defer(spark_app, "pipeline", "savepoint", "Take a snapshot that is kept under a name.")
-defer(spark_app, "pipeline", "list", "List the snapshots of a pipeline.")
-defer(spark_app, "pipeline", "show", "Show what a snapshot of a pipeline holds.")
-defer(spark_app, "pipeline", "restore", "Take a stopped pipeline back to a snapshot.")
-defer(spark_app, "pipeline", "fork", "Make a second pipeline from a snapshot.")
-defer(spark_app, "pipeline", "progress", "Show who holds a snapshot up.")
-defer(spark_app, "pipeline", "drop", "Delete snapshots of a pipeline.")
-defer(spark_app, "analytics", "history", "Show how all snapshots of a store went.")
-defer(spark_app, "analytics", "diff", "Compare two snapshots of a large store.")
-defer(spark_app, "analytics", "detect", "Find out since when a stable predicate holds.")
-defer(spark_app, "records", "compact", "Make few large tables of all snapshots.")
-defer(spark_app, "records", "assemble", "Make snapshots of what processes recorded.")
-defer(spark_app, "follow", "follow", "Judge every snapshot of a store as it ends.")
-defer(spark_app, "records", "verify", "Verify all snapshots from an event log.")
-app.add_typer(spark_app, name="spark")
+defer(app, "snapshots", "detect", "Check whether a stable predicate holds.")
+defer(app, "snapshots", "events", "List starts, failures and snapshots of a system.")
+defer(app, "watch", "watch", "Serve a live dashboard of a system or pipeline.")
+defer(app, "view", "view", "Draw an execution or a snapshot.")
+defer(app, "run", "certs", "Create TLS certificates for testing.")
 
-more_app = typer.Typer()
-"""The commands that the help shows after the group ``spark``."""
-defer(more_app, "run", "resume", "Bring a system back whose supervisor died.")
-defer(more_app, "snapshots", "history", "Show what happened to a system.")
-defer(more_app, "run", "join", "Run one process of a system here.")
-defer(more_app, "run", "certificates", "Make certificates for several machines.")
-defer(more_app, "trace", "import", "Turn a log of another system into a trace.")
-defer(more_app, "trace", "cuts", "Ask about the consistent cuts of a trace.")
-defer(more_app, "sim", "sim", "Simulate seeds with faults, or play a script.")
-defer(more_app, "sim", "explore", "Visit every interleaving of a small system.")
-defer(more_app, "view", "view", "Show an execution as a space-time diagram.")
-defer(more_app, "watch", "watch", "Show a system or a pipeline in a page, while it runs.")
-app.add_typer(more_app)
+pipeline_app = _group(
+    "pipeline",
+    "Snapshot and restore pipelines of streaming queries and services. These commands read and "
+    "write the pipeline's directory; they do not start Spark.",
+)
+defer(pipeline_app, "pipeline", "snapshot", "Take a snapshot of a pipeline now.")
+defer(pipeline_app, "pipeline", "savepoint", "Take a snapshot and keep it under a name.")
+defer(pipeline_app, "pipeline", "list", "List the snapshots of a pipeline.")
+defer(pipeline_app, "pipeline", "show", "Show the contents of a snapshot.")
+defer(pipeline_app, "pipeline", "delete", "Delete snapshots.")
+defer(pipeline_app, "pipeline", "restore", "Roll a stopped pipeline back to a snapshot.")
+defer(pipeline_app, "pipeline", "fork", "Create a second pipeline from a snapshot.")
+defer(pipeline_app, "pipeline", "status", "Show the progress of the current snapshot.")
+
+store_app = _group("store", f"Analyze all snapshots of a store with Spark. {SPARK}")
+defer(store_app, "analytics", "audit", "Check all snapshots and a conserved total.")
+defer(store_app, "analytics", "stats", "Summarize durations, sizes and messages in transit.")
+defer(store_app, "analytics", "diff", "Compare two snapshots of a large store.")
+defer(store_app, "analytics", "detect", "Find the first snapshot in which a predicate holds.")
+defer(store_app, "records", "compact", "Combine all snapshots into a few large tables.")
+defer(store_app, "records", "assemble", "Build snapshots from recorded fragments.")
+defer(store_app, "follow", "follow", "Check each snapshot as soon as it ends.")
+
+log_app = _group("log", f"Analyze the event logs of processes with Spark. {SPARK}")
+defer(log_app, "records", "verify", "Check all snapshots against an event log.")
+defer(log_app, "records", "clock", "Compute the vector clock of an event.")
+
+trace_app = _group(
+    "trace", "Study executions, also of other systems: import their logs and query their cuts."
+)
+defer(trace_app, "trace", "import", "Convert a log with vector clocks into a trace.")
+defer(trace_app, "trace", "cuts", "Query the consistent cuts of a trace.")
+
+sim_app = _group(
+    "sim",
+    "Run systems in a deterministic simulator with virtual time. 'sim SCRIPT' is short for 'sim "
+    "script SCRIPT'.",
+    Simulator,
+)
+defer(sim_app, "sim", "run", "Run many seeds with injected faults.")
+defer(sim_app, "sim", "script", "Play a scripted execution.")
+defer(sim_app, "sim", "explore", "Visit every interleaving of a small system.")
 
 
 def _print_version(is_wanted: bool) -> None:

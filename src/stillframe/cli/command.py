@@ -28,6 +28,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from stillframe.cli import output
+from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import local_path
 from stillframe.errors import StillframeError
 
@@ -41,6 +42,11 @@ EXIT_CLOSED_PIPE = 141
 
 class Command(TyperCommand):
     """A command whose errors become a sentence and an exit code."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with former names of options too; see ``TyperCommand``."""
+        known = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, rename_options(args, known))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""

@@ -1,4 +1,4 @@
-"""``stillframe spark follow``: a verdict on each snapshot as it ends."""
+"""``stillframe store follow``: a verdict on each snapshot as it ends."""
 
 import math
 import signal
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, end_with_no, option, signals
-from stillframe.cli.options import FOR, MASTER, StorePath, event_log_option
+from stillframe.cli.options import DURATION, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
 from stillframe.cli.spark_session import with_zone
 from stillframe.errors import StillframeError
@@ -64,10 +64,12 @@ class Verdicts:
             raise
 
 
-@app.add("spark follow money", "spark follow money --log money.log --checkpoint judged --json")
+@app.add(
+    "store follow money", "store follow money --event-log money.log --checkpoint judged --json"
+)
 def follow(
     path: StorePath,
-    log: Path | None = event_log_option(
+    event_log: Path | None = event_log_option(
         "Directory of the event log: judge from there as well, 2 s later."
     ),
     timeout: str = option(
@@ -80,16 +82,16 @@ def follow(
         "Spark's checkpoint: with the same one, the command continues where it ended.  "
         "[default: judge all snapshots]",
     ),
-    for_: str | None = FOR,
+    duration: str | None = DURATION,
     where: str = MASTER,
 ) -> None:
     """Write a verdict on each snapshot as soon as it is published or given up, while a system runs:
     consistent, inconsistent or incomplete, and why; exit 1 if some were inconsistent."""
     timeout_s = quantities.parse_interval("--timeout", timeout)
-    stop_s = None if for_ is None else quantities.parse_duration("--for", for_)
+    stop_s = None if duration is None else quantities.parse_duration("--duration", duration)
     check_is_store(path)
-    if log is not None:
-        list_segments(log)
+    if event_log is not None:
+        list_segments(event_log)
     stop = Stop()
     with signals(stop.ask, signal.SIGINT, signal.SIGTERM):
         with output.words().status("starting Spark"):
@@ -99,11 +101,11 @@ def follow(
             return
         from stillframe.analytics import log_verification, verdict_stream, verified_parquet  # noqa: PLC0415
 
-        lag_s = 0.0 if log is None else LOG_LAG_S
+        lag_s = 0.0 if event_log is None else LOG_LAG_S
         frame = verdict_stream.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
         # Passed on, because Spark calls `put` in a thread in which ``wants_json`` is False.
         verdicts = Verdicts(
-            log_verification.CrossCheck(spark, log).rows, is_json=output.wants_json()
+            log_verification.CrossCheck(spark, event_log).rows, is_json=output.wants_json()
         )
         writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
         if checkpoint is not None:

@@ -16,8 +16,8 @@ def keep_option(what: str, *, least: int = 1) -> Any:
 
 
 def event_log_option(what: str) -> Any:
-    """Return the option ``--log DIR``, of which `what` says what is done with an event log."""
-    return option("DIR", what, "--log")
+    """Return the option ``--event-log DIR``; `what` says what the command does with the log."""
+    return option("DIR", what, "--event-log")
 
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
@@ -38,12 +38,14 @@ KEEP = keep_option(
     "Remove all but the newest N snapshots as they are published; savepoints stay.  "
     "[default: keep all]"
 )
-FOR = option("DURATION", "Stop after this long.  [default: at Ctrl-C]", "--for")
+DURATION = option("DURATION", "Stop after this long.  [default: at Ctrl-C]", "--duration")
 PIPELINE = option(
     "DIR",
     "The pipeline in which processes of this system are services; it takes the snapshots.",
     "--pipeline",
 )
+INTERVAL = ("--interval", "--every")
+"""The names of the option; the second one is the short form."""
 MASTER = option(
     "URL",
     "Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
@@ -56,38 +58,43 @@ MASTER = option(
 class SnapshotOptions:
     """When a system that is started takes snapshots, and what becomes of those that fail."""
 
-    every: str = option(
-        "DURATION", "Take a snapshot this often: 250ms, 1s, 2m; or 'never'.", default="1s"
+    interval: str = option(
+        "DURATION",
+        "Take a snapshot this often: 250ms, 1s, 2m; or 'never'.",
+        *INTERVAL,
+        default="1s",
     )
     initiator: list[str] | None = option(
         "PROCESS", "Process that initiates; several take turns.  [default: the first process]"
     )
     timeout: Timeout = "10s"
-    marker_wait: str = option(
+    marker_linger: str = option(
         "DURATION",
         "Let a marker wait this long for a message of its channel to ride on, at most 1s.",
         default="0",
     )
-    if_incomplete: Policy = typer.Option(
+    on_incomplete: Policy = typer.Option(
         Policy.ABANDON,
         help="What to do with a snapshot for which a part is missing: abandon it; retry at once "
         "from another initiator, three times at most; or exclude from it a process without "
         "channels, with the state that it recorded last.",
     )
-    tolerate: int | None = option(
+    max_abandoned: int | None = option(
         "COUNT",
         "End the system when more snapshots than this in a row are abandoned.  [default: never]",
         min=0,
     )
-    for_: str | None = FOR
+    duration: str | None = DURATION
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceOptions:
     """What processes write of themselves; elsewhere into directories of the same names."""
 
-    log: Path | None = event_log_option("Write what each process does into an event log in DIR.")
-    fragments: Path | None = option(
+    event_log: Path | None = event_log_option(
+        "Write what each process does into an event log in DIR."
+    )
+    fragment_dir: Path | None = option(
         "DIR",
         "Let each process write what it records of every snapshot into DIR, for 'stillframe spark "
         "assemble'.",
@@ -107,7 +114,7 @@ class PlacementOptions:
     tls: Path | None = option(
         "DIR", "Speak TLS, with ca.pem, cert.pem and key.pem of this directory."
     )
-    elsewhere: list[str] | None = option(
+    external: list[str] | None = option(
         "PROCESS", "Do not start this process here: wait for it to join. May be repeated."
     )
 
@@ -130,7 +137,7 @@ class ViewOptions:
     compare: str | None = option(
         "SNAPSHOT", "Of a store or pipeline: compare the snapshot with this earlier one."
     )
-    log: Path | None = event_log_option(
+    event_log: Path | None = event_log_option(
         "Directory of the event log: draw the true events around the cut."
     )
     cut: str | None = option(

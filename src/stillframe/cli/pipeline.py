@@ -1,4 +1,4 @@
-"""The commands about pipelines: ``stillframe spark snapshot`` and so on.
+"""The commands about pipelines: ``stillframe pipeline snapshot`` and so on.
 
 None needs Spark or Java: all that is asked and answered is in the directory of the pipeline."""
 
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_no, flag, option, signals
-from stillframe.cli.options import Timeout, keep_option
+from stillframe.cli.options import INTERVAL, Timeout, keep_option
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
@@ -68,20 +68,22 @@ SNAPSHOT = argument(
 
 
 @app.add(
-    "spark snapshot shop.pipeline --mode unaligned",
-    "spark snapshot shop.pipeline --every 1m --keep 10",
+    "pipeline snapshot shop.pipeline --mode unaligned",
+    "pipeline snapshot shop.pipeline --interval 1m --keep 10",
 )
 def snapshot(
     path: PipelinePath,
     mode: Mode = MODE,
-    every: str | None = option("DURATION", "Take one this often, until Ctrl-C: 10s, 5m."),
+    interval: str | None = option(
+        "DURATION", "Take one this often, until Ctrl-C: 10s, 5m.", *INTERVAL
+    ),
     keep: int | None = keep_option("Afterwards delete all but the newest N; savepoints stay."),
     timeout: Timeout = "1m",
 ) -> None:
     """Take a snapshot of all queries, services and channels while they run, and print its id;
     exit 1 says who was missing. Ctrl-C gives it up, and nothing stays held."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
-    every_s = None if every is None else quantities.parse_duration("--every", every)
+    every_s = None if interval is None else quantities.parse_duration("--interval", interval)
     pipeline = Pipeline(path)
     taking = functools.partial(pipeline.snapshot, mode, timeout_s=timeout_s)
     if every_s is None:
@@ -101,7 +103,7 @@ def snapshot(
                 output.say(f"no: {error}")
 
 
-@app.add("spark savepoint shop.pipeline before-upgrade")
+@app.add("pipeline savepoint shop.pipeline before-upgrade")
 def savepoint(
     path: PipelinePath,
     name: str = argument("NAME", "What it is called."),
@@ -192,8 +194,8 @@ def twice(manifest: Manifest) -> str:
     return f"a restore receives {quantities.count(manifest.duplicate_count, 'record')} twice"
 
 
-@app.add("spark progress shop.pipeline --watch")
-def progress(
+@app.add("pipeline status shop.pipeline --watch")
+def status(
     path: PipelinePath,
     watch: bool = flag(
         "--watch", "Follow the snapshot until it is over; exit 1 if it was given up."
@@ -303,7 +305,7 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
     return f"the program that took snapshot {progress.snapshot} {words}" if is_free else ""
 
 
-@app.add("spark list shop.pipeline", name="list")
+@app.add("pipeline list shop.pipeline", name="list")
 def list_snapshots(path: PipelinePath) -> None:
     """List the snapshots of a pipeline in the order of publishing; those of the present course,
     and the one from which the present epoch began, are marked."""
@@ -327,7 +329,7 @@ def list_snapshots(path: PipelinePath) -> None:
     began = f", which began from {metadata.restored_from}" if metadata.restored_from else ""
     end = f"a restore goes back to {latest}"
     if latest is None:
-        end = f"none to go back to: 'stillframe spark snapshot {path}' takes one"
+        end = f"none to go back to: 'stillframe pipeline snapshot {path}' takes one"
     columns: output.Columns[Manifest] = {
         "snapshot": attrgetter("snapshot"),
         "name": attrgetter("name"),
@@ -354,8 +356,8 @@ def list_snapshots(path: PipelinePath) -> None:
         end_with_no(*map(str, damages.values()))
 
 
-@app.add("spark drop shop.pipeline shop-3 shop-4", "spark drop shop.pipeline --keep 10")
-def drop(
+@app.add("pipeline delete shop.pipeline shop-3 shop-4", "pipeline delete shop.pipeline --keep 10")
+def delete(
     path: PipelinePath,
     snapshots: list[str] | None = argument(
         "SNAPSHOT...", "Ids of snapshots, or names of savepoints.", default=None
@@ -398,7 +400,7 @@ def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
     return "present" if manifest.epoch == metadata.epoch else ""
 
 
-@app.add("spark show shop.pipeline shop-17")
+@app.add("pipeline show shop.pipeline shop-17")
 def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
     what was sent, received and on each channel."""
@@ -463,7 +465,7 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
     }
 
 
-@app.add("spark restore shop.pipeline shop-17")
+@app.add("pipeline restore shop.pipeline shop-17")
 def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     """Verify a snapshot and take the stopped pipeline back to it, all at once or not at all; then
     start its programs again."""
@@ -477,7 +479,7 @@ def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     _answer_restored(manifest, path, which, {"epoch": pipeline.epoch, "seconds": seconds})
 
 
-@app.add("spark fork shop.pipeline shop-17 trial.pipeline")
+@app.add("pipeline fork shop.pipeline shop-17 trial.pipeline")
 def fork(
     path: PipelinePath,
     snapshot: str = argument("SNAPSHOT", _SNAPSHOT),

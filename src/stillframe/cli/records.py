@@ -30,29 +30,23 @@ ASSEMBLED_MAX = 50
 
 Fields = dict[str, Any]
 
+LOG = argument("LOG", "Directory of the event log that 'run --event-log' wrote.")
+
 app = Commands()
 
 
-@app.add("spark verify money.log --store money", "spark verify money.log --clock P1#17")
+@app.add("log verify money.log --store money")
 def verify(
-    log: Path = argument("LOG", "Directory of the event log that 'run --log' wrote."),
+    log: Path = LOG,
     store: Path | None = option(
         "DIR", "Store with what was published: it must be what the log says."
     ),
-    clock: str | None = option(
-        "PROCESS#EVENT", "Instead: the vector clock of an event, such as P1#17."
-    ),
-    epoch: int | None = option(
-        "N", "Only this epoch of the system.  [default: all; the last, for a clock]"
-    ),
+    epoch: int | None = option("N", "Check only this epoch of the system.  [default: all]"),
     where: str = MASTER,
 ) -> None:
     """Check with what every process did that every snapshot is consistent: nothing is accepted
     inside a cut that was sent outside it, every recorded channel holds what was on it, in order,
     and one marker travelled on each; exit 1 names the first message that contradicts."""
-    if clock is not None:
-        _put_clock(log, clock, epoch, where)
-        return
     try:
         _check(log, epoch)
         published = None if store is None else read_published(store)
@@ -85,7 +79,14 @@ def _answer_rows(
     output.answer(document, put if rows else None)
 
 
-def _put_clock(log: Path, event: str, epoch: int | None, where: str) -> None:
+@app.add("log clock money.log P1#17")
+def clock(
+    log: Path = LOG,
+    event: str = argument("PROCESS#EVENT", "An event, such as P1#17, the 17th event of P1."),
+    epoch: int | None = option("N", "Epoch of the system.  [default: the last]"),
+    where: str = MASTER,
+) -> None:
+    """Compute the vector clock of an event: how many events of each process happened before it."""
     process, sharp, index = event.rpartition("#")
     if not sharp or not index.isascii() or not index.isdigit():
         raise UsageError(f"{event!r} names no event: they look like P1#17")
@@ -95,11 +96,11 @@ def _put_clock(log: Path, event: str, epoch: int | None, where: str) -> None:
         from stillframe.analytics.log_events import vector_clock  # noqa: PLC0415 - needs PySpark
         from stillframe.analytics.log_verification import log_pieces  # noqa: PLC0415
 
-        clock = vector_clock(log_pieces(spark, log), chosen, process, int(index))
+        counts = vector_clock(log_pieces(spark, log), chosen, process, int(index))
     if output.wants_json():
-        output.put_json({"epoch": chosen, "event": event, "clock": clock})
+        output.put_json({"epoch": chosen, "event": event, "clock": counts})
         return
-    output.put_table("", ("process", "events"), clock.items())
+    output.put_table("", ("process", "events"), counts.items())
     output.say(f"so many events of each happened before {event} of epoch {chosen}, itself included")
 
 
@@ -246,8 +247,8 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
 
 
 @app.add(
-    "spark compact money --out money.tables --keep 1000",
-    "spark compact money --out audited --of P1-17",
+    "store compact money --out money.tables --keep 1000",
+    "store compact money --out audited --snapshot P1-17",
 )
 def compact(
     path: StorePath,
@@ -258,7 +259,9 @@ def compact(
         default=...,
     ),
     of: str | None = option(
-        "SNAPSHOT", "Only this one, an id or the name of a savepoint.  [default: all]"
+        "SNAPSHOT",
+        "Only this one, an id or the name of a savepoint.  [default: all]",
+        "--snapshot",
     ),
     keep: int | None = keep_option(
         "Remove the rows of all but the newest N; savepoints stay.  [default: keep all]"
@@ -309,12 +312,12 @@ def compact(
     )
 
 
-@app.add("spark assemble money.parts --out money.again")
+@app.add("store assemble money.parts --out money.again")
 def assemble(
     directory: Path = argument(
         "DIR",
-        "Directory of the fragments of all processes: what 'run --fragments' and 'join "
-        "--fragments' wrote, brought together.",
+        "Directory of the fragments of all processes: what 'run --fragment-dir' and 'join "
+        "--fragment-dir' wrote, brought together.",
     ),
     out: Path = option(
         "STORE",

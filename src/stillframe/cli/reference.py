@@ -24,9 +24,9 @@ Colour appears only on a terminal, and never with `NO_COLOR`.
 | 101 | a bug in stillframe |
 | 130 | it was ended by Ctrl-C before it had begun |
 
-Where damage would hide what is whole, `list`, `history` and `spark list`, `spark history` show the
+Where damage would hide what is whole, `list`, `history` and `pipeline list`, `store stats` show the
 rest and end with 1. Their JSON document names what is damaged: `damaged` is a list of objects with
-`detail`, a sentence, and of snapshots `id`; of `spark history` it is `damages`, an object with a
+`detail`, a sentence, and of snapshots `id`; of `store stats` it is `damages`, an object with a
 sentence for each id.
 
 Every path is one of the local file system, which a shared one can be mounted into. What begins like

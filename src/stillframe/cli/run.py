@@ -1,5 +1,5 @@
 """The commands that run a system: ``run``, ``restore`` and ``resume``; for one on several machines
-``join`` and ``certificates``."""
+``join`` and ``certs``."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ DAYS_MAX = 3650
 app = Commands()
 
 
-@app.add("run examples.bank:bank --store money --every 250ms")
+@app.add("run examples.bank:bank --store money --interval 250ms")
 def run(
     reference: str = options.TOPOLOGY,
     *,
@@ -115,7 +115,7 @@ def restore(
         if requested is not None:
             raise UsageError(
                 "the pipeline says with which snapshot this system begins: leave out the snapshot, "
-                f"and choose one with 'stillframe spark restore {pipeline}'"
+                f"and choose one with 'stillframe pipeline restore {pipeline}'"
             )
         _restore_stopped(path, None, config)
         return
@@ -223,7 +223,7 @@ def _load_topology(reference: str) -> Topology:
 def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
     if config.pipeline is not None:
         output.say(
-            f"stopped; to go on: stillframe spark restore {config.pipeline}, and then stillframe "
+            f"stopped; to continue: stillframe pipeline restore {config.pipeline}, then stillframe "
             f"restore {store.path} --pipeline {config.pipeline}"
         )
         return
@@ -348,7 +348,7 @@ def join(
     traces: options.TraceOptions,
 ) -> None:
     """Run one process of a system on this machine, the system being started on another with 'run
-    --elsewhere PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
+    --external PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
     after every restore, until Ctrl-C or SIGTERM; exit 2 if it is refused at its first coming."""
     add_cwd_to_path()
     tls = tls.absolute()
@@ -376,8 +376,8 @@ def join(
         raise typer.Exit(code)
 
 
-@app.add("certificates certificates P2 P3")
-def certificates(
+@app.add("certs certificates P2 P3")
+def certs(
     directory: Path = argument("DIR", "Directory of the CA; made if it is not there."),
     processes: list[str] | None = argument(
         "PROCESS...", "Processes that run elsewhere than the coordinator.", default=None

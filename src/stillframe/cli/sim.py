@@ -1,10 +1,10 @@
 """The commands of the simulator.
 
-``sim`` runs seeds, one seed step by step, or a script; ``explore`` visits every interleaving.
+``run`` tries seeds, or shows one step by step; ``script`` plays a script; ``explore`` visits every
+interleaving.
 """
 
 import difflib
-import importlib.resources
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
+from stillframe.cli.app import SCRIPT_SUFFIX, SCRIPTS
 from stillframe.cli.command import Commands, argument, end_with_no, flag, option
 from stillframe.cli.trace import put_proof
 from stillframe.durable_files import write_atomically
@@ -49,10 +50,6 @@ SOMETIMES = {
     "two snapshots were under way at once": exploration.snapshots_overlap,
 }
 
-RUN_SUFFIX = ".run"
-INCLUDED = Path(str(importlib.resources.files("stillframe.sim") / "runs"))
-"""Where the scripts are that come with stillframe."""
-
 
 class Rules(StrEnum):
     """Which recording rules are followed."""
@@ -81,12 +78,24 @@ NetworkName = Annotated[Network, typer.Option(help="What is assumed of every cha
 RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
 
 
-@app.add("sim --seeds 1..200", "sim lecture")
-def sim(
-    what: str | None = argument(
-        "MODULE:TOPOLOGY|SCRIPT",
-        "A system, or a .run file; of those that come with stillframe the name will do.  "
-        "[default: another random system from each seed]",
+TRACE = option(
+    "FILE",
+    "Write what happened in a script or in one seed, for 'view' and 'trace cuts'.",
+    "--trace",
+)
+PROVE = option(
+    "SNAPSHOT",
+    "Show the proof of a snapshot in a script or in one seed, step by step: the computation "
+    "in which all events before the cut come first.",
+    "--prove",
+)
+
+
+@app.add("sim run --seeds 1..200")
+def run(
+    reference: str | None = argument(
+        "MODULE:TOPOLOGY",
+        "A system.  [default: another random system from each seed]",
         default=None,
     ),
     seeds: str | None = option("A..B", "Which seeds; one number for one.  [default: 1..200]"),
@@ -96,34 +105,18 @@ def sim(
     steps: bool = flag("--steps", "Show every step of one seed."),
     network: NetworkName = Network.FIFO,
     rules: RulesName = Rules.CHANDY_LAMPORT,
-    trace: Path | None = option(
-        "FILE", "Write what happened in a script or in one seed, for 'view' and 'cuts'."
-    ),
-    prove: str | None = option(
-        "SNAPSHOT",
-        "Show the proof of a snapshot in a script or in one seed, step by step: the computation "
-        "in which all events before the cut come first.",
-    ),
-    rewrite: bool = flag("--rewrite", "Write what happens now into the script."),
+    trace: Path | None = TRACE,
+    prove: str | None = PROVE,
 ) -> None:
     """Run real processes and the real recording rules in one thread, in virtual time: many seeds
-    with crashes, partitions and lost connections, each judged; or a script, step by step. Exit 1 if
-    a promise is broken, with the shortest schedule that does, or if a script ends otherwise."""
-    path = script_path(what) if what is not None else None
-    inputs = tuple(file for file in (path, schedule) if file is not None)
-    extras = Extras(trace, prove, inputs)
-    is_usual = network is Network.FIFO and rules is Rules.CHANDY_LAMPORT
-    if path is not None:
-        if steps or seeds is not None or schedule is not None or not is_usual:
-            raise UsageError(
-                f"{what} is a script, and says itself what happens: leave --seeds, --schedule, "
-                "--steps, --network and --rules out"
-            )
-        play_script(path, extras, rewrite=rewrite)
-        return
-    if rewrite:
-        raise UsageError("--rewrite is about a script: name one")
-    subject = Subject(what, network, rules)
+    with crashes, partitions and lost connections, each judged. Exit 1 if a promise is broken, with
+    the shortest schedule that does."""
+    if reference is not None and ":" not in reference:
+        raise UsageError(
+            f"{reference} is not MODULE:TOPOLOGY; to play a script, use 'stillframe sim script'"
+        )
+    extras = Extras(trace, prove, () if schedule is None else (schedule,))
+    subject = Subject(reference, network, rules)
     chosen = parse_seeds(seeds or "1..200")
     if not steps and schedule is None and trace is None and prove is None:
         _try_seeds(subject, chosen)
@@ -134,6 +127,20 @@ def sim(
             "--seeds 17"
         )
     _show_seed(subject, chosen[0], schedule, extras)
+
+
+@app.add("sim script lecture", "sim script mine.run --rewrite")
+def script(
+    name: str = argument(
+        "SCRIPT", "A .run file, or the name of one of those that come with stillframe."
+    ),
+    trace: Path | None = TRACE,
+    prove: str | None = PROVE,
+    rewrite: bool = flag("--rewrite", "Write what happens now into the script."),
+) -> None:
+    """Play a script step by step; exit 1 if something else happens than it says."""
+    path = script_path(name)
+    play_script(path, Extras(trace, prove, (path,)), rewrite=rewrite)
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -168,7 +175,7 @@ class Subject(msgspec.Struct, frozen=True):
         options = [] if self.network is Network.FIFO else ["--network", self.network.value]
         options += [] if self.rules is Rules.CHANDY_LAMPORT else ["--rules", self.rules.value]
         system = [self.topology] if self.topology else []
-        return " ".join(["stillframe sim", *system, "--seeds", str(seed), *options, "--steps"])
+        return " ".join(["stillframe sim run", *system, "--seeds", str(seed), *options, "--steps"])
 
 
 def parse_seeds(text: str) -> range:
@@ -285,7 +292,7 @@ def _run_document(run: campaign.Run) -> dict[str, Any]:
     }
 
 
-@app.add("explore --network reordering")
+@app.add("sim explore --network reordering")
 def explore(
     reference: str | None = argument(
         "MODULE:TOPOLOGY", "A small system.  [default: two accounts, each pays once]", default=None
@@ -413,34 +420,31 @@ def serve(world: World, extras: Extras) -> None:
     put_proof(trace, snapshot, check, has_state=isinstance(outcome, Snapshot))
 
 
-def script_path(name: str) -> Path | None:
-    """Return the ``.run`` file that `name` means: a file, or one that comes with stillframe; None
-    if it means a topology."""
-    if name.endswith(RUN_SUFFIX):
+def script_path(name: str) -> Path:
+    """Return the ``.run`` file that `name` means: a file, or one that comes with stillframe."""
+    if name.endswith(SCRIPT_SUFFIX):
         path = Path(name)
         if path.exists() and not path.is_file():
             raise UsageError(f"{name} is no regular file: a script is a text that ends in .run")
         if path.exists() or "/" in name:
             return path
-    path = INCLUDED / (name if name.endswith(RUN_SUFFIX) else name + RUN_SUFFIX)
+    path = SCRIPTS / (name if name.endswith(SCRIPT_SUFFIX) else name + SCRIPT_SUFFIX)
     if path.exists() and "/" not in name:
         return path
-    if name.endswith(RUN_SUFFIX) or ":" not in name:
-        raise UsageError(
-            f"there is no script {name}: give a .run file, MODULE:TOPOLOGY, or one of those that "
-            f"come with stillframe: {', '.join(included_names())}"
-        )
-    return None
+    raise UsageError(
+        f"there is no script {name}: give a .run file, or one of those that come with stillframe: "
+        f"{', '.join(included_names())}"
+    )
 
 
 def included_names() -> list[str]:
     """Return the names of the scripts that come with stillframe."""
-    return sorted(found.stem for found in INCLUDED.glob(f"*{RUN_SUFFIX}"))
+    return sorted(found.stem for found in SCRIPTS.glob(f"*{SCRIPT_SUFFIX}"))
 
 
 def is_included(path: Path) -> bool:
     """Return whether `path` is a script that comes with stillframe."""
-    return path.is_relative_to(INCLUDED)
+    return path.is_relative_to(SCRIPTS)
 
 
 def play_script(path: Path, extras: Extras, *, rewrite: bool) -> None:

@@ -1,6 +1,6 @@
-"""The commands about the snapshots of a store: ``list``, ``show`` and ``history`` show them;
-``snapshot``, ``savepoint`` and ``drop`` change them; ``verify``, ``detect`` and ``diff`` answer yes
-or no.
+"""The commands about the snapshots of a store: ``list``, ``show`` and ``events`` show them,
+``snapshot``, ``savepoint`` and ``delete`` change them, ``verify``, ``detect`` and ``diff`` check
+them.
 
 The store has one writer: if a system runs on it, that one is asked.
 """
@@ -220,8 +220,8 @@ def put_books(state: GlobalState) -> None:
     output.put_table("books, in messages", BOOKS_COLUMNS, rows)
 
 
-@app.add("history money")
-def history(path: StorePath) -> None:
+@app.add("events money")
+def events(path: StorePath) -> None:
     """Show what happened to a system, one line an event: its starts and deaths, and how each
     snapshot ended."""
     Store.open(path)
@@ -354,12 +354,14 @@ def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
     output.say(published(entry))
 
 
-@app.add("savepoint money before-upgrade", "savepoint money audited --of P1-17")
+@app.add("savepoint money before-upgrade", "savepoint money audited --snapshot P1-17")
 def savepoint(
     path: StorePath,
     name: str = argument("NAME", "Name of the savepoint."),
     of: str | None = option(
-        "SNAPSHOT", "The snapshot, also if nothing runs.  [default: one that is taken now]"
+        "SNAPSHOT",
+        "The snapshot, also if nothing runs.  [default: one that is taken now]",
+        "--snapshot",
     ),
     initiator: str | None = INITIATOR,
 ) -> None:
@@ -382,11 +384,11 @@ def savepoint(
             writer.save(chosen, name)
     entry = Store.open(path).entry(chosen)
     output.answer({"savepoint": name, "entry": entry}, lambda: output.put_lines([str(chosen)]))
-    output.say(f"savepoint {name}: {published(entry)}; it is kept until 'stillframe drop'")
+    output.say(f"savepoint {name}: {published(entry)}; it is kept until 'stillframe delete'")
 
 
-@app.add("drop money before-upgrade")
-def drop(path: StorePath, name: SnapshotName) -> None:
+@app.add("delete money before-upgrade")
+def delete(path: StorePath, name: SnapshotName) -> None:
     """Remove a snapshot, or the name of a savepoint and the snapshot with it. What others are based
     on is not lost; the newest, and the one that a restore goes back to, stay."""
     chosen = Store.open(path).find(name)

@@ -194,24 +194,24 @@ class SystemConfig(RunConfig, frozen=True, kw_only=True):
     ) -> "SystemConfig":
         """Return what the options say; `others` are fields as they are."""
         parse = quantities.parse_duration
-        for_ = taking.for_
+        duration = taking.duration
         address = addresses.ANY_PORT
         if place.listen is not None:
             address = addresses.Address.parse(place.listen, port=addresses.COORDINATOR_PORT)
         certificates = _absolute(place.tls)
         addresses.require_tls_off_loopback(address, certificates)
         return cls(
-            every_s=quantities.parse_interval("--every", taking.every),
+            every_s=quantities.parse_interval("--interval", taking.interval),
             timeout_s=parse("--timeout", taking.timeout),
             marker_wait_s=quantities.parse_wait(
-                "--marker-wait", taking.marker_wait, max_s=MARKER_WAIT_S_MAX
+                "--marker-linger", taking.marker_linger, max_s=MARKER_WAIT_S_MAX
             ),
-            for_s=None if for_ is None else parse("--for", for_),
+            for_s=None if duration is None else parse("--duration", duration),
             initiators=tuple(taking.initiator or ()),
-            policy=taking.if_incomplete,
-            tolerated_count=taking.tolerate,
+            policy=taking.on_incomplete,
+            tolerated_count=taking.max_abandoned,
             outputs=output_dirs(traces),
-            placement=Placement(address, certificates, tuple(place.elsewhere or ())),
+            placement=Placement(address, certificates, tuple(place.external or ())),
             **others,
         )
 
@@ -222,7 +222,7 @@ def _absolute(path: Path | None) -> str | None:
 
 def output_dirs(options: TraceOptions) -> OutputDirs:
     """Return where processes write; in the same directories, or elsewhere in others so called."""
-    return OutputDirs(log=_absolute(options.log), fragments=_absolute(options.fragments))
+    return OutputDirs(log=_absolute(options.event_log), fragments=_absolute(options.fragment_dir))
 
 
 class StopSignals:

@@ -80,7 +80,7 @@ def parse_cut(text: str, trace: Trace) -> Cut:
     return cut
 
 
-@app.add("import simpledb.log --out simpledb.trace", name="import")
+@app.add("trace import simpledb.log --out simpledb.trace", name="import")
 def import_(
     paths: list[Path] = argument(
         "LOG...",
@@ -205,9 +205,9 @@ def _say_executions(
     )
 
 
-@app.add("cuts simpledb.trace --cut P24464=3,P24468=5")
+@app.add("trace cuts simpledb.trace --cut P24464=3,P24468=5")
 def cuts(
-    path: Path = argument("TRACE", "Trace that 'import --out' or 'sim --trace' wrote."),
+    path: Path = argument("TRACE", "Trace that 'trace import --out' or 'sim run --trace' wrote."),
     cut: str | None = option(
         "PROCESS=COUNT,...",
         "Say whether this cut is consistent, given how many events of each process lie before it; "

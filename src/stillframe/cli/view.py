@@ -9,6 +9,7 @@ import msgspec
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities, sim
+from stillframe.cli.app import SCRIPT_SUFFIX
 from stillframe.cli.command import Commands, argument
 from stillframe.cli.options import ViewOptions
 from stillframe.cli.trace import parse_cut
@@ -44,9 +45,8 @@ def _read_execution(what: str) -> Execution:
     """Return the execution that `what` means: a trace file, a ``.run`` file, or the name of one
     that comes with stillframe."""
     path = local_path(what)
-    if what.endswith(sim.RUN_SUFFIX) or (what in sim.included_names() and not path.exists()):
+    if what.endswith(SCRIPT_SUFFIX) or (what in sim.included_names() and not path.exists()):
         script = sim.script_path(what)
-        assert script is not None, what
         played = sim.play(script, sim.read_script(script))
         return Execution(script, played.world.epoch.trace(played.world.description), played)
     if path.is_dir():
@@ -66,8 +66,7 @@ app = Commands()
 def view(
     what: str = argument(
         "TRACE|SCRIPT|STORE",
-        "Trace that 'import --out' or 'sim --trace' wrote, or a .run file; of those that come "
-        "with stillframe the name will do. Or a store, or a pipeline: shows one of its snapshots.",
+        "Trace file, script (a .run file, or the name of an included one), store or pipeline.",
     ),
     *,
     options: ViewOptions,
@@ -82,8 +81,8 @@ def view(
         if view_store.is_store(Path(what)):
             view_store.show(Path(what), options)
             return
-    if options.compare is not None or options.log is not None:
-        raise UsageError(f"--compare and --log are for stores, and {what} is none")
+    if options.compare is not None or options.event_log is not None:
+        raise UsageError(f"--compare and --event-log are for stores, and {what} is none")
     suffix = (options.out.suffix if options.out is not None else "") or SVG
     if suffix not in {*DRAWN, HTML}:
         raise UsageError(

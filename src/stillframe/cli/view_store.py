@@ -37,7 +37,7 @@ def show(path: Path, options: ViewOptions) -> None:
     else:
         content, words, name = _of_store(path, options, suffix)
     out = options.out if options.out is not None else path.with_name(f"{path.stem}-{name}{SUFFIX}")
-    for inside in filter(None, (path, options.log)):
+    for inside in filter(None, (path, options.event_log)):
         if out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
     write_atomically(out, [content], inputs=[])
@@ -47,13 +47,15 @@ def show(path: Path, options: ViewOptions) -> None:
 
 def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
     """Return the content of the file, what it is in words, and what of it belongs into its name."""
-    store, log = Store.open(path), options.log
+    store, log = Store.open(path), options.event_log
     snapshot = _chosen(store, options.snapshot)
     if options.compare is not None:
         if suffix != SUFFIX:
             raise UsageError(f"--out {options.out}: a comparison is a page: let it end in .html")
         if log is not None:
-            raise UsageError("a comparison takes no --log: show each snapshot by itself with it")
+            raise UsageError(
+                "a comparison takes no --event-log: show each snapshot by itself with it"
+            )
         other = store.find(options.compare)
         return _compared(documents.diff_document(store, other, snapshot), other, snapshot)
     if suffix == SUFFIX:
@@ -70,9 +72,9 @@ def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str
 
 
 def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
-    if suffix != SUFFIX or options.log is not None:
+    if suffix != SUFFIX or options.event_log is not None:
         raise UsageError(
-            f"{path} is a pipeline: a snapshot of it can be shown as a page (.html), without --log"
+            f"{path} is a pipeline: its snapshots are shown as a page (.html), without --event-log"
         )
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if options.snapshot is None else pipeline.find(options.snapshot)

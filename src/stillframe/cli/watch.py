@@ -49,7 +49,7 @@ def watch(
         "--detect",
     ),
     reference: str | None = CLASSES,
-    log: Path | None = event_log_option(
+    event_log: Path | None = event_log_option(
         "Directory of the event log: snapshots show what happened around them."
     ),
     listen: str | None = option(
@@ -80,7 +80,7 @@ def watch(
         output.say(f"showing {path} there, until Ctrl-C")
 
     with (
-        _target(path, predicates or [], reference, log, otlp) as target,
+        _target(path, predicates or [], reference, event_log, otlp) as target,
         contextlib.suppress(KeyboardInterrupt),  # one that comes while it starts
     ):
         uvloop.run(serve(target, address, token=token, ready=ready))
@@ -94,7 +94,7 @@ def _target(
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
                 f"{path} is a pipeline: predicates, classes, an event log and traces are of a "
-                "system of processes; leave out --detect, --topology, --log and --otlp"
+                "system of processes; leave out --detect, --topology, --event-log and --otlp"
             )
         yield PipelineTarget(path)
         return
