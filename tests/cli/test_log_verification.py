@@ -261,17 +261,17 @@ def test_the_clock_of_an_event_says_what_happened_before(call: Call, log: Path) 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("command", "words"),
     [
-        (("--epoch", "7"), "has nothing of epoch 7; it has the epochs 1, 2"),
-        (("--clock", "B2"), "'B2' names no event: they look like P1#17"),
+        (("verify", "LOG", "--epoch", "7"), "has nothing of epoch 7; it has the epochs 1, 2"),
+        (("clock", "LOG", "B2"), "'B2' names no event: they look like P1#17"),
     ],
 )
 def test_what_is_not_there_is_said_before_spark_starts(
-    call: Call, log: Path, options: tuple[str, str], words: str
+    call: Call, log: Path, command: tuple[str, ...], words: str
 ) -> None:
     """Exit 2, in one sentence."""
-    result = call("log", "verify", log, *options)
+    result = call("log", *(str(log) if word == "LOG" else word for word in command))
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
 

@@ -63,7 +63,7 @@ def test_an_edited_checkpoint_is_refused(
     edited = saved.path / "snapshots" / "shop-1" / "checkpoints" / "audit" / "commits" / "2"
     edited.write_text("v1\n[]", encoding="utf-8")
     target = [tmp_path / "second.pipeline"] if command == "fork" else []
-    result = call("spark", command, saved.path, "gold", *target)
+    result = call("pipeline", command, saved.path, "gold", *target)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{edited} was changed since snapshot shop-1 was published" in result.stderr
     assert saved.epoch == 1

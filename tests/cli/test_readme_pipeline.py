@@ -17,7 +17,7 @@ def test_the_pipeline_commands_of_the_readme(
 ) -> None:
     """A snapshot is taken, the pipeline goes back to it, and a second one begins from it."""
     (session,) = re.findall(
-        r"^```console\n(\$ stillframe pipeline snapshot .*?)^```$",
+        r"^```console\n(\$ stillframe (?:spark|pipeline) snapshot .*?)^```$",
         README.read_text(),
         re.DOTALL | re.MULTILINE,
     )

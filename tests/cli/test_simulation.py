@@ -249,7 +249,7 @@ def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> N
     assert result.stdout.splitlines()[0].endswith(" does talk")
     assert " deliver P" in result.stdout.splitlines()[1]
     assert "\nshown are 2 of its " in result.stderr
-    command = f"stillframe sim {HERE}:dicey --seeds 1 --steps"
+    command = f"stillframe sim run {HERE}:dicey --seeds 1 --steps"
     assert f"every step of the whole run: {command}\n" in result.stderr
     whole = call(*command.split()[1:])
     assert whole.exit_code == 1
@@ -358,7 +358,7 @@ def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
         (["--seeds", "x"], "--seeds 'x': write FIRST..LAST"),
         (["--seeds", "1..5", "--steps"], "are about one run: give one seed, such as --seeds 17"),
         (["--trace", "x"], "are about one run: give one seed"),
-        (["nosuch"], "there is no script nosuch: give a .run file, MODULE:TOPOLOGY, or one of th"),
+        (["nosuch"], "there is no script nosuch: give a .run file, or one of those that come with"),
         (["nosuch.run"], "come with stillframe: deadlock, lecture, lecture-ticks, never-occurred"),
         (["./no/such.run"], "no/such.run: No such file or directory"),
         (["../lecture"], "there is no script ../lecture"),
@@ -368,13 +368,12 @@ def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
             [f"{HERE}:Talker"],
             "has no topology 'Talker'; it has broken, chain, dicey, erratic, talkers",
         ),
+        (["lecture", "--steps"], "No such option: --steps"),
         (
-            ["lecture", "--steps"],
-            "lecture is a script, and says itself what happens: leave --seeds",
+            ["run", "lecture"],
+            "lecture is not MODULE:TOPOLOGY; to play a script, use 'stillframe sim",
         ),
-        (["lecture", "--network", "lossy"], "lecture is a script, and says itself what happens"),
-        (["lecture", "--rules", "lai-yang"], "lecture is a script, and says itself what happens"),
-        (["--rewrite"], "--rewrite is about a script: name one"),
+        (["run", "--rewrite"], "No such option: --rewrite"),
         (["--network", "wet"], "'wet' is not one of"),
         (["--rules", "none"], "'none' is not one of"),
     ],

@@ -194,7 +194,7 @@ def test_a_pipeline_has_no_picture(call: Call, shop: Pipeline, tmp_path: Path) -
     for arguments in (("--out", tmp_path / "x.svg"), ("--event-log", tmp_path)):
         result = call("view", shop.path, *arguments)
         assert result.exit_code == 2
-        assert "can be shown as a page" in " ".join(result.stderr.split())
+        assert "its snapshots are shown as a page" in " ".join(result.stderr.split())
 
 
 def test_a_page_stays_small_however_much_is_held(call: Call, tmp_path: Path, empty: Path) -> None:

@@ -88,7 +88,7 @@ def read_metadata(root: Path) -> Metadata:
         if (root / STORE_HEAD).exists():
             raise UsageError(
                 f"{root} is a store, the snapshots of a system of processes, and no pipeline: use "
-                "the commands that are not under 'stillframe spark', such as 'stillframe list'"
+                "the commands that are not under 'stillframe pipeline', such as 'stillframe list'"
             )
         what = "is no pipeline" if root.exists() else "does not exist"
         raise UsageError(f"{root} {what}: give the directory that the program made its pipeline in")

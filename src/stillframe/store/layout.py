@@ -71,8 +71,8 @@ def check_is_store(path: Path) -> None:
         return
     if (path / _PIPELINE_HEAD).exists():
         raise UsageError(
-            f"{path} is a pipeline and no store: use the commands under 'stillframe spark', such "
-            f"as 'stillframe spark list {path}'"
+            f"{path} is a pipeline, not a store: use the commands under 'stillframe pipeline', "
+            f"such as 'stillframe pipeline list {path}'"
         )
     _check_no_snapshots(path)
     what = "is no store" if path.exists() else "does not exist"
