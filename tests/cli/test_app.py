@@ -180,7 +180,7 @@ def test_run_refuses_a_store_that_has_snapshots(call: Call, money: Path) -> None
     """A fresh start never goes into an old store; the error names the command to go on with."""
     result = call("run", BANK, "--store", money)
     assert result.exit_code == 2
-    assert f"use 'stillframe restore {money}' to go on" in result.stderr
+    assert f"use 'stillframe restore {money}'" in result.stderr
 
 
 def test_restore_needs_a_snapshot(call: Call, empty: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Pa
     )
     refused = call("resume", path)
     assert refused.exit_code == 2
-    assert "Run 'stillframe pipeline restore /data/shop', then 'stillframe restore" in (
+    assert "use 'stillframe pipeline restore /data/shop', then 'stillframe restore" in (
         refused.stderr
     )
 

@@ -96,8 +96,7 @@ class TraceOptions:
     )
     fragment_dir: Path | None = option(
         "DIR",
-        "Let each process write what it records of every snapshot into DIR, for 'stillframe spark "
-        "assemble'.",
+        "Write each process's fragment of every snapshot into DIR, for 'store assemble'.",
     )
 
 

@@ -55,7 +55,7 @@ def open_writer(path: Path, *, takes_over: bool = False) -> Store:
         if left is not None and left.pipeline is not None:
             raise UsageError(
                 f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "
-                f"it alone: use 'stillframe spark restore {left.pipeline}', and then 'stillframe "
+                f"it alone: use 'stillframe pipeline restore {left.pipeline}', then 'stillframe "
                 f"restore {path} --pipeline {left.pipeline}'"
             )
     except BaseException:
@@ -71,7 +71,7 @@ def keep_newest(store: Store, config: RunConfig) -> None:
     if config.pipeline is not None:
         raise UsageError(
             "--keep is for a system alone: the pipeline's snapshots need those of this one; "
-            f"use 'stillframe spark snapshot {config.pipeline} --keep {config.keep_count}'"
+            f"use 'stillframe pipeline snapshot {config.pipeline} --keep {config.keep_count}'"
         )
     store.keep(config.keep_count)
 
