@@ -15,7 +15,7 @@ from bench.measure import median
 from stillframe.model import SnapshotId
 from stillframe.sim.checker import check_run
 from stillframe.sim.choices import Initiate
-from stillframe.sim.explore import SmallSystem, explore, invariants_hold
+from stillframe.sim.exploration import SmallSystem, explore, invariants_hold
 from stillframe.sim.network import Fifo
 from stillframe.sim.scheduler import Faults, Load, RandomScheduler, draw_faults
 from stillframe.sim.systems import pair, random_system

@@ -12,6 +12,7 @@ FENCE = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 RUN = ("python", "console", "sh", "bash", "shell", "yaml", "sql")
 """Languages of which every block must be run; others are output, files and pictures of formats."""
 
+SIMULATOR = "tests/test_docs_simulator.py::test_the_programs_of_the_page_print_what_it_shows"
 README = "tests/test_docs.py::test_the_readme_program_does_what_the_readme_shows"
 PROVING = "tests/test_docs.py::test_the_commands_that_prove_do_what_the_page_says"
 TUTORIAL = "tests/test_tutorial.py::test_the_tutorial_can_be_followed"
@@ -77,6 +78,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     },
     "docs/player.md": {"console": [PROVING] * 4},
     "docs/proof.md": {"console": [PROVING] * 6},
+    "docs/simulator.md": {"python": [SIMULATOR] * 8},
     "docs/snapshot-view.md": {
         "console": [
             "tests/test_docs_snapshot_view.py::test_the_commands_of_the_page_write_what_it_says"

@@ -24,6 +24,19 @@ from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.trace import Cut, Event, MessageId, Trace
 
+__all__ = [
+    "CutView",
+    "Predicate",
+    "consistent_cuts",
+    "count_consistent_cuts",
+    "cuts_where",
+    "definitely",
+    "explain",
+    "interior",
+    "observation_without",
+    "possibly",
+]
+
 BOUNDS_MAX = 20_000_000
 """Maximum number of bounds in a table, which has one of each process for each event."""
 LIMITS_MAX = 5_000_000

@@ -17,6 +17,8 @@ import msgspec
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import Channel, ProcessId, SnapshotId
 
+__all__ = ["Cut", "Event", "MarkerStep", "MessageId", "Position", "Step", "Trace"]
+
 LABEL_CHARS_MAX = 500
 
 Cut = tuple[int, ...]

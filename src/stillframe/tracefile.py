@@ -17,6 +17,8 @@ from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.trace import MarkerStep, Step, Trace, clean_label
 
+__all__ = ["read", "write"]
+
 VERSION = 1
 LINE_BYTES_MAX = 2**24
 PROCESS_COUNT_MAX = 4096

@@ -1,19 +1,19 @@
 """Every interleaving of small systems: counted exactly, and checked against plain enumeration."""
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
-from stillframe.errors import UsageError
+from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.process import every
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
 from stillframe.sim.choices import parse_choice
-from stillframe.sim.explore import (
+from stillframe.sim.exploration import (
     Explored,
     Run,
     SmallSystem,
@@ -21,14 +21,15 @@ from stillframe.sim.explore import (
     a_recorded_state_need_not_occur,
     cuts_are_consistent,
     explore,
+    initiations,
     invariants_hold,
-    play,
+    replay,
     snapshots_are_published,
     snapshots_overlap,
 )
 from stillframe.sim.network import Fifo, Lossy, Network, Reordering
 from stillframe.sim.systems import Account, Payment, pair
-from stillframe.sim.world import World
+from stillframe.sim.world import StateView, World
 from stillframe.topology import Topology
 
 ALWAYS = {
@@ -96,10 +97,10 @@ def following(small: SmallSystem, run: Run) -> Iterator[choices.Choice]:
     for channel in small.topology.description.channels:
         tried += [choices.Deliver((channel,), position) for position in range(4)]
         tried += [choices.Lose(channel)]
-    step_count = len(play(small, run).steps)
+    step_count = len(replay(small, run).steps)
     for choice in tried:
         try:
-            world = play(small, (*run, choice))
+            world = replay(small, (*run, choice))
         except UsageError:
             continue
         if isinstance(choice, choices.Initiate) and len(world.steps) == step_count:
@@ -170,7 +171,7 @@ def test_runs_and_states_are_those_of_plain_enumeration(name: str) -> None:
     assert counts(explored(small)) == expected
     runs = list(prefixes(small))
     assert sum(is_end for _, is_end in runs) == expected[3]
-    assert len({plain_state(play(small, run)) for run, _ in runs}) == expected[0]
+    assert len({plain_state(replay(small, run)) for run, _ in runs}) == expected[0]
 
 
 def was_never_present(world: World) -> str:
@@ -200,7 +201,7 @@ def test_what_is_found_is_what_some_run_shows_and_no_shorter_one(name: str) -> N
     looks = ALWAYS | SOMETIMES | {"never occurred": was_never_present}
     shown: dict[str, int] = {}
     for run, _ in prefixes(small):
-        world = play(small, run)
+        world = replay(small, run)
         for property_name, look in looks.items():
             if look(world):
                 shown[property_name] = min(len(run), shown.get(property_name, len(run)))
@@ -307,8 +308,8 @@ def test_a_broken_property_has_a_shortest_run() -> None:
     small = system(pays={"P1": 1}, network=Reordering)
     found = explored(small)
     for name, (what, run) in found.broken.items():
-        assert ALWAYS[name](play(small, run)) == what
-        lengths = [len(p) for p, _ in prefixes(small) if ALWAYS[name](play(small, p))]
+        assert ALWAYS[name](replay(small, run)) == what
+        lengths = [len(p) for p, _ in prefixes(small) if ALWAYS[name](replay(small, p))]
         assert len(run) == min(lengths)
     assert set(found.broken) == {"consistent", "published"}
 
@@ -318,8 +319,8 @@ def test_what_is_seen_has_a_shortest_run() -> None:
     small = system(pays={"P2": 1})
     found = explored(small)
     what, run = found.seen["caught"]
-    assert a_channel_caught_a_message(play(small, run)) == what == "snapshot P1-1 has 1 on P2->P1"
-    lengths = [len(p) for p, _ in prefixes(small) if a_channel_caught_a_message(play(small, p))]
+    assert a_channel_caught_a_message(replay(small, run)) == what == "snapshot P1-1 has 1 on P2->P1"
+    lengths = [len(p) for p, _ in prefixes(small) if a_channel_caught_a_message(replay(small, p))]
     assert len(run) == min(lengths) == 5
 
 
@@ -362,7 +363,7 @@ def test_a_snapshot_that_somebody_has_yet_to_initiate_is_no_snapshot_that_never_
     initiators = (("P1", "P1-1"), ("P2", "P1-1"))
     found = explored(system(FUNNEL, {}, initiators))
     assert found.broken == {}
-    late = play(system(FUNNEL, {}, initiators), map(parse_choice, ["P1 initiates P1-1"]))
+    late = replay(system(FUNNEL, {}, initiators), map(parse_choice, ["P1 initiates P1-1"]))
     late.take(parse_choice("deliver P1->P3"))
     assert snapshots_are_published(late) == ""
     never = explored(system(FUNNEL, {}, initiators, network=Lossy))
@@ -392,7 +393,7 @@ def test_progress_is_told_as_histories_are_visited() -> None:
 def test_an_impossible_run_is_refused() -> None:
     """``play`` does what the world can do, and no more."""
     with pytest.raises(UsageError, match="0 messages and markers are on P1->P2"):
-        play(system(), [parse_choice("deliver P1->P2")])
+        replay(system(), [parse_choice("deliver P1->P2")])
 
 
 class Stray(Account):
@@ -429,3 +430,83 @@ def test_a_process_that_does_something_else_when_repeated_is_reported() -> None:
     small = system(Topology.mesh({"P1": Fickle(), "P2": Account()}), {"P1": 2})
     with pytest.raises(UsageError, match=r"come to something else \(deliver P\d->P\d: 0 messages"):
         explore(small, always={}, sometimes={})
+
+
+# --- conditions of one's own
+
+
+def total(state: StateView) -> int:
+    """Return the money in a state: in the accounts and on the channels."""
+    amounts = [one.balance for one in state.processes.values()]
+    return sum(amounts + [message.amount for _, message in state.in_transit()])
+
+
+def test_invariants_and_predicates_are_functions_of_a_global_state() -> None:
+    """The first must hold everywhere, the second somewhere; each has a shortest run, to replay."""
+    small = system(pays=BOTH_PAY)
+    found = explore(
+        small,
+        invariants={
+            "no money is lost": lambda state: total(state) == 200,
+            "nobody is rich": lambda state: state.processes["P1"].balance <= 100,
+        },
+        predicates={
+            "both have paid": lambda state: len([*state.in_transit()]) == 2,
+            "someone is broke": lambda state: state.processes["P1"].balance == 0,
+        },
+    )
+    assert {*found.broken} == {"nobody is rich"}
+    assert {*found.seen} == {"both have paid"}
+    what, run = found.broken["nobody is rich"]
+    assert what == "nobody is rich: it does not hold"
+    assert list(map(str, run)) == ["P2 does pay", "deliver P2->P1"]
+    assert replay(small, run).state().processes["P1"].balance == 101
+    assert list(map(str, found.seen["both have paid"].run)) == ["P1 does pay", "P2 does pay"]
+    lines = map(str, run)
+    assert replay(small, map(parse_choice, lines)).steps == replay(small, run).steps
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lambda state: 1, "mine returned 1, a int, in a state that explore"),
+        (lambda state: 1 / 0, "mine raised ZeroDivisionError: division by zero, in a state"),
+    ],
+)
+def test_a_condition_that_is_none_is_reported(
+    function: Callable[[StateView], Any], sentence: str
+) -> None:
+    """With its name and what it did."""
+    for conditions in ({"invariants": {"mine": function}}, {"predicates": {"mine": function}}):
+        with pytest.raises(ApplicationError, match=sentence):
+            explore(system(), **conditions)  # type: ignore[arg-type]
+
+
+class Lender(Account):
+    """Pays as much as it is told."""
+
+    @every(ms=0)
+    def pay(self, amount: int = 1) -> None:
+        """Pay P2 this amount."""
+        self.balance -= amount
+        self.send("P2", Payment(amount))
+
+
+def test_actions_are_explored_with_their_arguments() -> None:
+    """As they are written."""
+    topology = Topology({"P1": Lender(), "P2": Account()}, [("P1", "P2")])
+    small = SmallSystem(topology=topology, acts={"P1": ("pay(5)", "pay")})
+    found = explore(small, predicates={"all": lambda state: state.processes["P2"].balance == 106})
+    assert list(map(str, found.seen["all"].run))[:2] == ["P1 does pay(5)", "P1 does pay"]
+
+
+def test_initiations_leave_no_process_out() -> None:
+    """Where markers do not reach all, more processes initiate."""
+    funnel = initiations(FUNNEL, "P1", "P3")
+    assert [str(one) for one in funnel if one.snapshot.number == 1] == [
+        "P1 initiates P1-1",
+        "P2 initiates P1-1",
+    ]
+    assert {one.process for one in funnel if one.snapshot.number == 2} == {"P1", "P2", "P3"}
+    with pytest.raises(UsageError, match="P9"):
+        initiations(FUNNEL, "P9")

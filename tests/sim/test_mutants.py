@@ -13,7 +13,7 @@ from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
 from stillframe.sim.campaign import Run, RunConfig, replay, run_seed, shrink
 from stillframe.sim.checker import Invariant, check_end
-from stillframe.sim.explore import (
+from stillframe.sim.exploration import (
     Explored,
     Property,
     SmallSystem,

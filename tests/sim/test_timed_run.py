@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from stillframe.errors import UsageError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Process, every
+from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim import choices, timed_run
+from stillframe.sim.network import Network
 from stillframe.sim.scripted_process import parse_script, scripted_topology
 from stillframe.sim.systems import Account, pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology
 from stillframe.trace import Event, MarkerStep
-from tests.sim.reading import LECTURE_SCRIPT, holds
+from tests.sim.reading import LECTURE_SCRIPT, holds, snapshot_of
 
 LECTURE = scripted_topology(parse_script(LECTURE_SCRIPT))
 SNAPSHOT = SnapshotId("P1", 1)
@@ -100,6 +102,44 @@ def test_the_lecture_example_from_python_gives_the_lecture_result() -> None:
     assert channels["P2->P1"] == ["H>D"]
     assert len(channels) == 6
     assert story(world)[-1] == "P3 K"
+
+
+def test_delays_may_have_names() -> None:
+    """Those of a script; the number of a message on its channel, or its marker, in any system."""
+    script = parse_script(LECTURE_SCRIPT)
+    actions = ["P1 does A", "P3 does I", "P1 does B", "P1 initiates P1-1", "P1 does C", "P2 does H"]
+    ticks = [0, 1, 1, 2, 4, 5]
+    delays = {"I>G": 3, "P1->P2 #1": 2, "marker P1->P2": 4, "marker P3->P2": 4, "H>D": 4}
+    world = timed_run.play(script, zip(ticks, actions, strict=True), delays)
+    done, channels = holds(world, "P1-1")
+    assert done == {"P1": ["A", "B"], "P2": ["F", "G", "H"], "P3": ["I"]}
+    assert channels["P2->P1"] == ["H>D"]
+    with pytest.raises(UsageError, match="delays: nothing called 'P1->P2 #2' was sent"):
+        timed_run.play(pair(), [(0, "P1 does pay")], {"P1->P2 #2": 1})
+
+
+def test_channels_and_rules_can_be_chosen() -> None:
+    """Where order is not kept a message overtakes another; a script says that itself."""
+    world = timed_run.play(
+        pair(),
+        [(0, "P1 does pay"), (0, "P1 initiates P1-1"), (1, "P1 does pay")],
+        {"P1->P2 #1": 9},
+        network=Network.REORDERING,
+        recorder=LaiYangRecorder,
+    )
+    accepted = [s.accepted[0].number for s in world.steps if isinstance(s, Event) and s.accepted]
+    assert accepted == [2, 1]
+    assert snapshot_of(world, "P1-1").state.message_count == 1
+    scripted = parse_script("P1: A B\nP2: Y X\nmessages: A>X B>Y\nnetwork: reordering")
+    played = timed_run.play(scripted, [(0, "P1 does A"), (0, "P1 does B")], {"A>X": 9})
+    assert story(played) == ["P1 A", "P1 B", "P2 Y", "P2 X"]
+
+
+def test_what_a_script_never_receives_takes_no_delay() -> None:
+    """It has none; the next delay is that of the next message."""
+    script = parse_script("P1: A B\nP2: X\nP3:\nmessages: A->P3 B>X")
+    world = timed_run.play(script, [(0, "P1 does A"), (0, "P1 does B")], [7])
+    assert (story(world), world.now) == (["P1 A", "P1 B", "P2 X"], 7.0)
 
 
 def test_a_channel_keeps_order_although_delays_would_reverse_it() -> None:

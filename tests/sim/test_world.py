@@ -423,3 +423,68 @@ def test_colours_make_snapshots_on_either_network(network: Network) -> None:
     assert outcome.state.message_count == 0
     assert world.epoch.trace(world.description).cut_of(S) == (0, 0)
     assert check_run(world) is None
+
+
+# --- views
+
+
+def after(*lines: str, network: Network = Fifo) -> World:
+    """Return two accounts after these choices."""
+    world = World(pair(), network=network)
+    for line in lines:
+        world.take(parse_choice(line))
+    return world
+
+
+def test_the_global_state_is_seen_as_objects() -> None:
+    """Processes with their fields, and the messages that were sent and not yet received."""
+    world = after("P1 does pay", "P1 does pay", "P2 does pay", "deliver P1->P2")
+    state = world.state()
+    assert {name: one.balance for name, one in state.processes.items()} == {"P1": 98, "P2": 100}
+    assert [*state.in_transit()] == [
+        (Channel("P1", "P2"), Payment(1)),
+        (Channel("P2", "P1"), Payment(1)),
+    ]
+    state.processes["P1"].balance = 0
+    assert world.state().processes["P1"].balance == 98, "a view is a copy"
+
+
+def test_what_was_lost_is_on_no_channel_and_what_waits_for_a_connection_is() -> None:
+    """A lossy channel loses for ever; a lost connection sends again."""
+    lost = after("P1 does pay", "P1 does pay", "lose P1->P2", network=Lossy)
+    assert len([*lost.state().in_transit()]) == 1
+    broken = after("P1 does pay", "break P1->P2", "P1 does pay")
+    assert len([*broken.state().in_transit()]) == 2
+    doubled = after("P1 does pay", "double P1->P2")
+    assert len([*doubled.state().in_transit()]) == 1
+
+
+def test_what_a_restart_delivers_again_is_in_the_state_until_then() -> None:
+    """The recorded messages are received at once."""
+    world = after("P1 initiates P1-1", "P2 does pay", "deliver P1->P2", "deliver P2->P1")
+    world.take(parse_choice("deliver P2->P1"))
+    world.take(parse_choice("P1 crashes"))
+    world.take(parse_choice("restart"))
+    state = world.state()
+    assert {name: one.balance for name, one in state.processes.items()} == {"P1": 101, "P2": 99}
+    assert [*state.in_transit()] == []
+
+
+def test_a_snapshot_is_seen_while_it_is_recorded() -> None:
+    """Who has recorded which state, what was recorded of which channel, and what still is."""
+    lines = ["P2 does pay", "P1 initiates P1-1", "deliver P2->P1"]
+    world = after(*lines)
+    found = world.recorded(S)
+    to_p1 = Channel("P2", "P1")
+    assert {name: one.balance for name, one in found.processes.items()} == {"P1": 100}
+    assert (found.channels, found.recording) == ({to_p1: (Payment(1),)}, (to_p1,))
+    assert found.outcome is None
+    for line in ("deliver P1->P2", "deliver P2->P1"):
+        world.take(parse_choice(line))
+    found = world.recorded(S)
+    assert {name: one.balance for name, one in found.processes.items()} == {"P1": 100, "P2": 99}
+    assert found.channels == {Channel("P1", "P2"): (), to_p1: (Payment(1),)}
+    assert found.recording == ()
+    assert isinstance(found.outcome, Snapshot)
+    with pytest.raises(UsageError, match=r"there is no snapshot P1-9 .*; there are P1-1"):
+        world.recorded(SnapshotId("P1", 9))

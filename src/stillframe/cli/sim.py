@@ -29,8 +29,7 @@ from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, prove
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.protocol.recorder import Recorder
-from stillframe.sim import campaign, choices, scenario
-from stillframe.sim import explore as exploration
+from stillframe.sim import campaign, exploration, scenario
 from stillframe.sim.narration import Narrator
 from stillframe.sim.network import Network
 from stillframe.sim.scheduler import describe
@@ -317,10 +316,8 @@ def explore(
     system = exploration.SmallSystem(
         topology=topology,
         acts=_acts(topology, acts or []),
-        initiations=tuple(
-            choices.Initiate(process, SnapshotId(first, number))
-            for number, first in enumerate(initiator or [next(iter(topology.processes))], 1)
-            for process in topology.description.initiators(first)
+        initiations=exploration.initiations(
+            topology, *(initiator or [next(iter(topology.processes))])
         ),
         network=network,
         recorder=recorder_of(rules),
@@ -397,7 +394,7 @@ def serve(world: World, extras: Extras) -> None:
     wanted; end with 1 if it is not what it should be."""
     if extras.trace is not None:
         path = extras.trace
-        tracefile.write(path, world.epoch.trace(world.description), inputs=extras.inputs)
+        tracefile.write(path, world.trace(), inputs=extras.inputs)
         which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
         output.say(f"{which}is in {path}: stillframe view {path}")
     if extras.prove is None:

@@ -48,7 +48,7 @@ def _read_execution(what: str) -> Execution:
     if what.endswith(SCRIPT_SUFFIX) or (what in sim.included_names() and not path.exists()):
         script = sim.script_path(what)
         played = sim.play(script, sim.read_script(script))
-        return Execution(script, played.world.epoch.trace(played.world.description), played)
+        return Execution(script, played.world.trace(), played)
     if path.is_dir():
         raise UsageError(f"{what} is a directory: give a trace, or a script that ends in .run")
     if not path.exists():

@@ -55,7 +55,7 @@ def script_story(played: Played, shown: window.Window) -> Story:
     world = played.world
     begin = shown.before_count
     return Story(
-        trace=world.epoch.trace(world.description),
+        trace=world.trace(),
         lines=tuple(map(tuple, played.narrator.narrated[begin : begin + len(shown.steps)])),
         name=played.narrator.name,
         states={

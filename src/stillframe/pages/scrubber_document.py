@@ -103,7 +103,7 @@ def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, i
     application does at that time, 1, or before it, -1."""
     again = None if played is None else _played_without_snapshot(played)
     if again is not None:
-        plain = again.world.epoch.trace(again.world.description)
+        plain = again.world.trace()
         if _is_beside(trace, plain):
             return plain, TICK, 1
     numbered = enumerate(trace.steps, 1)

@@ -42,13 +42,11 @@ from stillframe.sim.network import Frame
 from stillframe.sim.scripted_process import (
     RULES,
     Script,
-    ScriptedMessage,
     at_line,
-    message_name,
     parse_script,
     scripted_topology,
 )
-from stillframe.sim.timed_run import TICK_MAX, TickAction, TimedRun, together
+from stillframe.sim.timed_run import TICK_MAX, TickAction, TimedRun, frame_names, together
 from stillframe.sim.world import World
 
 SEPARATOR = "----"
@@ -215,14 +213,9 @@ def _play_ticks(
 ) -> list[str]:
     unmet = dict(plan.takes)
 
-    def delay(channel: Channel, frame: Frame) -> int | None:
+    def delay(channel: Channel, frame: Frame) -> int:
         in_order = plan.delays.popleft() if plan.delays else 1
-        name = f"marker {channel}"
-        if frame.batch is not None:
-            message = world.runners[channel.target].decode(frame.batch.messages()[0])
-            if isinstance(message, ScriptedMessage) and message.is_never_received:
-                return None
-            name = message_name(message)
+        name = frame_names(world, channel, frame)[0]
         unmet.pop(name, None)
         return plan.takes[name][0] if name in plan.takes else in_order
 

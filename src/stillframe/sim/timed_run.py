@@ -1,16 +1,24 @@
 """Executions by the clock: actions at given ticks, and a delay for every message and marker."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Channel
+from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
-from stillframe.sim.network import Frame, Reordering
-from stillframe.sim.scripted_process import Script, ScriptedMessage
-from stillframe.sim.world import World
+from stillframe.sim.network import Fifo, Frame, Network, Reordering
+from stillframe.sim.scripted_process import (
+    RULES,
+    Script,
+    ScriptedMessage,
+    message_name,
+    scripted_topology,
+)
+from stillframe.sim.world import SnapshotRecorder, World
 from stillframe.topology import Topology
+from stillframe.trace import MessageId
 
 TickAction = choices.Act | choices.Initiate
 """The choices that have a tick; arrivals follow from delays."""
@@ -20,26 +28,70 @@ ARRIVAL_COUNT_MAX = 100_000
 
 
 def play(
-    topology: Topology,
-    actions: Iterable[tuple[int, TickAction]],
-    delays: Iterable[int | None] = (),
+    system: Topology | Script,
+    actions: Iterable[tuple[int, TickAction | str]],
+    delays: Iterable[int | None] | Mapping[str, int | None] = (),
     *,
+    network: Network = Fifo,
+    recorder: Callable[..., SnapshotRecorder] = Recorder,
     tick: Callable[[int, World], None] = lambda number, world: None,
 ) -> World:
-    """Take `actions` at their ticks, from 0 on and never decreasing, and deliver every message and
-    marker after its delay; return the world at the end.
+    """Play an execution by the clock, in virtual time.
 
-    `delays` are in ticks and in the order of sending, 1 for those beyond their end, None for what
-    never arrives. Within one tick, first everything due arrives, in the order of sending, then the
-    actions are taken, and then everything that they sent with a delay of 0 arrives. Channels keep
-    order, whatever the delays. `tick` is called at the end of each. UsageError, with the tick, if
-    an action is not possible when it is due, or the run does not end.
+    Within one tick, first everything due arrives, in the order of sending, then the actions are
+    taken, and then everything that they sent with a delay of 0 arrives. A channel that keeps order
+    delivers in that order, whatever the delays.
+
+    Args:
+        system: the processes and channels; those of a script with its channels and rules.
+        actions: what happens at which tick, from 0 on and never decreasing: a choice, or its text,
+            such as ``(2, "P1 does pay(5)")`` or ``(4, "P1 initiates P1-1")``.
+        delays: in ticks, 1 by default, None for what never arrives; in the order of sending, or by
+            name: ``"P1->P2 #3"`` is the third message of a channel, ``"marker P1->P2"`` its marker,
+            ``"B>F"`` a message of a script.
+        network: what is assumed of every channel of a topology.
+        recorder: the recording rules of a topology.
+        tick: called at the end of each tick in which something happens.
+
+    Returns:
+        The world at the end: see its ``trace``, ``state`` and ``recorded``.
+
+    Raises:
+        UsageError: an action is not possible when it is due, nothing of a name was sent, or the run
+            does not end; the tick is named.
     """
-    world = World(topology)
-    waiting = iter(delays)
-    for number in TimedRun(world, actions, lambda channel, frame: next(waiting, 1)).ticks():
+    script = system if isinstance(system, Script) else None
+    if script is not None:
+        network, recorder = script.network, RULES[script.rules]
+    topology = system if isinstance(system, Topology) else scripted_topology(system)
+    world = World(topology, network=network, recorder=recorder)
+    unmet = set(delays) if isinstance(delays, Mapping) else set()
+    waiting = iter(()) if isinstance(delays, Mapping) else iter(delays)
+
+    def delay(channel: Channel, frame: Frame) -> int | None:
+        if not isinstance(delays, Mapping):
+            return next(waiting, 1)
+        names = frame_names(world, channel, frame)
+        unmet.difference_update(names)
+        return next((delays[name] for name in names if name in delays), 1)
+
+    taken = [
+        (number, choices.parse_choice(action) if isinstance(action, str) else action)
+        for number, action in actions
+    ]
+    for number in TimedRun(world, taken, delay, script).ticks():
         tick(number, world)
+    if unmet:
+        raise UsageError(f"delays: nothing called {min(unmet)!r} was sent")
     return world
+
+
+def frame_names(world: World, channel: Channel, frame: Frame) -> tuple[str, ...]:
+    """Return what a message or marker on `channel` is called: as a script calls it first."""
+    if frame.batch is None:
+        return (f"marker {channel}",)
+    message = world.runners[channel.target].decode(frame.batch.messages()[0])
+    return message_name(message), str(MessageId(channel, frame.batch.first))
 
 
 class TimedRun:
@@ -53,7 +105,7 @@ class TimedRun:
     def __init__(
         self,
         world: World,
-        actions: Iterable[tuple[int, TickAction]],
+        actions: Iterable[tuple[int, choices.Choice]],
         delay: Callable[[Channel, Frame], int | None],
         script: Script | None = None,
     ) -> None:
@@ -176,7 +228,7 @@ class TimedRun:
         for channel in self._world.sendings:
             frame = self._world.channels[channel].contents[-new[channel]]
             new[channel] -= 1
-            delay = self._delay(channel, frame)
+            delay = None if self._is_never_received(channel, frame) else self._delay(channel, frame)
             if delay is not None and not 0 <= delay <= TICK_MAX:
                 raise UsageError(
                     f"channel {channel}: a delay of {delay} ticks: give 0 to {TICK_MAX:,}"
@@ -185,6 +237,12 @@ class TimedRun:
             self._in_flight[channel].append(_InFlight(due, self._order, self.cause))
             self._order += 1
         self._world.sendings.clear()
+
+    def _is_never_received(self, channel: Channel, frame: Frame) -> bool:
+        if self._script is None or frame.batch is None:
+            return False
+        message = self._world.runners[channel.target].decode(frame.batch.messages()[0])
+        return isinstance(message, ScriptedMessage) and message.is_never_received
 
 
 class _InFlight(NamedTuple):

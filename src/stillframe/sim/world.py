@@ -26,6 +26,7 @@ from stillframe.model import (
     Fragment,
     Marker,
     ProcessId,
+    ProcessState,
     Reason,
     Snapshot,
     SnapshotId,
@@ -48,6 +49,41 @@ from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace, clean_la
 SnapshotRecorder = Recorder | LaiYangRecorder
 _RuleStep = Callable[[], list[Effect]]
 LABEL_CHARACTER_MAX = 60
+
+
+class StateView(msgspec.Struct, frozen=True):
+    """A global state, decoded: what predicates and invariants take.
+
+    Attributes:
+        processes: an object of each process's own class, with its recorded fields; a copy.
+        channels: the messages on each channel, in the order in which they were sent.
+    """
+
+    processes: dict[ProcessId, Any]
+    channels: dict[Channel, tuple[Any, ...]]
+
+    def in_transit(self) -> Iterator[tuple[Channel, Any]]:
+        """Yield every message on a channel, with the channel."""
+        for channel, messages in self.channels.items():
+            for message in messages:
+                yield channel, message
+
+
+class RecordedSnapshot(StateView, frozen=True):
+    """What is recorded for a snapshot so far, decoded.
+
+    `processes` has those that recorded their states, and `channels` the channels into them with
+    the messages recorded so far.
+
+    Attributes:
+        snapshot: its id.
+        recording: the channels that are still being recorded.
+        outcome: the published snapshot, or why it was abandoned; None while it is under way.
+    """
+
+    snapshot: SnapshotId
+    recording: tuple[Channel, ...] = ()
+    outcome: Snapshot | Abandoned | None = None
 
 
 class Taken(msgspec.Struct):
@@ -110,9 +146,17 @@ class Epoch:
 class World:
     """A system that takes one choice at a time.
 
-    `topology` is not changed; UsageError if it has processes that cannot be stepped through.
-    `timeout_s` is the deadline of a snapshot, in virtual seconds. At most `batch_count_max`
-    messages, sent one after the other to the same target by one action, travel and arrive together.
+    Args:
+        topology: the system; it is not changed.
+        network: what is assumed of every channel.
+        recorder: the recording rules of a process.
+        assembler: puts the fragments of a snapshot together.
+        timeout_s: the deadline of a snapshot, in virtual seconds.
+        batch_count_max: how many messages travel and arrive together at most, which one action
+            sends one after the other to the same target.
+
+    Raises:
+        UsageError: a process has a loop of its own, and cannot be stepped through.
     """
 
     def __init__(
@@ -160,6 +204,79 @@ class World:
     def pending(self) -> tuple[SnapshotId, ...]:
         """The snapshots that have not ended."""
         return self.assembler.pending
+
+    def trace(self) -> Trace:
+        """Return what happened in this epoch as a trace; NotConsistent if a message was accepted
+        twice, or never sent: no execution is like that."""
+        return self.epoch.trace(self.description)
+
+    def state(self) -> StateView:
+        """Return the global state now."""
+        accepted = {
+            message for step in self.steps if isinstance(step, Event) for message in step.accepted
+        }
+        channels: dict[Channel, list[Message]] = {channel: [] for channel in self.channels}
+        for message, encoded in self.epoch.contents.items():
+            if message not in accepted and not self._is_lost(message):
+                channel = message.channel
+                channels[channel].append(self.runners[channel.target].decode(encoded))
+        return StateView(
+            processes={
+                name: self._decoded(runner.capture()) for name, runner in self.runners.items()
+            },
+            channels={channel: tuple(messages) for channel, messages in channels.items()},
+        )
+
+    def recorded(self, snapshot: SnapshotId) -> RecordedSnapshot:
+        """Return what is recorded for `snapshot` so far, whether it has ended or not. UsageError if
+        it was not initiated in this epoch."""
+        if snapshot not in self.epoch.initiated:
+            names = ", ".join(map(str, self.epoch.initiated)) or "none"
+            raise UsageError(f"there is no snapshot {snapshot} in this epoch; there are {names}")
+        processes: dict[ProcessId, Any] = {}
+        batches: dict[Channel, Iterable[Batch]] = {}
+        recording: list[Channel] = []
+        for name, recorder in self.recorders.items():
+            fragment = self.epoch.fragments.get(snapshot, {}).get(name)
+            progress = recorder.progress(snapshot)
+            if fragment is not None:
+                processes[name] = self._decoded(fragment.state)
+                batches |= {Channel(one.source, name): one.batches for one in fragment.incoming}
+            elif progress is not None:
+                processes[name] = self._decoded(progress.state)
+                awaited = {Channel(source, name): of for source, of in progress.awaited.items()}
+                batches |= awaited
+                batches |= {Channel(source, name): of for source, of in progress.closed.items()}
+                recording += awaited
+        return RecordedSnapshot(
+            processes=processes,
+            channels={
+                channel: tuple(
+                    self.runners[channel.target].decode(message)
+                    for batch in batches[channel]
+                    for message in batch.messages()
+                )
+                for channel in self.channels
+                if channel in batches
+            },
+            snapshot=snapshot,
+            recording=tuple(recording),
+            outcome=self.epoch.outcomes.get(snapshot),
+        )
+
+    def _decoded(self, state: ProcessState) -> Process:
+        return ActionRunner(state.process, self.topology, state.encoded).process
+
+    def _is_lost(self, message: MessageId) -> bool:
+        """Return whether a lossy channel lost `message`, which was not accepted."""
+        if self.network is not Lossy:
+            return False
+        frames = self.channels[message.channel].contents
+        return not any(
+            frame.batch.first <= message.number < frame.batch.first + frame.batch.count
+            for frame in frames
+            if frame.batch is not None
+        )
 
     def take(self, choice: choices.Choice) -> None:
         """Take `choice`; a channel or a recorder that finds its rules broken ends the run, see

@@ -10,17 +10,20 @@ right depends on the history.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from stillframe.cuts import CutView, Predicate, observation_without
+from stillframe.cuts import CutView, observation_without
+from stillframe.cuts import Predicate as CutPredicate
+from stillframe.detect.view import yes_or_no
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
 from stillframe.sim.checker import DETERMINISM, check_run
 from stillframe.sim.network import Fifo, Lossy, Network
-from stillframe.sim.world import SnapshotRecorder, World, deliverable, disabled_reason
+from stillframe.sim.world import SnapshotRecorder, StateView, World, deliverable, disabled_reason
 from stillframe.topology import Topology
 from stillframe.trace import Cut, Event, MarkerStep, MessageId, Trace
 
@@ -30,12 +33,21 @@ history, not on the order in which concurrent steps happened to be taken."""
 HISTORY_COUNT_MAX = 1_000_000
 
 
+Predicate = Callable[[StateView], bool]
+"""A condition on a global state: it is given a decoded copy, and returns True or False."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SmallSystem:
     """The steps to explore, once each, in any order that the processes and the channels allow.
 
-    `acts` are the actions that each process takes, one after the other; `initiations` leave out the
-    processes that markers reach anyway.
+    Attributes:
+        topology: the system.
+        acts: the actions that each process takes, one after the other, such as ``"pay"`` or
+            ``"pay(5)"``.
+        initiations: the snapshots; see ``initiations``.
+        network: what is assumed of every channel.
+        recorder: the recording rules.
     """
 
     topology: Topology
@@ -48,39 +60,77 @@ class SmallSystem:
 Run = tuple[choices.Choice, ...]
 
 
+class Finding(NamedTuple):
+    """A property that was found broken, or seen: `what` it says there, and a shortest `run` to it,
+    for ``replay``."""
+
+    what: str
+    run: Run
+
+
 @dataclass(frozen=True)
 class Explored:
     """The result of an exploration.
 
-    `history_count` includes the unfinished histories; in `end_count` of them no step is enabled any
-    more, and their steps can happen in `run_count` orders. `broken` has for *always* properties
-    what is wrong, `seen` for *sometimes* properties what was seen, each with a shortest run to it.
+    Attributes:
+        state_count: how many global states the system can reach.
+        history_count: in how many histories, unfinished ones included.
+        end_count: in how many of these no step is enabled any more.
+        run_count: in how many orders the steps of these can happen.
+        broken: the invariants and *always* properties that do not hold somewhere.
+        seen: the predicates and *sometimes* properties that hold somewhere.
     """
 
     state_count: int
     history_count: int
     end_count: int
     run_count: int
-    broken: dict[str, tuple[str, Run]]
-    seen: dict[str, tuple[str, Run]]
+    broken: dict[str, Finding]
+    seen: dict[str, Finding]
+
+
+def initiations(topology: Topology, *processes: ProcessId) -> tuple[choices.Initiate, ...]:
+    """Return what initiates a snapshot from each of these processes. Where markers from one do not
+    reach all others, some of those initiate it as well. UsageError if there is no such process."""
+    return tuple(
+        choices.Initiate(process, SnapshotId(first, number))
+        for number, first in enumerate(processes, 1)
+        for process in topology.description.initiators(first)
+    )
 
 
 def explore(
     system: SmallSystem,
     *,
-    always: Mapping[str, Property],
-    sometimes: Mapping[str, Property],
+    invariants: Mapping[str, Predicate] = {},
+    predicates: Mapping[str, Predicate] = {},
+    always: Mapping[str, Property] = {},
+    sometimes: Mapping[str, Property] = {},
     history_count_max: int = HISTORY_COUNT_MAX,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Explored:
     """Visit every history of `system`, and so every state that it can reach.
 
-    `progress` is called with the number of histories that were visited. UsageError if there are
-    more than `history_count_max`, or a process does something else when the same run is repeated.
+    Args:
+        system: the steps to explore.
+        invariants: conditions that must hold in every global state, by name.
+        predicates: conditions of which to find out whether they hold in some global state.
+        always: properties of a world that must not be broken.
+        sometimes: properties of a world of which to find out whether they are seen.
+        history_count_max: more histories are refused.
+        progress: called with the number of histories that were visited.
+
+    Raises:
+        UsageError: there are more than `history_count_max` histories, or a process does something
+            else when the same run is repeated.
+        ApplicationError: a handler or a condition raised, or a condition did not return True or
+            False.
     """
-    broken: dict[str, tuple[str, Run]] = {}
-    seen: dict[str, tuple[str, Run]] = {}
-    index_of = {history(play(system, ())): 0}
+    always = {**always, **{name: _invariant(name, f) for name, f in invariants.items()}}
+    sometimes = {**sometimes, **{name: _seen(name, f) for name, f in predicates.items()}}
+    broken: dict[str, Finding] = {}
+    seen: dict[str, Finding] = {}
+    index_of = {history(replay(system, ())): 0}
     runs: list[Run] = [()]
     """A shortest run to each history."""
     following: list[list[int]] = []
@@ -91,7 +141,7 @@ def explore(
         for properties, kept in ((always, broken), (sometimes, seen)):
             for name, look in properties.items():
                 if name not in kept and (what := look(world)):
-                    kept[name] = (what, run)
+                    kept[name] = Finding(what, run)
         following.append([])
         for choice in enabled_choices(system, world, run):
             longer = (*run, choice)
@@ -112,7 +162,7 @@ def explore(
 
 def _play_again(system: SmallSystem, run: Run) -> World:
     try:
-        return play(system, run)
+        return replay(system, run)
     except ApplicationError:
         raise
     except UsageError as error:
@@ -135,8 +185,23 @@ def _other_result(what: str) -> UsageError:
     )
 
 
-def play(system: SmallSystem, run: Iterable[choices.Choice]) -> World:
-    """Return the world after `run`. Raises UsageError if something in it is not possible."""
+def _invariant(name: str, function: Predicate) -> Property:
+    where = "in a state that explore() visits"
+    return lambda world: (
+        "" if yes_or_no(function, world.state(), name, where) else f"{name}: it does not hold"
+    )
+
+
+def _seen(name: str, function: Predicate) -> Property:
+    where = "in a state that explore() visits"
+    return lambda world: (
+        f"{name}: it holds" if yes_or_no(function, world.state(), name, where) else ""
+    )
+
+
+def replay(system: SmallSystem, run: Iterable[choices.Choice]) -> World:
+    """Return the world after `run`, such as that of a ``Finding``. Raises UsageError if something
+    in it is not possible."""
     world = World(system.topology, network=system.network, recorder=system.recorder)
     for choice in run:
         world.take(choice)
@@ -150,7 +215,7 @@ def enabled_choices(system: SmallSystem, world: World, run: Run) -> Iterator[cho
     for process, actions in system.acts.items():
         done = sum(isinstance(c, choices.Act) and c.process == process for c in run)
         if done < len(actions):
-            yield choices.Act(process, actions[done])
+            yield choices.parse_choice(f"{process} does {actions[done]}")
     for initiation in system.initiations:
         if initiation not in run and _is_idle(world, initiation.process, initiation.snapshot):
             yield initiation
@@ -282,11 +347,11 @@ def _cuts(world: World) -> Iterator[tuple[SnapshotId, Trace]]:
     """Yield every snapshot for which all processes have recorded their states."""
     cuts = Counter(s.snapshot for s in world.steps if isinstance(s, MarkerStep) and s.is_cut)
     if complete := [s for s, count in cuts.items() if count == len(world.runners)]:
-        trace = world.epoch.trace(world.description)
+        trace = world.trace()
         yield from ((snapshot, trace) for snapshot in complete)
 
 
-def _is_at(world: World, cut: Cut) -> tuple[Trace, Predicate]:
+def _is_at(world: World, cut: Cut) -> tuple[Trace, CutPredicate]:
     """Return the trace with recording steps as events and markers as messages, since they bind the
     order of what happened, too; and whether the events proper of a cut of it are those of `cut`."""
     events: list[Event] = []
