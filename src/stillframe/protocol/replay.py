@@ -40,7 +40,7 @@ class Replay:
     in `contents` is refused; the attribute has every message that was sent so far, or recorded at
     the start, encoded. Where the processes recorded their states in `trace` they are notified
     (``on_cut``). NotConsistent if the books of `start` do not balance; UsageError if it is not of
-    this topology, or a process has a loop of its own.
+    this topology, or a process has its own loop.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The choices of a simulated world. A schedule is a list of these, one line of text each.
 
-A world has no randomness of its own: the same choices make the same run.
+A world is not random: the same choices make the same run.
 """
 
 import re
@@ -25,7 +25,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class Act(_Choice, frozen=True):
-    """A process takes one of its own actions, with `arguments`, which are JSON values."""
+    """A process takes one of its actions, with `arguments`, which are JSON values."""
 
     form = "{process} does {action}{arguments}"
     process: ProcessId

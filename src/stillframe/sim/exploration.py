@@ -114,9 +114,9 @@ def explore(
     Args:
         system: the steps to explore.
         invariants: conditions that must hold in every global state, by name.
-        predicates: conditions of which to find out whether they hold in some global state.
+        predicates: conditions that are sought: whether they hold in some global state.
         always: properties of a world that must not be broken.
-        sometimes: properties of a world of which to find out whether they are seen.
+        sometimes: properties of a world that are sought.
         history_count_max: more histories are refused.
         progress: called with the number of histories that were visited.
 

@@ -52,7 +52,7 @@ LABEL_CHARACTER_MAX = 60
 
 
 class StateView(msgspec.Struct, frozen=True):
-    """A global state, decoded: what predicates and invariants take.
+    """A global state, decoded: the argument of predicates and invariants.
 
     Attributes:
         processes: an object of each process's own class, with its recorded fields; a copy.
@@ -70,7 +70,7 @@ class StateView(msgspec.Struct, frozen=True):
 
 
 class RecordedSnapshot(StateView, frozen=True):
-    """What is recorded for a snapshot so far, decoded.
+    """The recording of a snapshot so far, decoded.
 
     `processes` has those that recorded their states, and `channels` the channels into them with
     the messages recorded so far.
@@ -156,7 +156,7 @@ class World:
             sends one after the other to the same target.
 
     Raises:
-        UsageError: a process has a loop of its own, and cannot be stepped through.
+        UsageError: a process has its own loop, and cannot be stepped through.
     """
 
     def __init__(
