@@ -53,8 +53,10 @@ def consistent_cuts(trace: Trace) -> Iterator[Cut]:
     There may be far too many to wait for: stop when you have enough. Memory is taken
     for events x processes, whatever their number. The order is that of Garg, *Enumerating Global
     States of a Distributed Computation*, 2003; here no choice of counts turns out to be impossible
-    later, because each next count is taken between the bounds that those before it leave. With the
-    first cut UsageError is raised if there are too many events and processes for a table.
+    later, because each next count is taken between the bounds that those before it leave.
+
+    Raises:
+        UsageError: with the first cut, if there are too many events and processes for a table.
     """
     if not trace.processes:
         yield ()
@@ -87,9 +89,17 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
     leave the others the same limits are counted together, and for the last process that continues,
     its whole interval at once. Time and memory grow with the number of different limits. That
     depends on how many messages are in transit at a time, not on how long the lines are; but each
-    additional process can double it, so above a dozen with few messages, give a maximum: if there
-    are more than `count_max`, ``count_max + 1`` is returned as soon as that is known. UsageError if
-    neither the number nor that can be found with a bounded table.
+    additional process can double it: above a dozen with few messages, give a maximum.
+
+    Args:
+        trace: the execution.
+        count_max: stop above this number.
+
+    Returns:
+        The number of consistent cuts; ``count_max + 1`` if there are more than `count_max`.
+
+    Raises:
+        UsageError: the number cannot be found with a bounded table.
     """
     count = 1
     for group in sorted(_independent(trace), key=lambda group: len(group.processes)):
@@ -287,9 +297,17 @@ class _Traffic:
 
 
 class CutView:
-    """The argument of a predicate: one cut of a trace, with its events and messages in transit. The
-    first view of a trace visits every message; `at` makes the others cheaply. UsageError if `cut`
-    is no cut of this trace."""
+    """The argument of a predicate: one cut of a trace, with its events and messages in transit.
+
+    The first view of a trace visits every message; `at` makes the others cheaply.
+
+    Args:
+        trace: the execution.
+        cut: how many events of each process lie before the cut.
+
+    Raises:
+        UsageError: `cut` is no cut of this trace.
+    """
 
     __slots__ = ("_traffic", "cut", "trace")
 
@@ -356,16 +374,30 @@ Predicate = Callable[[CutView], bool]
 
 
 def cuts_where(trace: Trace, predicate: Predicate) -> Iterator[Cut]:
-    """Yield the consistent cuts in which `predicate` holds, in the order of ``consistent_cuts``. It
-    visits every consistent cut, of which there may be far too many: stop when you have enough."""
+    """Yield the consistent cuts in which `predicate` holds, in the order of ``consistent_cuts``.
+
+    Every consistent cut is visited, and there may be far too many: stop when you have enough.
+    """
     view = _initial_view(trace)
     return (cut for cut in consistent_cuts(trace) if predicate(view.at(cut)))
 
 
 def possibly(trace: Trace, predicate: Predicate, *, count_max: int | None = None) -> Cut | None:
-    """Return a consistent cut in which `predicate` holds, one with the fewest events; None if it
-    holds in none (Cooper & Marzullo 1991). UsageError if there is no answer after `count_max` cuts;
-    None visits all. Those with the same number of events are in memory at the same time."""
+    """Return a consistent cut in which `predicate` holds (Cooper & Marzullo 1991).
+
+    Cuts with the same number of events are in memory at the same time.
+
+    Args:
+        trace: the execution.
+        predicate: the condition.
+        count_max: how many cuts to visit at most; None visits all.
+
+    Returns:
+        One with the fewest events; None if the condition holds in none.
+
+    Raises:
+        UsageError: there is no answer after `count_max` cuts.
+    """
     view, successors = _initial_view(trace), _successors(trace)
     level = {view.cut: None}
     visited_count = 0
@@ -389,10 +421,22 @@ def definitely(trace: Trace, predicate: Predicate, *, count_max: int | None = No
 def observation_without(
     trace: Trace, predicate: Predicate, *, count_max: int | None = None
 ) -> list[Cut] | None:
-    """Return the cuts of an observation, from the empty cut to ``trace.end`` with one more event
-    each, such that `predicate` holds in none of them; None if there is no such observation.
-    UsageError if there is no answer after `count_max` cuts; None visits all. All are kept in
-    memory."""
+    """Return an observation that passes no cut in which `predicate` holds.
+
+    All visited cuts are kept in memory.
+
+    Args:
+        trace: the execution.
+        predicate: the condition.
+        count_max: how many cuts to visit at most; None visits all.
+
+    Returns:
+        Its cuts, from the empty one to ``trace.end`` with one more event each; None if every
+        observation passes a cut in which the condition holds.
+
+    Raises:
+        UsageError: there is no answer after `count_max` cuts.
+    """
     view, successors = _initial_view(trace), _successors(trace)
     seen: set[Cut] = set()
 

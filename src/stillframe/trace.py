@@ -47,10 +47,17 @@ class MessageId(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=True):
-    """An atomic action of one process, which accepted and sent some messages; at most one of each
-    channel is accepted in the papers' model. `label` is its name for the user, `handler` the method
-    of a ``Process`` that was called (``start``, ``receive``, ...); both may be empty. `at` is a
-    time in seconds for display, if known, and `fields` are others from a log."""
+    """An atomic action of one process, which accepted and sent some messages.
+
+    Attributes:
+        process: the process that acted.
+        label: its name for the user; may be empty.
+        handler: the method of a ``Process`` that was called, such as ``receive``; may be empty.
+        accepted: the messages received; in the papers' model at most one of each channel.
+        sent: the messages sent.
+        at: a time in seconds for display, if known.
+        fields: further values from a log, or the arguments of the handler.
+    """
 
     process: ProcessId
     label: str = ""
@@ -62,10 +69,16 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
 
 
 class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defaults=True):
-    """One step of a process in a snapshot, never part of an action of the application: a marker
-    arrived from `source`, or the process initiated (None). `is_cut`: the process recorded its state
-    in this step. `targets` are the processes that it sent a marker to in the same step. `at` is a
-    time in seconds for display, if known."""
+    """One step of a process in a snapshot, never part of an action of the application.
+
+    Attributes:
+        process: the process that took the step.
+        snapshot: the snapshot.
+        source: the process whose marker arrived; None if `process` initiated the snapshot.
+        is_cut: whether the process recorded its state in this step.
+        targets: the processes to which it sent a marker in the same step.
+        at: a time in seconds for display, if known.
+    """
 
     process: ProcessId
     snapshot: SnapshotId
