@@ -14,7 +14,7 @@ from typing import NamedTuple
 FENCE = re.compile(r"^```(console|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`(\S+\.py)`[^\n`]*:\n\n$")
 NOISE = re.compile(
-    r"a snapshot was due and skipped|was abandoned|^waiting for .* to come|^bash: line \d+: "
+    r"snapshots? (was|were) due and skipped|was abandoned|^waiting for |^bash: line \d+: "
 )
 DEADLINE_S = 60
 

@@ -34,7 +34,7 @@ PROVING_COMMANDS = tuple(
 SEEDS = ("1..200", by_night("1..200", check="1..20"))
 FLAGS = re.DOTALL | re.MULTILINE
 Answer = Callable[[str], Result]
-NOISE = re.compile(r"a snapshot was due and skipped|^snapshot P")
+NOISE = re.compile(r"snapshots? (was|were) due and skipped|^snapshot P")
 
 
 def shape(output: str) -> list[str]:

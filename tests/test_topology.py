@@ -293,3 +293,14 @@ def test_targets_on_a_cycle() -> None:
     assert description.cyclic_targets("A") == {"B"}
     assert description.cyclic_targets("C") == {"A"}
     assert purses("AB", "AB").description.cyclic_targets("A") == frozenset()
+
+
+def test_the_first_process_is_the_first_one_declared() -> None:
+    """Not the first by name: it initiates snapshots where no process is named."""
+    for topology in (
+        Topology.mesh({"Z": Purse(), "A": Purse()}),
+        Topology.ring({"Z": Purse(), "A": Purse()}),
+        Topology({"Z": Purse(), "A": Purse()}, []),
+    ):
+        assert topology.first == "Z"
+        assert list(topology.processes) == ["A", "Z"]

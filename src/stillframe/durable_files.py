@@ -38,6 +38,19 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def disk_advice(error: OSError) -> str:
+    """Return what to do about an error of the disk."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "make room on that disk, or give another directory"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "make it writable for this user, or give another directory"
+        case errno.EMFILE | errno.ENFILE:
+            return "raise the limit of open files ('ulimit -n')"
+        case _:
+            return "check that this directory exists and that its disk is healthy"
+
+
 def write_new(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a file that does not exist yet; ``sync`` it and its directory next. `mode` says who may
     read it, except whom the process's mask excludes."""

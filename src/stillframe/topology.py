@@ -251,7 +251,8 @@ class Topology:
     """The processes of a system, each with its start state, and the channels between them.
 
     Args:
-        processes: name -> an instance of a Process subclass, or ``Joined(...)``.
+        processes: name -> an instance of a Process subclass, or ``Joined(...)``. The first one
+            initiates snapshots, unless another process is named.
         channels: pairs (source, target).
         redistribute: spreads what a snapshot recorded of other processes over these, when the
             system goes on from it (``stillframe restore --migrate``).
@@ -270,6 +271,7 @@ class Topology:
         if not processes:
             raise UsageError("a topology needs at least one process")
         self.processes = {check_process_id(name): processes[name] for name in sorted(processes)}
+        self.first: ProcessId = next(iter(processes))
         self.redistribute = redistribute
         self.codecs: dict[ProcessId, StateCodec] = {}
         self.accepts: dict[ProcessId, tuple[type[Message], ...]] = {}

@@ -1,12 +1,13 @@
 """Events as lines for people and as JSON for programs."""
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from stillframe.cli.supervision import EventPrinter, sentence
+from stillframe.cli.supervision import SKIPPED_REPORT_S, EventPrinter, sentence
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.runtime import events
 from stillframe.store.manifest import SnapshotEntry
@@ -52,7 +53,17 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
                 "state 1.00 s, connections 250 ms)"
             ),
         ),
-        (events.AwaitingProcesses(("A", "B")), "waiting for A, B to join: start their programs"),
+        (events.AwaitingProcesses(("A", "B")), "waiting for A, B to join; start their programs"),
+        (events.AwaitingProcesses((), ("A", "B")), "waiting for A, B to start"),
+        (
+            events.AwaitingProcesses(("J",), ("A",)),
+            "waiting for J to join, and for A to start; start its program",
+        ),
+        (events.AwaitingProcesses(()), "waiting for the processes to connect to each other"),
+        (
+            events.AwaitingProcesses((), tuple(f"P{number}" for number in range(200))),
+            "waiting for P0, P1, P2, P3, P4 and 195 more to start",
+        ),
         (
             published(7),
             (
@@ -117,6 +128,24 @@ def test_only_the_first_snapshot_of_an_epoch_gets_a_line(
         "snapshot P1-4",
     ]
     assert captured.out == ""
+
+
+def test_skipped_snapshots_are_counted_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is reported at once, and of those that follow only how many there were."""
+    printer = EventPrinter(process_count=5, is_json=False)
+    for _ in range(8):
+        printer.emit(events.SnapshotSkipped(SnapshotId("P1", 7)))
+    assert capsys.readouterr().err == ("a snapshot was due and skipped: P1-7 is still under way\n")
+    later = time.monotonic() + SKIPPED_REPORT_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    for _ in range(2):
+        printer.emit(events.SnapshotSkipped(SnapshotId("P1", 8)))
+    assert capsys.readouterr().err == (
+        "8 more snapshots were due and skipped: P1-8 is still under way; snapshots take longer "
+        "than --every\n"
+    )
 
 
 def test_json_has_every_event_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,16 @@ def test_show_decodes_states_and_caps_messages(call: Call, money: Path) -> None:
     assert "recorded in 20 ms" in result.stderr
 
 
+def test_the_newest_is_shown_if_none_is_named(call: Call, money: Path, empty: Path) -> None:
+    """As in ``verify``; a store without one says so."""
+    assert "snapshot A-3: " in call("show", money).stderr
+    assert call("show", money, "--books").stdout == call("show", money, "A-3", "--books").stdout
+    assert json_of(call("show", money, "--json").stdout)["id"] == "A-3"
+    result = call("show", empty)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "holds no snapshot yet: take one" in result.stderr
+
+
 def test_show_shortens_long_values_only_for_people(call: Call, money: Path) -> None:
     """A table cell ends in dots after 60 characters; JSON has the value whole."""
     assert f"{'x' * 57}..." in call("show", money, "A-2").stdout

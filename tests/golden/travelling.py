@@ -249,7 +249,7 @@ TOLD: dict[str, events.Event] = {
     "code changed": events.CodeChanged(P1_17, (Change("class Account", "rate is new", True),)),
     "taken over": events.SupervisorReplaced(3, 1.5),
     "ended": events.OrphansKilled(("P1",), "one is missing"),
-    "waits": events.AwaitingProcesses(("P1",)),
+    "waits": events.AwaitingProcesses(("P1",), ("P2",)),
     "published": events.SnapshotPublished(ENTRY),
     "abandoned": events.SnapshotAbandoned(ABANDONED, P2_18),
     "skipped": events.SnapshotSkipped(P1_17),

@@ -78,6 +78,14 @@ class RaisesAtStart(Process):
         raise LookupError("nowhere to begin")
 
 
+class RaisesWhenPublished(Process):
+    """Fails after each snapshot."""
+
+    def on_published(self, snapshot: SnapshotId) -> None:
+        """Raise."""
+        raise ValueError("no use for it")
+
+
 class Stubborn(Process):
     """Never comes out of its handler."""
 
@@ -182,6 +190,7 @@ rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
 raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
+raising_when_published = Topology({"Z": RaisesWhenPublished(), "A": Sink()}, [])
 immovable = Topology({"A": Source(), "B": Immovable(), "C": Sink()}, [("A", "C")])
 stubborn = Topology({"A": Source(limit=1), "B": Stubborn()}, [("A", "B")])
 sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])

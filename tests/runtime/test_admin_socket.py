@@ -79,6 +79,18 @@ def test_a_command_may_come_as_soon_as_the_system_is_announced(tmp_path: Path) -
     asyncio.run(main())
 
 
+def test_a_command_to_a_system_that_is_not_ready_says_why(tmp_path: Path) -> None:
+    """In words, without the number of an error."""
+    path = tmp_path / "store"
+    announced(path, current_process())
+    with pytest.raises(Unavailable) as caught:
+        asyncio.run(send_command(path, RestoreSnapshot(None)))
+    assert str(caught.value) == (
+        f"the system on the store {path} takes no commands now: it is still starting, waits for "
+        "processes to join, or is stopping; try again when it runs"
+    )
+
+
 def test_a_command_says_what_it_waits_for_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

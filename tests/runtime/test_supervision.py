@@ -137,7 +137,8 @@ def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
             async with asyncio.timeout(60), Supervisor(program(name), store, emit=watch.emit) as it:
                 await it.finished
         assert str(caught.value).startswith(words)
-        assert "It failed 3 times in a row, the last time from the start" in str(caught.value)
+        last = "It failed 3 times in a row, the last time after going back to the start"
+        assert last in str(caught.value)
         assert "then go on with 'stillframe restore'" in str(caught.value)
         deaths = watch.of(events.ProcessDied)
         assert [(death.process, death.cause) for death in deaths] == (
@@ -147,6 +148,27 @@ def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
         assert words.rpartition(": ")[2] in deaths[0].story
         with pytest.raises(Unavailable, match="no system is running"):
             find_running(store.path)
+        store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_the_snapshot_that_the_last_failure_started_from_is_named(tmp_path: Path) -> None:
+    """Not the one that was published after that start, which a restore goes back to."""
+
+    async def main() -> None:
+        watch, store = Watch(), new_store(tmp_path, "raising_when_published")
+        system = Supervisor(program("raising_when_published"), store, emit=watch.emit)
+        async with asyncio.timeout(60), system:
+            for epoch in range(1, FAILURE_COUNT_MAX + 1):
+                await watch.until_epoch(epoch)
+                await system.snapshot()
+            with pytest.raises(ApplicationError) as caught:
+                await system.finished
+        origins = [running.restored_from for running in watch.of(events.SystemRunning)]
+        assert [str(origin) for origin in origins] == ["None", "Z-1", "Z-2"]
+        assert "the last time after going back to snapshot Z-2." in str(caught.value)
         store.close()
 
     asyncio.run(main())

@@ -161,7 +161,7 @@ def test_a_full_disk_abandons_the_snapshot_only(small_disk: Path) -> None:
             assert isinstance(outcome, Abandoned)
             assert outcome.reason is Reason.NOT_PUBLISHED
             assert str(small_disk / "store" / "snapshots" / str(outcome.snapshot)) in outcome.detail
-            assert "Make room on that disk" in outcome.detail
+            assert "make room on that disk" in outcome.detail
             filler.unlink()
             count = player.hit_count
             snapshot = await system.take()

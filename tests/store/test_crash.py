@@ -193,13 +193,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(point)], check=True)
 
 
+ADVICE = r"A-2 could not be written: Input/output error; .*: check .* that its disk is healthy"
+
+
 def test_a_full_disk_publishes_nothing_and_harms_nothing(small_disk: Path) -> None:
     """No room: the error says so, the store stays as it was, and goes on once there is room."""
     store = Store.create(small_disk / "store", description=DESCRIPTION)
     store.raise_epoch(None)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(90_000))
-    with pytest.raises(StoreError, match=r"No space left.*nothing was published.*Make room"):
+    with pytest.raises(
+        StoreError, match=r"No space left.*nothing was published: make room on that disk"
+    ):
         publish(store, *range(1, 100))
     published = store.verify_all(lambda *_: None)
     assert 0 < published < 30
@@ -241,10 +246,28 @@ def test_a_failing_disk_publishes_nothing(
 
         with monkeypatch.context() as patched:
             patched.setattr(snapshot_directory, failing, fail)
-            with pytest.raises(StoreError, match=r"A-2 could not be written: Input/output error"):
+            with pytest.raises(StoreError, match=ADVICE):
                 publish(store, 2)
         assert os.listdir(path / "snapshots") == ["A-1"]  # noqa: PTH208 -- with hidden ones
     publish(store, 2)
+    store.close()
+
+
+def test_a_deleted_directory_of_snapshots_is_named_with_what_to_do(path: Path) -> None:
+    """No room on the disk is not the cause, and it is not said; an empty directory is enough."""
+    store = Store.open_writer(path)
+    (path / "snapshots").rename(path / "gone")
+    with pytest.raises(StoreError) as caught:
+        publish(store, 2)
+    assert "room" not in str(caught.value)
+    assert f"the directory {path}/snapshots was deleted or moved" in str(caught.value)
+    assert f"make an empty one with 'mkdir {path}/snapshots'" in str(caught.value)
+    (path / "snapshots").mkdir()
+    publish(store, 3)
+    assert [str(entry.id) for entry in Store.open(path).entries()] == ["A-3"]
+    path.rename(path.with_name("elsewhere"))
+    with pytest.raises(StoreError, match=rf"the directory {path} was deleted .* another --store"):
+        publish(store, 4)
     store.close()
 
 

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from stillframe.durable_files import read_hashed, sync
+from stillframe.durable_files import disk_advice, read_hashed, sync
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.spark.session import add_package
 from stillframe.store.parquet import as_written, check_row_count, row_groups
@@ -247,7 +247,7 @@ def _write_file(tables: Iterable[pa.Table], path: Path, schema: pa.Schema) -> Wr
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise StoreError(
-            f"{path} could not be written: {why}: make room on that disk, or "
-            "give another directory; what was published there before is as it was"
+            f"{path} could not be written: {why}: {disk_advice(error)}; what was published there "
+            "before is unchanged"
         ) from error
     return Written(path.name, row_count, path.stat().st_size, digest)

@@ -32,7 +32,7 @@ CLASSES = option(
     "MODULE:TOPOLOGY", "Where the classes are.  [default: where the store says]", "--topology"
 )
 INITIATOR = option(
-    "PROCESS", "Process that initiates it.  [default: the first process]", "--initiator"
+    "PROCESS", "Process that initiates it.  [default: the first one declared]", "--initiator"
 )
 KEEP = keep_option(
     "Remove all but the newest N snapshots as they are published; savepoints stay.  "
@@ -65,7 +65,7 @@ class SnapshotOptions:
         default="1s",
     )
     initiator: list[str] | None = option(
-        "PROCESS", "Process that initiates; several take turns.  [default: the first process]"
+        "PROCESS", "Process that initiates; several take turns.  [default: the first one declared]"
     )
     timeout: Timeout = "10s"
     marker_linger: str = option(

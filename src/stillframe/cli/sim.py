@@ -302,7 +302,8 @@ def explore(
     ),
     initiator: list[str] | None = option(
         "PROCESS",
-        "Process that initiates a snapshot; again for a second one.  [default: the first process]",
+        "Process that initiates a snapshot; again for a second one.  [default: the first one "
+        "declared]",
         "--initiator",
     ),
     network: NetworkName = Network.FIFO,
@@ -316,9 +317,7 @@ def explore(
     system = exploration.SmallSystem(
         topology=topology,
         acts=_acts(topology, acts or []),
-        initiations=exploration.initiations(
-            topology, *(initiator or [next(iter(topology.processes))])
-        ),
+        initiations=exploration.initiations(topology, *(initiator or [topology.first])),
         network=network,
         recorder=recorder_of(rules),
     )

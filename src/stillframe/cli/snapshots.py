@@ -111,11 +111,12 @@ def show(
         "hold them up, until none is.",
     ),
 ) -> None:
-    """Show what a snapshot holds: process states, and what was sent, received and in channels."""
-    if live == (name is not None) or (live and books):
-        raise UsageError("give either SNAPSHOT, with or without --books, or --live")
+    """Show what a snapshot holds, by default the newest: process states, and what was sent,
+    received and in channels."""
+    if live and (name is not None or books):
+        raise UsageError("--live shows what is under way: leave out SNAPSHOT and --books")
     store = Store.open(path)
-    if name is None:
+    if live:
         with contextlib.suppress(KeyboardInterrupt):
             if output.wants_json():
                 done = ask(path, admin_socket.GetPendingSnapshots())
@@ -123,7 +124,7 @@ def show(
             else:
                 uvloop.run(_follow(path))
         return
-    snapshot = store.load(store.find(name))
+    snapshot = store.load(_newest(store) if name is None else store.find(name))
     description = store.description_of(snapshot.id)
     if output.wants_json():
         output.put_json(_snapshot_document(snapshot, description, only_books=books))
@@ -147,6 +148,13 @@ def show(
         ]
         output.put_table(f"processes: {kind}", ["process", *names], rows)
     _put_channels(snapshot, description)
+
+
+def _newest(store: Store) -> SnapshotId:
+    entries = store.entries()
+    if not entries:
+        raise UsageError(f"the store {store.path} holds no snapshot yet: take one")
+    return entries[-1].id
 
 
 def _snapshot_document(

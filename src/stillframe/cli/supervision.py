@@ -19,7 +19,7 @@ from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptio
 from stillframe.cli.snapshots import published
 from stillframe.detect.predicate import Evaluate, Evaluation, if_present, resolve_predicate
 from stillframe.errors import StillframeError
-from stillframe.model import Abandoned
+from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
@@ -43,6 +43,8 @@ _NO_LAST_SNAPSHOT = "no last snapshot: as you wish"
 LAST_EVALUATION_S = 5.0
 """Timeout of the last answer, in seconds; the system has stopped already."""
 REFRESH_PER_SECOND = 4
+SKIPPED_REPORT_S = 10.0
+"""Minimum interval between lines about skipped snapshots, in seconds."""
 Evaluated = concurrent.futures.Future[Evaluation | None]
 
 
@@ -66,14 +68,15 @@ def sentence(event: events.Event) -> str:
         case events.OrphansKilled(processes, reason):
             names = ", ".join(processes)
             text = f"{names} had gone on without their supervisor and were ended: {reason}"
-        case events.AwaitingProcesses(processes):
-            text = f"waiting for {', '.join(processes)} to join: start their programs"
+        case events.AwaitingProcesses(joining):
+            hint = f"; start {'its program' if len(joining) == 1 else 'their programs'}"
+            text = f"waiting for {event}{hint if joining else ''}"
         case events.SnapshotPublished(entry):
             text = published(entry)
         case events.SnapshotAbandoned(abandoned, retried_as):
             text = f"{abandoned}{f'; tried again as {retried_as}' if retried_as else ''}"
         case events.SnapshotSkipped(under_way):
-            text = f"a snapshot was due and skipped: {under_way} is still under way"
+            text = skipped_sentence(1, under_way)
         case events.ProcessDied(process, cause, story):
             lines = f"\n{story.rstrip()}" if story else ""
             text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
@@ -87,6 +90,16 @@ def sentence(event: events.Event) -> str:
         case _:
             assert_never(event)
     return text
+
+
+def skipped_sentence(count: int, under_way: SnapshotId) -> str:
+    """Return in words that `count` snapshots were skipped, the last one because of `under_way`."""
+    if count == 1:
+        return f"a snapshot was due and skipped: {under_way} is still under way"
+    return (
+        f"{count} more snapshots were due and skipped: {under_way} is still under way; snapshots "
+        "take longer than --every"
+    )
 
 
 def _running(event: events.SystemRunning) -> str:
@@ -106,7 +119,8 @@ class EventPrinter:
     of the last one age, latency and how many messages it caught.
 
     Of snapshots that succeed it prints only the first one of each epoch, and those that a process
-    took no part in. When an event cannot be written to stdout, `unwritten` says why, and
+    took no part in. It prints the first snapshot that is skipped, and then how many were, at most
+    every ``SKIPPED_REPORT_S``. When an event cannot be written to stdout, `unwritten` says why, and
     `on_unwritten` is called once: the system must stop in order, because it would continue unseen.
     """
 
@@ -119,6 +133,8 @@ class EventPrinter:
         self._published_count = 0
         self._last: SnapshotEntry | None = None
         self._last_at = 0.0
+        self._skipped_count = 0
+        self._skipped_due = 0.0
         self.unwritten: OSError | None = None
         self.on_unwritten: Callable[[], None] = lambda: None
 
@@ -139,9 +155,19 @@ class EventPrinter:
                 self._published_count += 1
                 if not is_first and not entry.excluded:
                     return
+            case events.SnapshotSkipped(under_way):
+                self._skip(under_way)
+                return
             case _:
                 pass
         self.say(sentence(event))
+
+    def _skip(self, under_way: SnapshotId) -> None:
+        self._skipped_count += 1
+        now = time.monotonic()
+        if now >= self._skipped_due:
+            self.say(skipped_sentence(self._skipped_count, under_way))
+            self._skipped_count, self._skipped_due = 0, now + SKIPPED_REPORT_S
 
     def _put(self, event: events.Event) -> None:
         try:

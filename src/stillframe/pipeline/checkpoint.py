@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from stillframe.durable_files import link_into, link_tree
+from stillframe.durable_files import disk_advice, link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
 
@@ -164,8 +164,8 @@ def pin(checkpoint: Path, batch: int, target: Path) -> None:
         partial.rename(target)
     except OSError as error:
         raise StoreError(
-            f"the checkpoint {checkpoint} could not be linked into {target}: {error}; both must "
-            "lie on one file system"
+            f"the checkpoint {checkpoint} could not be linked into {target}: "
+            f"{error.strerror or error}; {disk_advice(error)}"
         ) from error
 
 
@@ -236,7 +236,7 @@ def _offset_lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise Damaged(f"{path} cannot be read: {error.strerror}") from error
     if not lines or not lines[0].startswith("v"):
         raise Damaged(f"{path} is no offset file of Spark")
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stillframe.migration import Change
+from stillframe.migration import Change, listed
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.store.manifest import SnapshotEntry
 
@@ -60,9 +60,20 @@ class OrphansKilled(msgspec.Struct, frozen=True, tag="OrphansEnded"):
 
 
 class AwaitingProcesses(msgspec.Struct, frozen=True, tag="Waiting"):
-    """The system waits for these processes to join."""
+    """The system waits for `processes` to join; their programs are started by the user. It also
+    waits for those `starting`, which the supervisor has started. If there are none of either, the
+    processes are connecting to each other."""
 
     processes: tuple[ProcessId, ...]
+    starting: tuple[ProcessId, ...] = ()
+
+    def __str__(self) -> str:
+        awaited = []
+        if self.processes:
+            awaited.append(f"{listed(self.processes)} to join")
+        if self.starting:
+            awaited.append(f"{listed(self.starting)} to start")
+        return ", and for ".join(awaited) or "the processes to connect to each other"
 
 
 class SnapshotPublished(msgspec.Struct, frozen=True, tag=True):

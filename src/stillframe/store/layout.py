@@ -8,7 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import local_path, partial_path, replace_durably, sync, try_lock
+from stillframe.durable_files import (
+    disk_advice,
+    local_path,
+    partial_path,
+    replace_durably,
+    sync,
+    try_lock,
+)
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.manifest import MANIFEST, Head, Manifest, file_names
@@ -43,8 +50,7 @@ def explain_io_errors(path: Path, action: str) -> Iterator[None]:
         raise TooLarge(f"{path} could not be {action}: {error}") from error
     except OSError as error:
         raise StoreError(
-            f"{path} could not be {action}: {error.strerror or error}: see to the space, the "
-            "permissions and the health of that disk, or give another directory"
+            f"{path} could not be {action}: {error.strerror or error}: {disk_advice(error)}"
         ) from error
 
 
@@ -62,6 +68,19 @@ def take_lock(path: Path) -> int:
 def is_store(path: Path) -> bool:
     """Return whether there is a store at `path`."""
     return (path / HEAD).exists()
+
+
+def check_snapshots_exist(path: Path) -> None:
+    """Raise a StoreError if the directory of the snapshots was deleted or moved."""
+    if (directory := path / SNAPSHOTS).is_dir():
+        return
+    remedy = f"put it back, or make an empty one with 'mkdir {directory}'"
+    if not (path / HEAD).exists():
+        directory, remedy = path, "put it back, or start the system afresh with another --store"
+    raise StoreError(
+        f"the directory {directory} was deleted or moved, and its snapshots with it; nothing was "
+        f"published: {remedy}. The next snapshot is tried afresh"
+    )
 
 
 def check_is_store(path: Path) -> None:

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import partial_path, read_hashed, replace_durably, sync, write_new
+from stillframe.durable_files import (
+    disk_advice,
+    partial_path,
+    read_hashed,
+    replace_durably,
+    sync,
+    write_new,
+)
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.store.manifest import (
@@ -107,7 +114,7 @@ class NewDirectory:
 @contextlib.contextmanager
 def new_directory(path: Path, executor: Executor | None) -> Iterator[NewDirectory]:
     """Make a directory at `path`, where nothing is yet. When the body is left by an error, nothing
-    of the directory exists; a StoreError says that the disk is full or failed.
+    of the directory exists; a StoreError says what the disk reported, and what to do.
 
     `executor` writes the files side by side; None: one after the other, in this thread. Beside a
     process that is always busy, each turn of another thread costs more than it gains.
@@ -123,8 +130,8 @@ def new_directory(path: Path, executor: Executor | None) -> Iterator[NewDirector
         if not isinstance(error, OSError):
             raise
         raise StoreError(
-            f"{path} could not be written: {error.strerror or error}: nothing was published. "
-            "Make room on that disk or give another directory; the next snapshot is tried afresh"
+            f"{path} could not be written: {error.strerror or error}; nothing was published: "
+            f"{disk_advice(error)}. The next snapshot is tried afresh"
         ) from error
 
 

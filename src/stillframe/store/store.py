@@ -176,7 +176,7 @@ class Store(StoreReader):
         After any error nothing was published: its books do not balance (NotConsistent); it is of
         another epoch or topology, exists already, or has a base that does not exist (UsageError); a
         value does not fit its column; the manifest of the newest restore point was changed
-        (Damaged).
+        (Damaged); or the directory of all snapshots was deleted (StoreError).
         """
         self._check_writer()
         directory = self._snapshots / str(snapshot.id)
@@ -191,6 +191,7 @@ class Store(StoreReader):
                 f"snapshot {snapshot.id} is in the store {self.path} already: give each a number "
                 "of its own (Store.next_number)"
             )
+        layout.check_snapshots_exist(self.path)
         check_described(snapshot, self._head.description)
         snapshot.state.check_books()
         topology = self._head.description.hash

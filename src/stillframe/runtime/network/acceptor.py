@@ -54,7 +54,7 @@ class Acceptor:
             )
             raise Unavailable(
                 f"no connection can be taken on {listen.host if not listen.port else listen}: "
-                f"{error}; {advice}"
+                f"{error.strerror or error}; {advice}"
             ) from error
         return Address(listen.host, self._listener.sockets[0].getsockname()[1])
 

@@ -78,7 +78,7 @@ async def keep_connected(
             await connect(link, address, me.certificates, channel.target)
         except OSError as silence:
             if loop.time() > report_due:
-                reason = str(silence) or "no answer"
+                reason = silence.strerror or str(silence) or "no answer"
                 warn(f"channel {channel}: {address} cannot be reached: {reason}; still trying")
                 report_due = float("inf")
         else:

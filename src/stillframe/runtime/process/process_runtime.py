@@ -324,7 +324,7 @@ class ProcessRuntime:
         try:
             return await connect(connection, self._coordinator, self.me.certificates, None)
         except OSError as error:
-            reason = str(error) or "no answer"
+            reason = error.strerror or str(error) or "no answer"
             raise Unavailable(
                 f"the coordinator does not answer at {self._coordinator}: {reason}; "
                 "is the system running?"

@@ -266,17 +266,15 @@ async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
             line = await reader.readline()
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise Unavailable(
-            f"the system on the store {store} does not answer ({error}): it is still starting, "
-            "waits for processes to join, or ends; try again when it runs"
+            f"the system on the store {store} takes no commands now: it is still starting, waits "
+            "for processes to join, or is stopping; try again when it runs"
         ) from error
     except ConnectionError as error:
-        raise Unavailable(
-            f"the system on the store {store} ended before it answered ({error})"
-        ) from error
+        raise Unavailable(f"the system on the store {store} ended before it answered") from error
     except OSError as error:  # too many are waiting for it to accept them
         raise StillframeError(
-            f"the system on the store {store} takes no connection ({error}): its supervisor, "
-            f"process {system.supervisor.pid}, hangs, or too many ask at once"
+            f"the system on the store {store} takes no connection ({error.strerror}): its "
+            f"supervisor, process {system.supervisor.pid}, hangs, or too many ask at once"
         ) from error
     except ValueError as error:
         raise ProtocolViolation(

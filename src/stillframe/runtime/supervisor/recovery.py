@@ -108,9 +108,10 @@ class RestartStrategy:
         self, *, sequence: int, where: str, ran_s: float, failure: str | None
     ) -> float:
         """Record a failure, and return the delay in seconds before the restart, which is from the
-        snapshot number `sequence` (0 for a fresh start), `where` in words. The epoch lasted `ran_s`
-        seconds, and `failure` is what the process reported, if it did. StillframeError after too
-        many failures in a row, ApplicationError if the application failed."""
+        snapshot number `sequence` (0 for a fresh start). The epoch started from `where`, in words,
+        and lasted `ran_s` seconds; `failure` is what the process reported, if it did.
+        StillframeError after too many failures in a row, ApplicationError if the application
+        failed."""
         if sequence != self._sequence or ran_s >= STABLE_S:
             self._death_count = 0
         if ran_s >= FAILURE_WITHIN_S:
@@ -120,8 +121,8 @@ class RestartStrategy:
         self._failure_count = self._failure_count + 1 if failure is not None else 0
         if failure is not None and self._failure_count >= FAILURE_COUNT_MAX:
             raise ApplicationError(
-                f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row, the last time from "
-                f"{where}. Mend the program, then go on with 'stillframe restore'."
+                f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row, the last time after "
+                f"going back to {where}. Mend the program, then go on with 'stillframe restore'."
             )
         if self._death_count >= DEATH_COUNT_MAX:
             raise StillframeError(

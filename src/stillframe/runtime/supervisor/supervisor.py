@@ -15,7 +15,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Self
@@ -24,6 +24,7 @@ import msgspec
 
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
+from stillframe.migration import listed
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.policy import AbandonmentLimit, Policy
@@ -118,9 +119,9 @@ class Epoch:
         self._write_run_file(secret)
         for process in system.local_processes:
             self.children.launch(self._launch(process, secret))
-        joining = tuple(n for n in system.topology.processes if n not in system.local_processes)
+        joining = system.topology.processes.keys() - set(system.local_processes)
         if joining:
-            system.emit(events.AwaitingProcesses(joining))
+            system.emit(self._awaiting(sorted(joining)))
         began = time.monotonic()
         running, timeout_s = coordinator.membership.running, system.config.timeout_s
         while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
@@ -151,9 +152,16 @@ class Epoch:
         if self.coordinator is None:
             return "what is left of an earlier run to end"
         missing = self.coordinator.membership.missing
-        if missing:
-            return f"{', '.join(missing)} to come"
-        return "the processes to connect to each other"
+        if missing and self._system.is_taking_over:
+            return f"{listed(missing)} to come back"
+        return str(self._awaiting(missing))
+
+    def _awaiting(self, missing: Collection[ProcessId]) -> events.AwaitingProcesses:
+        local = self._system.local_processes
+        return events.AwaitingProcesses(
+            processes=tuple(process for process in missing if process not in local),
+            starting=tuple(process for process in missing if process in local),
+        )
 
     def end(self, cause: Cause) -> bool:
         """End the epoch; return False if something else had."""
@@ -246,12 +254,12 @@ class Epoch:
 
     def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
         """Report which processes are awaited; a child that is too late is taken for dead."""
-        waiting = coordinator.membership.not_listening
-        self._system.emit(events.AwaitingProcesses(waiting))
-        stuck = [process for process in waiting if process in self._system.local_processes]
-        if stuck and waited_s > START_TIMEOUT_S:
+        awaiting = self._awaiting(coordinator.membership.not_listening)
+        self._system.emit(awaiting)
+        if awaiting.starting and waited_s > START_TIMEOUT_S:
+            stuck = awaiting.starting[0]
             detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
-            self._departed(stuck[0], control.Failure(f"process {stuck[0]}: {detail}", ""))
+            self._departed(stuck, control.Failure(f"process {stuck}: {detail}", ""))
 
     def _child_exited(self, process: ProcessId) -> None:
         # A child without a connection has nothing whose end would tell; the connection of any
@@ -424,8 +432,8 @@ class Supervisor:
 
     @property
     def first_process(self) -> ProcessId:
-        """The process that initiates a snapshot if the user names none."""
-        return next(iter(self.store.description.processes))
+        """The process that initiates a snapshot if the user names none: the first one declared."""
+        return self.topology.first
 
     @property
     def is_running(self) -> bool:
@@ -603,10 +611,10 @@ class Supervisor:
         )
 
     async def _wait_before_restart(self, death: ProcessFailed, ran_s: float) -> None:
-        current = self.store.current()
+        current, began_from = self.store.current(), self.store.restored_from
         pause_s = self._restart_strategy.next_delay_s(
             sequence=current.sequence if current else 0,
-            where=f"snapshot {current.id}" if current else "the start",
+            where=f"snapshot {began_from}" if began_from else "the start",
             ran_s=ran_s,
             failure=death.failure.detail if death.failure else None,
         )
