@@ -56,6 +56,21 @@ class Broken(Talker):
         raise ValueError("\x1b[31mno")
 
 
+class Lender(Talker):
+    """Sends several notes, and counts more."""
+
+    @every(ms=0)
+    def lend(self, count: int = 1, more: int = 0) -> None:
+        """Send `count` notes to everybody."""
+        self.heard_count += more
+        for target in self.outgoing * count:
+            self.send(target, Note("lent"))
+
+    def talk(self) -> None:
+        """Say nothing."""
+
+
+lenders = Topology({"P1": Lender(), "P2": Talker()}, [("P1", "P2")])
 talkers = Topology.mesh({"P1": Talker(), "P2": Talker()})
 dicey = Topology.mesh({"P1": Dicey(), "P2": Dicey()})
 erratic = Topology.mesh({"P1": Erratic(), "P2": Talker()})

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from stillframe.sim import StateView
 from tests.cli.conftest import Call
 
 HERE = "tests.cli.systems_for_sim"
@@ -185,3 +186,44 @@ def test_a_process_that_draws_from_chance_cannot_be_explored(call: Call) -> None
     assert result.exit_code == 2
     assert "done again, the same choices come to something else" in result.stderr
     assert "let it draw chance from a recorded field" in result.stderr
+
+
+def nobody_is_rich(state: StateView) -> bool:
+    """Return whether P1 has no more than at first."""
+    return bool(state.processes["P1"].balance <= 100)
+
+
+def both_have_paid(state: StateView) -> bool:
+    """Return whether there is something on both channels."""
+    return len([*state.in_transit()]) == 2
+
+
+def test_conditions_of_ones_own_are_checked_in_every_state(call: Call) -> None:
+    """A broken invariant is a no, with the shortest run; a predicate is seen or not."""
+    rich, paid = f"{__name__}:nobody_is_rich", f"{__name__}:both_have_paid"
+    options = ("sim", "explore", "--invariant", rich, "--predicate", paid)
+    result = call(*options)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert f"seen: {paid}" in lines
+    assert lines[lines.index(f"no: {rich}") :][:5] == [
+        f"no: {rich}",
+        f"  {rich}: it does not hold",
+        "  the shortest run to it:",
+        "    P2 does pay",
+        "    deliver P2->P1",
+    ]
+    document = json.loads(call(*options, "--json").stdout)
+    assert [*document["broken"]] == [rich]
+    assert document["seen"][paid]["run"] == ["P1 does pay", "P2 does pay"]
+    wrong = call("sim", "explore", "--invariant", "nowhere_at_all:x")
+    assert wrong.exit_code == 2
+    assert "module 'nowhere_at_all' cannot be imported" in wrong.stderr
+
+
+def test_acts_may_have_arguments(call: Call) -> None:
+    """As in a script; what a process has no action for is refused all the same."""
+    two = call("sim", "explore", f"{HERE}:lenders", "--acts", "P1=lend(2,3),lend", "--json")
+    assert json.loads(two.stdout)["is_kept"] is True
+    wrong = call("sim", "explore", f"{HERE}:lenders", "--acts", "P1=borrow(2)")
+    assert "write PROCESS=ACTION,ACTION with actions of P1: lend" in wrong.stderr

@@ -7,7 +7,7 @@ interleaving.
 import difflib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ from stillframe.cli.command import Commands, argument, end_with_no, flag, option
 from stillframe.cli.trace import put_proof
 from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
-from stillframe.imports import add_cwd_to_path, load_topology
+from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, prove
 from stillframe.protocol.lai_yang import LaiYangRecorder
@@ -37,6 +37,7 @@ from stillframe.sim.systems import pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology
 
+_ACTION = re.compile(r"[^,(]+(?:\([^()]*\))?")
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 ALWAYS = {
     "every promise is kept": exploration.invariants_hold,
@@ -306,6 +307,12 @@ def explore(
         "declared]",
         "--initiator",
     ),
+    invariant: list[str] | None = option(
+        "MODULE:FUNCTION", "Your function of a global state that must hold in all; again for more."
+    ),
+    predicate: list[str] | None = option(
+        "MODULE:FUNCTION", "Report whether your function holds in any state; again for more."
+    ),
     network: NetworkName = Network.FIFO,
     rules: RulesName = Rules.CHANDY_LAMPORT,
     most: int = option("COUNT", "Give up beyond so many histories.", default=1_000_000, min=1),
@@ -327,6 +334,8 @@ def explore(
     ):
         found = exploration.explore(
             system,
+            invariants={name: load_function(name) for name in invariant or []},
+            predicates={name: load_function(name) for name in predicate or []},
             always=ALWAYS,
             sometimes=SOMETIMES,
             history_count_max=most,
@@ -344,7 +353,8 @@ def explore(
             name: {"what": what, "run": [str(choice) for choice in run]}
             for name, (what, run) in properties.items()
         }
-    output.answer(document, lambda: _put_explored(found))
+    always, sometimes = [*ALWAYS, *(invariant or [])], [*SOMETIMES, *(predicate or [])]
+    output.answer(document, lambda: _put_explored(found, always, sometimes))
     if found.broken:
         end_with_no()
 
@@ -360,8 +370,8 @@ def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ..
     for text in texts:
         process, sign, names = text.partition("=")
         topology.description.check_process(process)
-        actions = tuple(name for name in names.split(",") if name)
-        if not sign or not set(actions) <= set(known[process]):
+        actions = tuple(_ACTION.findall(names))
+        if not sign or not {action.partition("(")[0] for action in actions} <= {*known[process]}:
             raise UsageError(
                 f"--acts {text!r}: write PROCESS=ACTION,ACTION with actions of {process}: "
                 f"{', '.join(known[process]) or 'it has none'}"
@@ -370,7 +380,9 @@ def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ..
     return acts
 
 
-def _put_explored(found: exploration.Explored) -> None:
+def _put_explored(
+    found: exploration.Explored, always: Iterable[str], sometimes: Iterable[str]
+) -> None:
     counts = (
         ("global states", found.state_count),
         ("histories", found.history_count),
@@ -378,13 +390,13 @@ def _put_explored(found: exploration.Explored) -> None:
         ("runs", found.run_count),
     )
     output.put_table("", ("every interleaving", "count"), counts)
-    for name in ALWAYS:
+    for name in always:
         output.say(f"{'no' if name in found.broken else 'yes'}: {name}")
         if name in found.broken:
             what, run = found.broken[name]
             steps = (f"    {choice}" for choice in run)
             output.say(f"  {what}", "  the shortest run to it:", *steps)
-    for name in SOMETIMES:
+    for name in sometimes:
         output.say(f"{'seen' if name in found.seen else 'never seen'}: {name}")
 
 
