@@ -69,6 +69,7 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
         ),
         "yes: the cut is consistent",
     ]
+    assert "at least 1" in call("trace", "cuts", trace).stdout
     document = json.loads(call("trace", "cuts", trace, "--cut", "a=1", "--json").stdout)
     assert document["is_in_transit_exact"] is False
     result = call("view", trace, "--cut", "a=1", "--out", tmp_path / "a.svg")

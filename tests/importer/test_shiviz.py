@@ -319,7 +319,8 @@ def test_what_contradicts_in_several_files_is_named_with_both(tmp_path: Path) ->
         read_shiviz(one, other)
     assert str(error.value) == (
         f"{other}, line 1, host 'a': the clock has 1 for its own host, as line 1 of {one} has: "
-        "each event of a host has a number of its own"
+        "each event of a host has a number of its own. If the log has several executions, say with "
+        "--delimiter what separates them"
     )
     other.write_text('b {"a":2, "b":1}\nanswer\n', encoding="utf-8")
     renamed = other.rename(other.with_name("b.log"))

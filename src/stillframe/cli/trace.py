@@ -51,13 +51,17 @@ EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
     "EXECUTION": lambda row: f"{row['number']} {row['label']}".rstrip(),
     "PROCESSES": itemgetter("process_count"),
     "EVENTS": itemgetter("event_count"),
-    "MESSAGES": itemgetter("message_count"),
+    "MESSAGES": lambda row: _at_least(row["message_count"], row["in_transit_count"] is None),
     "IN TRANSIT AT THE END": lambda row: (
         "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
     ),
 }
 
 app = Commands()
+
+
+def _at_least(number: int, is_implied: bool) -> str:
+    return f"at least {number}" if is_implied else str(number)
 
 
 def parse_cut(text: str, trace: Trace) -> Cut:
@@ -260,7 +264,12 @@ def cuts(
             "event_count": trace.event_count,
             "message_count": trace.message_count,
         }
-        row = (*counts.values(), cut_count if is_exact else f"more than {COUNTED_MAX:,}")
+        row = (
+            counts["process_count"],
+            counts["event_count"],
+            _at_least(trace.message_count, trace.are_messages_implied),
+            cut_count if is_exact else f"more than {COUNTED_MAX:,}",
+        )
         columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
         output.answer(
             counts | {"consistent_cut_count": cut_count if is_exact else None},

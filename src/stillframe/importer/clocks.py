@@ -144,7 +144,8 @@ class Clocks:
                 self.refuse(
                     event,
                     f"the clock has {own} for its own host, as {self._line(line[own - 1], event)} "
-                    "has: each event of a host has a number of its own",
+                    "has: each event of a host has a number of its own. If the log has several "
+                    "executions, say with --delimiter what separates them",
                 )
             if own > len(line) + 1:
                 self.refuse(

@@ -155,6 +155,12 @@ class World:
         batch_count_max: how many messages travel and arrive together at most, which one action
             sends one after the other to the same target.
 
+    Attributes:
+        now: the virtual time in seconds; by the clock of ``play`` in ticks.
+        epochs: the events of each epoch; the last one is the current one.
+        restore_point: the snapshot to which a restart rolls back; None: the initial state.
+        refusal: why the rules ended the run; empty if they did not.
+
     Raises:
         UsageError: a process has its own loop, and cannot be stepped through.
     """
