@@ -16,6 +16,7 @@ from stillframe.process import Quantities
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from tests.cli.pipelines import resting_shop
+from tests.json_page import check_output
 
 Call = Callable[..., Result]
 
@@ -117,6 +118,9 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     runner = CliRunner()
 
     def call(*arguments: object) -> Result:
-        return runner.invoke(app, [str(argument) for argument in arguments])
+        words = [str(argument) for argument in arguments]
+        result = runner.invoke(app, words)
+        check_output(words, result.stdout)
+        return result
 
     return call

@@ -40,7 +40,7 @@ def test_as_json_there_are_the_same_figures(call: Call) -> None:
     """And the shortest run to what was seen."""
     result = call("sim", "explore", "--json")
     document = json.loads(result.stdout)
-    assert (document["is_kept"], document["broken"]) == (True, {})
+    assert (document["ok"], document["broken"]) == (True, {})
     assert figures(document) == (63, 103, 16, 102)
     assert document["seen"]["a channel held a message at the cut"]["run"] == [
         "P2 does pay",
@@ -88,7 +88,7 @@ def test_two_initiators_make_two_snapshots(call: Call) -> None:
     }
     twice = ("sim", "explore", "--initiator", "P1", "--initiator", "P1", "--acts", "P1=", "--json")
     document = json.loads(call(*twice).stdout)
-    assert document["is_kept"] is True
+    assert document["ok"] is True
     assert "two snapshots were under way at once" in document["seen"]
 
 
@@ -109,7 +109,7 @@ def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Ca
     as_json = call("sim", "explore", "--network", "reordering", "--json")
     assert as_json.exit_code == 1
     document = json.loads(as_json.stdout)
-    assert document["is_kept"] is False
+    assert document["ok"] is False
     assert document["broken"]["every cut is consistent"]["run"][2] == "deliver P1->P2 at 1"
 
 

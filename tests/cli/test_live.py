@@ -99,7 +99,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
             return once.stdout, shown.stdout
 
     once, shown = asyncio.run(main())
-    (under_way,) = json.loads(once)["under_way"]
+    (under_way,) = json.loads(once)["pending"]
     assert under_way["snapshot"] == "A-1"
     assert "C" in under_way["missing"]
     (straggler,) = [found for found in under_way["stragglers"] if found["cause"] == "SILENT"]

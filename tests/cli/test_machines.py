@@ -227,5 +227,5 @@ def test_certificates_as_json(call: Call, tmp_path: Path) -> None:
     """The folders, for a program that copies them."""
     result = call("certs", tmp_path / "new", "P1", "--days", "3", "--json")
     folders = [str(tmp_path / "new" / name) for name in ("coordinator", "P1")]
-    assert json.loads(result.stdout) == {"folders": folders, "days": 3}
+    assert json.loads(result.stdout) == {"version": 1, "folders": folders, "days": 3}
     assert "keep " in result.stderr

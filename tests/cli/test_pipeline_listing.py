@@ -56,6 +56,7 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
     listed = json.loads(call("pipeline", "list", shop.path, "--json").stdout)
     entries = listed.pop("snapshots")
     assert listed == {
+        "version": 1,
         "pipeline": str(shop.path),
         "name": "shop",
         "epoch": 2,
@@ -63,7 +64,7 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
         "latest": "shop-1",
         "damaged": [],
     }
-    assert [(one["id"], one["name"], one["is_of_present_course"]) for one in entries] == [
+    assert [(one["id"], one["name"], one["is_current"]) for one in entries] == [
         ("shop-1", "gold", True),
         ("shop-2", None, False),
     ]
@@ -86,7 +87,11 @@ def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
     shop.snapshot()
     result = call("pipeline", "delete", shop.path, "shop-1", "gold", "shop-2", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"dropped": ["shop-1", "shop-2"], "left": ["shop-3"]}
+    assert json.loads(result.stdout) == {
+        "version": 1,
+        "deleted": ["shop-1", "shop-2"],
+        "left": ["shop-3"],
+    }
     assert result.stderr == "dropped 2 snapshots (shop-1, shop-2); 1 snapshot left\n"
 
 

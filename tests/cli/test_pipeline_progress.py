@@ -65,11 +65,11 @@ def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr == "no snapshot is under way\n"
         found = call("pipeline", "status", shop.path, "--json", *options)
-        assert json.loads(found.stdout) == {"snapshot": None}
+        assert json.loads(found.stdout) == {"version": 1, "snapshot": None}
 
 
 def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
-    """For what it waits and since when; the culprits are the ones that could go on."""
+    """For what it waits and since when; the stragglers are the ones that could go on."""
     with waiting(shop):
         result = call("pipeline", "status", shop.path)
         found = json.loads(call("pipeline", "status", shop.path, "--json").stdout)
@@ -82,7 +82,11 @@ def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
     ]
     assert result.stderr.startswith("snapshot shop-1, aligned, begun ")
     assert "ago: 0 of 3 have recorded" in result.stderr
-    assert (found["snapshot"], found["mode"], found["culprits"]) == ("shop-1", "aligned", ["till"])
+    assert (found["snapshot"], found["mode"], found["stragglers"]) == (
+        "shop-1",
+        "aligned",
+        ["till"],
+    )
     assert found["awaiting"][1]["channels"] == [
         {"log": "sales", "source": "till", "position": None, "barrier": None}
     ]
@@ -109,7 +113,7 @@ def test_watching_ends_when_it_is_published(
         monkeypatch.setattr(commands, "_watch", go_on_and_watch)
         result = call("pipeline", "status", shop.path, "--watch", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"snapshot": "shop-1", "is_published": True}
+    assert json.loads(result.stdout) == {"version": 1, "snapshot": "shop-1", "is_published": True}
     assert result.stderr == "snapshot shop-1 is published\n"
 
 

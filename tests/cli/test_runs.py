@@ -14,6 +14,7 @@ from stillframe.eventlog.to_trace import read_trace
 from stillframe.runtime.run_file import read_run_file
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
+from tests.json_page import check_output
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +31,7 @@ class Program:
     def __init__(
         self, *arguments: object, cwd: Path = ROOT, deadline_s: float = DEADLINE_S
     ) -> None:
+        self._arguments = arguments
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stillframe", *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -56,6 +58,7 @@ class Program:
         for number in signals:
             self.process.send_signal(number)
         out, err = self.process.communicate()
+        check_output([str(argument) for argument in self._arguments], out)
         return self.process.returncode, out, err
 
     def close(self) -> None:

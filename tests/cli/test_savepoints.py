@@ -39,7 +39,7 @@ def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:
     assert "drop it by that name" in call("delete", money, "A-1").stderr
     assert "A-3 stays: it" in call("delete", money, "A-3").stderr
     assert "snapshot A-2 is gone" in call("delete", money, "A-2").stderr
-    assert json.loads(call("delete", money, "audited", "--json").stdout)["is_gone"]
+    assert json.loads(call("delete", money, "audited", "--json").stdout)["is_deleted"]
     assert [str(entry.id) for entry in Store.open(money).entries()] == ["A-3"]
     call("savepoint", money, "last", "--snapshot", "A-3")
     dropped = call("delete", money, "last")
@@ -94,4 +94,4 @@ def test_a_running_system_names_and_drops(call: Call, start: Start, tmp_path: Pa
     entries = Store.open(path).entries()
     assert [str(entries[0].id), len(entries)] == [saved, 3]
     assert entries[0].savepoints == ("first",)
-    assert msgspec.json.decode(call("delete", path, "first", "--json").stdout)["is_gone"]
+    assert msgspec.json.decode(call("delete", path, "first", "--json").stdout)["is_deleted"]

@@ -105,7 +105,7 @@ def test_many_seeds_are_tried_on_all_cores(
     assert [call.args for call in pool.call_args_list] == [(2,)]
     tally = json.loads(together.stdout)
     assert tally == json.loads(alone.stdout)
-    assert (tally["is_kept"], tally["seed_count"], tally["broken"]) == (True, 3, [])
+    assert (tally["ok"], tally["seed_count"], tally["broken"]) == (True, 3, [])
     assert tally["choice_count"] > tally["snapshot_count"] > 0
     assert set(tally["seen"]) | set(tally["unseen"]) == set(COVERAGE)
     assert len(together.stdout.splitlines()) == 1
@@ -135,7 +135,7 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
         "contradicted each other\n"
     )
     document = json.loads(call("sim", "run", "--seeds", "1..6", "--json", *options).stdout)
-    assert document["is_kept"] is False
+    assert document["ok"] is False
     assert settings == [RunConfig(network=Network(network), recorder=recorder_of(Rules(rules)))] * 2
     assert call("sim", "run", "--seeds", "3", "--steps", *options).exit_code == 1
 
@@ -204,7 +204,7 @@ def test_one_seed_is_shown_step_by_step(call: Call) -> None:
 def test_one_seed_as_json_has_its_schedule(call: Call) -> None:
     """With what could go wrong in it, and what happened."""
     document = json.loads(call("sim", "run", "--seeds", "5", "--steps", "--json").stdout)
-    assert (document["seed"], document["is_kept"], document["promise"]) == (5, True, None)
+    assert (document["seed"], document["ok"], document["promise"]) == (5, True, None)
     assert document["faults"]["delay_ms_max"] > 0
     assert {"at_ms", "choice"} == set(document["schedule"][0])
     assert len(document["happened"]) > len(document["schedule"])
@@ -262,7 +262,7 @@ def test_a_broken_promise_as_json(call: Call) -> None:
     result = call("sim", "run", f"{HERE}:dicey", "--seeds", "1", "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert (document["is_kept"], document["promise"]) == (False, "UNCHANGED")
+    assert (document["ok"], document["promise"]) == (False, "UNCHANGED")
     assert len(document["schedule"]) == 2 < document["choice_count_before"]
 
 

@@ -73,7 +73,7 @@ def test_json_has_rows(call: Call, money: Path) -> None:
         "message_count": 5,
     }
     assert found["marker_paths"] is None
-    assert list(found["damages"]) == ["A-2"]
+    assert [one["id"] for one in found["damaged"]] == ["A-2"]
     assert "no: snapshot A-2 is left out: " in result.stderr
     assert "manifest.json was changed" in result.stderr
 

@@ -62,6 +62,10 @@ def answers(root: Path) -> dict[str, Any]:
         result = CliRunner().invoke(app, ["spark", *arguments, "--json"])
         text = result.stdout.replace(str(root), "ROOT")
         says: Any = json.loads(text, object_hook=without_words) if text else {}
+        if name == "history":
+            says["damages"] = {
+                one["id"]: one["detail"] for one in says.pop("damaged")
+            }  # as in 0.1.0
         if "ok" in says:
             del says["verdict"]  # a sentence
         found[name] = {"exit_code": result.exit_code, "says": says}

@@ -109,7 +109,8 @@ def stats(
     with spark_session.session(where, "reading the history") as spark:
         found = _find_history(spark, path, published, event_log)
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
-    output.answer({"store": path, "damages": damages} | found, lambda: _put_history(found))
+    damaged = [{"id": snapshot, "detail": why} for snapshot, why in damages.items()]
+    output.answer({"store": path, "damaged": damaged} | found, lambda: _put_history(found))
     if damages:
         end_with_no(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 _IS_JSON = ContextVar("_IS_JSON", default=False)
+JSON_VERSION = 1
+"""Version of ``docs/json.md``, which says when it is raised."""
 VALUE_LENGTH_MAX = 60
 """So many characters of a value are shown in a table; JSON has it whole."""
 _UNLIMITED_COLUMNS = 100_000
@@ -70,8 +72,9 @@ def put_lines(lines: Iterable[str]) -> None:
 
 
 def put_json(document: Any) -> None:
-    """Write one JSON document to stdout, on one line."""
-    sys.stdout.write(f"{msgspec.json.encode(plain(document)).decode()}\n")
+    """Write one JSON object to stdout, on one line, with the version of what JSON says."""
+    versioned = {"version": JSON_VERSION} | plain(document)
+    sys.stdout.write(f"{msgspec.json.encode(versioned).decode()}\n")
     sys.stdout.flush()
 
 

@@ -225,7 +225,7 @@ def status(
     document = plain(found) | {
         "mode": str(found.mode),
         "awaiting": [plain(one) | {"sentence": one.sentence()} for one in found.awaiting],
-        "culprits": [one.participant for one in found.stragglers],
+        "stragglers": [one.participant for one in found.stragglers],
     }
     output.answer(document, lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2))
     output.say(_progress_summary(found, now))
@@ -321,7 +321,7 @@ def list_snapshots(path: PipelinePath) -> None:
         "restored_from": metadata.restored_from,
         "latest": latest,
         "snapshots": [
-            document_of(manifest) | {"is_of_present_course": bool(marks[manifest.snapshot])}
+            document_of(manifest) | {"is_current": bool(marks[manifest.snapshot])}
             for manifest in manifests
         ],
         "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
@@ -374,7 +374,7 @@ def delete(
     damaged = pipeline.drop(*names) if keep is None else pipeline.keep(keep)
     left = published_ids(pipeline.path)
     dropped = [snapshot for snapshot in before if snapshot not in left]
-    output.answer({"dropped": dropped, "left": left})
+    output.answer({"deleted": dropped, "left": left})
     words = f" ({', '.join(map(str, dropped))})" if dropped else ""
     output.say(
         f"dropped {quantities.count(len(dropped), 'snapshot')}{words}; "

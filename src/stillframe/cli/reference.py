@@ -11,31 +11,28 @@ from stillframe.cli.command import DeferredCommand
 
 INTRODUCTION = """# The command line
 
-Data goes to stdout, words go to stderr.
-With `--json` the data are one JSON document
-(`run` and a `restore` that starts the system write one line of JSON for each event).
-Colour appears only on a terminal, and never with `NO_COLOR`.
+Results go to stdout, messages to stderr.
+With `--json` the results are JSON objects, one per line: [JSON output](json.md) describes them.
+Colors appear only on a terminal, and never with `NO_COLOR`.
 
 | exit code | meaning |
 |---|---|
-| 0 | yes, or done |
-| 1 | no: damaged, not consistent, different, abandoned |
-| 2 | wrong usage or input, or something that is needed is not there |
-| 101 | a bug in stillframe |
-| 130 | it was ended by Ctrl-C before it had begun |
+| 0 | success, or the answer is yes |
+| 1 | failure, or the answer is no: damaged, inconsistent, different, abandoned |
+| 2 | usage error, bad input, or missing dependency |
+| 101 | a bug in Stillframe |
+| 130 | interrupted before startup |
 
-Where damage would hide what is whole, `list`, `history` and `pipeline list`, `store stats` show the
-rest and end with 1. Their JSON document names what is damaged: `damaged` is a list of objects with
-`detail`, a sentence, and of snapshots `id`; of `store stats` it is `damages`, an object with a
-sentence for each id.
+`list`, `events`, `pipeline list` and `store stats` show what is readable even if something else is damaged. They then name the damage and exit with 1.
 
-Every path is one of the local file system, which a shared one can be mounted into. What begins like
-an address, with a scheme of two letters or more, a colon and a slash (`s3://bucket/x`, `file:///x`,
-`hdfs://`, `dbfs:/x`), is refused with exit code 2; `C:/x` and `a:b` are paths, and a directory that
-is really called `s3:` is given by its absolute path. The same holds in Python.
+Paths are local paths; mount shared file systems. Addresses with a scheme, such as `s3://bucket/x` or `file:///x`, are refused with exit code 2. To use a directory that is called `s3:`, give its absolute path. The same holds in Python.
 
 Durations are a number and a unit: `250ms`, `1s`, `2m`, `1h`.
-Snapshot ids name the process that initiated and a number: `P1-17`.
+Snapshot ids consist of the initiating process and a number: `P1-17`.
+
+The commands under `store` and `log` need the extra `stillframe[spark]` and Java 17, 21 or 25. No other command does.
+
+Old names of commands and options work until version 0.3 and print the new name.
 
 This page is generated: `python -m stillframe.cli.reference > docs/cli.md`.
 """

@@ -261,7 +261,7 @@ def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
     unseen = [name for name in campaign.COVERAGE if name not in tally.seen]
     rows = [(name, tally.seen.get(name, 0)) for name in campaign.COVERAGE]
     output.answer(
-        {"is_kept": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen},
+        {"ok": subject.rules_fit} | msgspec.structs.asdict(tally) | {"unseen": unseen},
         lambda: output.put_table("", ("seen", "in runs"), rows),
     )
     if unseen:
@@ -284,7 +284,7 @@ def _run_document(run: campaign.Run) -> dict[str, Any]:
     violation = run.violation
     return {
         "seed": run.seed,
-        "is_kept": violation is None,
+        "ok": violation is None,
         "promise": None if violation is None else violation.invariant.name,
         "detail": None if violation is None else violation.detail,
         "faults": vars(run.faults),
@@ -342,7 +342,7 @@ def explore(
             progress=lambda count: update(description=f"visiting histories: {count:,}"),
         )
     document: dict[str, Any] = {
-        "is_kept": not found.broken,
+        "ok": not found.broken,
         "state_count": found.state_count,
         "history_count": found.history_count,
         "finished_count": found.end_count,

@@ -120,7 +120,7 @@ def show(
         with contextlib.suppress(KeyboardInterrupt):
             if output.wants_json():
                 done = ask(path, admin_socket.GetPendingSnapshots())
-                output.put_json({"epoch": done.epoch, "under_way": done.under_way})
+                output.put_json({"epoch": done.epoch, "pending": done.under_way})
             else:
                 uvloop.run(_follow(path))
         return
@@ -405,7 +405,7 @@ def delete(path: StorePath, name: SnapshotName) -> None:
     except Unavailable:
         with contextlib.closing(Store.open_writer(path)) as writer:
             reason = writer.drop(name)
-    output.answer({"snapshot": chosen, "is_gone": reason is None, "reason": reason})
+    output.answer({"snapshot": chosen, "is_deleted": reason is None, "reason": reason})
     if reason is None:
         output.say(f"snapshot {chosen} is gone")
     else:
