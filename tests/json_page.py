@@ -44,7 +44,7 @@ def page() -> Page:
                 for table in text.split("|---|---|---|\n")[1:]
             ]
             if chapter.startswith(SHARED):
-                (shared[title],) = tables
+                (shared[title.strip("`")],) = tables
             else:
                 of_command |= dict.fromkeys(title.split(", "), tables)
     # They prove in the same way.

@@ -224,6 +224,6 @@ def test_conditions_of_ones_own_are_checked_in_every_state(call: Call) -> None:
 def test_acts_may_have_arguments(call: Call) -> None:
     """As in a script; what a process has no action for is refused all the same."""
     two = call("sim", "explore", f"{HERE}:lenders", "--acts", "P1=lend(2,3),lend", "--json")
-    assert json.loads(two.stdout)["is_kept"] is True
+    assert json.loads(two.stdout)["ok"] is True
     wrong = call("sim", "explore", f"{HERE}:lenders", "--acts", "P1=borrow(2)")
     assert "write PROCESS=ACTION,ACTION with actions of P1: lend" in wrong.stderr

@@ -366,7 +366,7 @@ def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
         (["nosuch:x"], "there is no module 'nosuch' here"),
         (
             [f"{HERE}:Talker"],
-            "has no topology 'Talker'; it has broken, chain, dicey, erratic, talkers",
+            "has no topology 'Talker'; it has broken, chain, dicey, erratic, lenders, talkers",
         ),
         (["lecture", "--steps"], "No such option: --steps"),
         (

@@ -13,7 +13,7 @@ INTRODUCTION = """# The command line
 
 Results go to stdout, messages to stderr.
 With `--json` the results are JSON objects, one per line: [JSON output](json.md) describes them.
-Colors appear only on a terminal, and never with `NO_COLOR`.
+Colours appear only on a terminal, and never with `NO_COLOR`.
 
 | exit code | meaning |
 |---|---|
