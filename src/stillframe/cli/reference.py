@@ -23,14 +23,18 @@ Colours appear only on a terminal, and never with `NO_COLOR`.
 | 101 | a bug in Stillframe |
 | 130 | interrupted before startup |
 
-`list`, `events`, `pipeline list` and `store stats` show what is readable even if something else is damaged. They then name the damage and exit with 1.
+`list`, `events`, `pipeline list` and `store stats` show what is readable even if something else
+is damaged. They then name the damage and exit with 1.
 
-Paths are local paths; mount shared file systems. Addresses with a scheme, such as `s3://bucket/x` or `file:///x`, are refused with exit code 2. To use a directory that is called `s3:`, give its absolute path. The same holds in Python.
+Paths are local paths; mount shared file systems. Addresses with a scheme, such as `s3://bucket/x`
+or `file:///x`, are refused with exit code 2. To use a directory that is called `s3:`, give its
+absolute path. The same holds in Python.
 
 Durations are a number and a unit: `250ms`, `1s`, `2m`, `1h`.
 Snapshot ids consist of the initiating process and a number: `P1-17`.
 
-The commands under `store` and `log` need the extra `stillframe[spark]` and Java 17, 21 or 25. No other command does.
+The commands under `store` and `log` need the extra `stillframe[spark]` and Java 17, 21 or 25. No
+other command does.
 
 Old names of commands and options work until version 0.3 and print the new name.
 
