@@ -19,7 +19,6 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.protocol.action_runner import PUBLISHED, START
 from stillframe.protocol.assembler import Assembler
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim.world import World
@@ -53,26 +52,26 @@ class BatchAsOne(Recorder):
 class ActsFrozen(World):
     """A process that records takes no action."""
 
-    def _perform(self, process: ProcessId, handler: str, *arguments: SnapshotId) -> None:
-        if handler in (START, PUBLISHED) or not _records(self, process):
-            super()._perform(process, handler, *arguments)
+    def _act(self, process: ProcessId, action: str, arguments: tuple[Any, ...]) -> None:
+        if not _records(self, process):
+            super()._act(process, action, arguments)
 
 
 class AllFrozen(World):
     """Nobody takes an action while a snapshot is under way anywhere."""
 
-    def _perform(self, process: ProcessId, handler: str, *arguments: SnapshotId) -> None:
-        if handler in (START, PUBLISHED) or not self.pending:
-            super()._perform(process, handler, *arguments)
+    def _act(self, process: ProcessId, action: str, arguments: tuple[Any, ...]) -> None:
+        if not self.pending:
+            super()._act(process, action, arguments)
 
 
 class ActsTwice(World):
     """A process that records takes every action twice."""
 
-    def _perform(self, process: ProcessId, handler: str, *arguments: SnapshotId) -> None:
-        super()._perform(process, handler, *arguments)
-        if handler not in (START, PUBLISHED) and _records(self, process):
-            super()._perform(process, handler, *arguments)
+    def _act(self, process: ProcessId, action: str, arguments: tuple[Any, ...]) -> None:
+        super()._act(process, action, arguments)
+        if _records(self, process):
+            super()._act(process, action, arguments)
 
 
 class DeliversNothing(World):
