@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from bench.flows import RECORDS, Feed, Feeding, directory, records, running, show
 from bench.measure import median
-from stillframe.pipeline import Pipeline, channel, checkpoint, join
+from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query
@@ -44,7 +44,7 @@ def measure_source(spark: SparkSession) -> None:
             services={"feed": Feed},
             channels=[channel("in", RECORDS, source="feed", targets=["reader"], partition_count=2)],
         )
-        with join("feed", pipeline=pipeline.path, state=Feed()) as me:
+        with pipeline.join_service("feed", state=Feed()) as me:
             for seed in range(SOURCE_RECORDS // SOURCE_ITEM_RECORDS):
                 me.append("in", records(SOURCE_ITEM_RECORDS, seed))
 

@@ -20,7 +20,7 @@ from bench.flows import (
     took_s,
 )
 from bench.measure import median
-from stillframe.pipeline import Pipeline, checkpoint, join
+from stillframe.pipeline import Pipeline, checkpoint
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.snapshot_manifest import Manifest, snapshot_path
 from stillframe.spark.queries import read_channels, start_query
@@ -96,7 +96,7 @@ def measure_idle(spark: SparkSession) -> None:
         pipeline = chain(at, 2)
         queries = start_chain(spark, pipeline, 2)
         with running(*queries):
-            with join("feed", pipeline=pipeline.path, state=Feed()) as me:
+            with pipeline.join_service("feed", state=Feed()) as me:
                 me.append("in", records(100, 1))
             for query in queries:
                 query.processAllAvailable()
@@ -152,7 +152,7 @@ def _with_backlog(spark: SparkSession, pipeline: Pipeline, backlog: int, mode: s
     """Take a snapshot while the second query has so many micro-batches before it."""
     first = start_query(read_channels(spark, pipeline, "q1", "in", rows_max=1), pipeline, "q1")
     with running(first):
-        with join("feed", pipeline=pipeline.path, state=Feed()) as me:
+        with pipeline.join_service("feed", state=Feed()) as me:
             for seed in range(backlog):
                 me.append("in", records(100, seed))
         first.processAllAvailable()

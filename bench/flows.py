@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query
 
@@ -106,7 +106,7 @@ class Feeding:
 
     def _go(self) -> None:
         state = Feed()
-        with join("feed", pipeline=self._pipeline.path, state=state) as me:
+        with self._pipeline.join_service("feed", state=state) as me:
             while not self._ended.is_set():
                 me.boundary()
                 if self._lead(state.item_count):

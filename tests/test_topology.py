@@ -14,7 +14,7 @@ from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import Channel
 from stillframe.process import Message, Process
-from stillframe.topology import Column, Description, Joined, KeyedColumns, Topology
+from stillframe.topology import Column, Description, ExternalProcess, KeyedColumns, Topology
 
 
 class Coin(Message):
@@ -64,7 +64,7 @@ def purses(names: str, *channels: str) -> Topology:
 def test_a_description_holds_everything_sorted() -> None:
     """Processes, channels, columns by class and what each process takes."""
     topology = Topology(
-        {"C": Deaf(), "A": Purse(), "J": Joined(state=Counter, accepts=Coin)},
+        {"C": Deaf(), "A": Purse(), "J": ExternalProcess(state=Counter, accepts=Coin)},
         [("J", "A"), ("A", "J"), ("C", "A")],
     )
     description = topology.description
@@ -187,11 +187,13 @@ class OtherCoin(Message, tag="Coin"):
             "two different process classes are called Purse",
         ),
         (
-            lambda: Topology({"A": Purse(), "B": Joined(state=Counter, accepts=OtherCoin)}, []),
+            lambda: Topology(
+                {"A": Purse(), "B": ExternalProcess(state=Counter, accepts=OtherCoin)}, []
+            ),
             "two different message classes are called Coin",
         ),
         (
-            lambda: Topology({"A": Joined(state=Counter, accepts=int)}, []),
+            lambda: Topology({"A": ExternalProcess(state=Counter, accepts=int)}, []),
             r"process 'A' \(Counter\): <class 'int'> is no message class",
         ),
     ],
@@ -206,7 +208,7 @@ def test_a_value_with_a_private_field_is_json() -> None:
     """No column of a field begins with an underscore: those are the store's own."""
     value = msgspec.defstruct("Value", [("amount", int), ("_process", str)], frozen=True)
     state = dataclasses.make_dataclass("Odd", [("found", Keyed[str, value])])  # type: ignore[valid-type]
-    description = Topology({"A": Joined(state=state)}, []).description
+    description = Topology({"A": ExternalProcess(state=state)}, []).description
     expected = KeyedColumns("text", "value", (Column("value", "json"),))
     assert description.keyed == {"Odd": {"found": expected}}
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from examples.flights.flows import PAYMENTS, READY, Books
 from examples.flights.tables import read_seats
-from stillframe.pipeline import join
+from stillframe import Pipeline
 
 EUROS_BY_MILES = ((932, 250), (2175, 400))
 EUROS_BEYOND = 600
@@ -28,7 +28,7 @@ def run(pipeline: Path) -> None:
     """Pay for every flight that the alerts name, for as long as the program runs."""
     seats = read_seats()
     books = Books()
-    with join("compensation", pipeline=pipeline, state=books) as me:
+    with Pipeline(pipeline).join_service("compensation", state=books) as me:
         print(READY, flush=True)
         for _, late in me:
             payments = []

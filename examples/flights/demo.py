@@ -21,7 +21,7 @@ from examples.flights.outputs import Outputs, outputs_at, records, service_state
 from examples.flights.processes import Processes
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.stopped import NotAtRest
 from stillframe.protocol.aligner import Mode
@@ -153,7 +153,7 @@ def show_loss(console: Console, pipeline: Pipeline) -> None:
         soft_wrap=True,
     )
     try:
-        with join("compensation", pipeline=pipeline.path, state=Books()):
+        with pipeline.join_service("compensation", state=Books()):
             raise AssertionError("a service that died joined without a restore")
     except NotAtRest as error:
         console.print(f"  so that is refused: {error}", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from examples.flights.flows import READY, Replay
 from examples.flights.tables import read_flights, read_weather
-from stillframe.pipeline import join
+from stillframe import Pipeline
 
 FLIGHTS_AT_ONCE = 500
 
@@ -23,7 +23,7 @@ def run(pipeline: Path, flight_count: int | None, flights_per_s: float) -> None:
     """
     flights, weather = read_flights(flight_count), read_weather()
     state = Replay()
-    with join("feed", pipeline=pipeline, state=state) as me:
+    with Pipeline(pipeline).join_service("feed", state=state) as me:
         print(READY, flush=True)
         began, first = time.monotonic(), state.flight_count
         while state.flight_count < flights.num_rows:

@@ -1,8 +1,9 @@
 """Consistent global snapshots of running distributed systems.
 
-Write processes (`Process`, `Message`, `every`), say how they are connected (`Topology`), and run
-them with ``stillframe run``; a program with its own loop takes part with `join`. Streaming queries
-and services that are connected by logs make a pipeline: ``stillframe.pipeline``.
+Write processes (`Process`, `Message`, `every`), connect them (`Topology`), and run them with `run`
+or the command ``stillframe run``. A program with its own event loop takes part with `join`.
+`open_store` reads the snapshots. Streaming queries and services that are connected by logs make a
+`Pipeline`.
 """
 
 import importlib
@@ -10,13 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stillframe.detect.view import SnapshotView
-    from stillframe.errors import StillframeError
+    from stillframe.errors import (
+        ApplicationError,
+        Damaged,
+        NotConsistent,
+        ProtocolViolation,
+        Refused,
+        StillframeError,
+        StoreError,
+        Unavailable,
+        UsageError,
+    )
     from stillframe.keyed import Keyed
-    from stillframe.model import Channel, ProcessId, SnapshotId
+    from stillframe.model import Abandoned, Channel, ProcessId, Reason, SnapshotId
     from stillframe.outbox import Due, Outbox
-    from stillframe.process import Message, Process, every
+    from stillframe.pipeline.pipeline import Pipeline
+    from stillframe.process import Message, Process, Quantities, every
+    from stillframe.protocol.policy import Policy
     from stillframe.running_system import RunningSystem, run
-    from stillframe.runtime.process.join import join
+    from stillframe.runtime.process.join import JoinedProcess, join
     from stillframe.snapshot_store import (
         AbandonedSnapshot,
         LoadedSnapshot,
@@ -25,55 +38,81 @@ if TYPE_CHECKING:
     )
     from stillframe.store.manifest import SnapshotEntry
     from stillframe.store.tables import DecodedMessage
-    from stillframe.topology import InTransit, Joined, Recorded, Topology
+    from stillframe.topology import ExternalProcess, InTransit, Recorded, Topology
+    from stillframe.waiting import Waiting, for_all, for_any
 
 __all__ = [
+    "Abandoned",
     "AbandonedSnapshot",
+    "ApplicationError",
     "Channel",
+    "Damaged",
     "DecodedMessage",
     "Due",
+    "ExternalProcess",
     "InTransit",
-    "Joined",
+    "JoinedProcess",
     "Keyed",
     "LoadedSnapshot",
     "Message",
+    "NotConsistent",
     "Outbox",
+    "Pipeline",
+    "Policy",
     "Process",
     "ProcessId",
+    "ProtocolViolation",
+    "Quantities",
+    "Reason",
     "Recorded",
+    "Refused",
     "RunningSystem",
     "SnapshotEntry",
     "SnapshotId",
     "SnapshotStore",
     "SnapshotView",
     "StillframeError",
+    "StoreError",
     "Topology",
+    "Unavailable",
+    "UsageError",
+    "Waiting",
     "every",
+    "for_all",
+    "for_any",
     "join",
     "open_store",
     "run",
 ]
 
 _MODULES = {
-    "detect.view": ("SnapshotView",),
-    "errors": ("StillframeError",),
-    "keyed": ("Keyed",),
-    "model": ("Channel", "ProcessId", "SnapshotId"),
-    "outbox": ("Due", "Outbox"),
-    "process": ("Message", "Process", "every"),
-    "running_system": ("RunningSystem", "run"),
-    "runtime.process.join": ("join",),
-    "snapshot_store": ("AbandonedSnapshot", "LoadedSnapshot", "SnapshotStore", "open_store"),
-    "store.manifest": ("SnapshotEntry",),
-    "store.tables": ("DecodedMessage",),
-    "topology": ("InTransit", "Joined", "Recorded", "Topology"),
+    "detect.view": "SnapshotView",
+    "errors": "ApplicationError Damaged NotConsistent ProtocolViolation Refused StillframeError "
+    "StoreError Unavailable UsageError",
+    "keyed": "Keyed",
+    "model": "Abandoned Channel ProcessId Reason SnapshotId",
+    "outbox": "Due Outbox",
+    "pipeline.pipeline": "Pipeline",
+    "process": "Message Process Quantities every",
+    "protocol.policy": "Policy",
+    "running_system": "RunningSystem run",
+    "runtime.process.join": "JoinedProcess join",
+    "snapshot_store": "AbandonedSnapshot LoadedSnapshot SnapshotStore open_store",
+    "store.manifest": "SnapshotEntry",
+    "store.tables": "DecodedMessage",
+    "topology": "ExternalProcess InTransit Recorded Topology",
+    "waiting": "Waiting for_all for_any",
 }
 
+if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: executors of a cluster import this package, and
-    have nothing but Arrow and PySpark."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"stillframe.{module}"), name)
-    raise AttributeError(f"module 'stillframe' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is used: executors of a cluster import this package, and
+        have only Arrow and PySpark."""
+        for module, names in _MODULES.items():
+            if name in names.split():
+                return getattr(importlib.import_module(f"stillframe.{module}"), name)
+        from stillframe.renamed import renamed  # noqa: PLC0415 - seldom needed
+
+        module, attribute = renamed(__name__, name)
+        return getattr(importlib.import_module(module), attribute)

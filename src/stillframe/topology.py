@@ -234,7 +234,7 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
         return reached
 
 
-class Joined:
+class ExternalProcess:
     """A process that is not started by us: its program calls ``stillframe.join``.
 
     Args:
@@ -251,7 +251,7 @@ class Topology:
     """The processes of a system, each with its start state, and the channels between them.
 
     Args:
-        processes: name -> an instance of a Process subclass, or ``Joined(...)``. The first one
+        processes: name -> an instance of a Process subclass, or ``ExternalProcess(...)``. The first one
             initiates snapshots, unless another process is named.
         channels: pairs (source, target).
         redistribute: spreads what a snapshot recorded of other processes over these, when the
@@ -263,7 +263,7 @@ class Topology:
 
     def __init__(
         self,
-        processes: Mapping[ProcessId, Process | Joined],
+        processes: Mapping[ProcessId, Process | ExternalProcess],
         channels: Iterable[tuple[ProcessId, ProcessId]],
         *,
         redistribute: Redistribute | None = None,
@@ -282,7 +282,7 @@ class Topology:
     @classmethod
     def mesh(
         cls,
-        processes: Mapping[ProcessId, Process | Joined],
+        processes: Mapping[ProcessId, Process | ExternalProcess],
         *,
         redistribute: Redistribute | None = None,
     ) -> Self:
@@ -293,7 +293,7 @@ class Topology:
     @classmethod
     def ring(
         cls,
-        processes: Mapping[ProcessId, Process | Joined],
+        processes: Mapping[ProcessId, Process | ExternalProcess],
         *,
         redistribute: Redistribute | None = None,
     ) -> Self:
@@ -353,17 +353,17 @@ class Topology:
 
 
 def _inspect(
-    name: ProcessId, process: Process | Joined
+    name: ProcessId, process: Process | ExternalProcess
 ) -> tuple[StateCodec, tuple[type[Message], ...]]:
     match process:
         case Process():
             kind, annotation = type(process), receive_annotation(type(process))
-        case Joined():
+        case ExternalProcess():
             kind, annotation = process.state, process.accepts
         case _:
             raise UsageError(
                 f"process {name!r} is {process!r}: give an instance of a stillframe.Process "
-                "subclass, or stillframe.Joined(...)"
+                "subclass, or stillframe.ExternalProcess(...)"
             )
     return StateCodec(kind), accepted_messages(annotation, f"process {name!r} ({kind.__name__})")
 

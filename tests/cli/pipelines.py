@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.service import join
 
 SALES = pa.schema([("amount", pa.int64())])
 

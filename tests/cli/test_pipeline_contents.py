@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.service import join
 from tests.cli.conftest import Call
 from tests.cli.pipelines import SALES, Books, Till, commit, sales
 

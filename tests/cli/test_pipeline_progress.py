@@ -15,10 +15,11 @@ import stillframe.pipeline.progress
 from stillframe.cli import pipeline as commands
 from stillframe.cli.pipeline import LINE_COUNT_MAX, progress_lines
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Participant, Pipeline, coordinator, join
+from stillframe.pipeline import Pipeline, coordinator
 from stillframe.pipeline.coordinator import clear_pending
 from stillframe.pipeline.pending_snapshot import REQUEST, Request, request_path
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress, progress_of
+from stillframe.pipeline.service import JoinedService, join
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
 from tests.cli.conftest import Call
@@ -26,7 +27,7 @@ from tests.cli.pipelines import Till
 
 
 @contextlib.contextmanager
-def waiting(shop: Pipeline, *, timeout_s: float = 60) -> Iterator[Participant]:
+def waiting(shop: Pipeline, *, timeout_s: float = 60) -> Iterator[JoinedService]:
     """Take a snapshot that waits for the till, which is in the middle of an action."""
     is_begun = threading.Event()
     with join("till", pipeline=shop.path, state=Till()) as till:

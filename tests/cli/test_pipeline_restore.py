@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from stillframe.cli import output
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.service import join
 from tests.cli.conftest import Call
 from tests.cli.pipelines import Books, Till, add_up, commit
 

@@ -17,8 +17,9 @@ from rich.console import Console
 from typer.testing import Result
 
 from stillframe.cli import output, pipeline
-from stillframe.pipeline import Pipeline, coordinator, join
+from stillframe.pipeline import Pipeline, coordinator
 from stillframe.pipeline.progress import Progress
+from stillframe.pipeline.service import join
 from tests.cli.conftest import Call
 from tests.cli.pipelines import Books, Till, add_up, make_shop, sales
 

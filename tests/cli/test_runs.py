@@ -196,7 +196,7 @@ def test_ctrl_c_before_the_system_runs(start: Start, tmp_path: Path) -> None:
         "class Ping(stillframe.Message):\n"
         "    pass\n"
         "waiting = stillframe.Topology.mesh({\n"
-        "    name: stillframe.Joined(state=Total, accepts=Ping) for name in ('A', 'B')\n"
+        "    name: stillframe.ExternalProcess(state=Total, accepts=Ping) for name in ('A', 'B')\n"
         "})\n"
     )
     program = start("run", "waiting:waiting", "--store", tmp_path / "money", cwd=tmp_path)

@@ -10,7 +10,7 @@ from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
 from stillframe.model import Batch, ChannelState, GlobalState, ProcessState, Snapshot
 from stillframe.state_codec import StateCodec
-from stillframe.topology import Joined
+from stillframe.topology import ExternalProcess
 
 
 class Coin(Message):
@@ -52,7 +52,11 @@ def book(*entries: str) -> Book:
 
 
 TOPOLOGY = Topology(
-    {"A": Purse(), "B": Joined(state=Book, accepts=Coin), "C": Joined(state=Note)},
+    {
+        "A": Purse(),
+        "B": ExternalProcess(state=Book, accepts=Coin),
+        "C": ExternalProcess(state=Note),
+    },
     [("A", "B"), ("B", "A")],
 )
 

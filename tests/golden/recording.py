@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from stillframe.cli.app import app
 from stillframe.eventlog import reader
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.service import join
 from stillframe.store.fragments import find_fragments, read_fragment, read_topologies
 from tests.golden import travelling
 from tests.golden.systems import SALES, Books, Till

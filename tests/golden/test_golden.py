@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stillframe.cli.app import app
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.service import join
 from tests.golden import recording
 from tests.golden.systems import TOTAL, Books, Till
 

@@ -12,7 +12,7 @@ from stillframe.model import Batch, Channel, Snapshot
 from stillframe.outbox import Outbox, no_commit
 from stillframe.process import Message, Process
 from stillframe.restore import start_states
-from stillframe.topology import Joined, Topology
+from stillframe.topology import ExternalProcess, Topology
 from tests.migration import systems as old
 from tests.migration.systems import messages_of, snapshot_of, states_of
 
@@ -188,11 +188,13 @@ def test_a_new_field_needs_a_value() -> None:
         total: int
         seen: list[str] = dataclasses.field(default_factory=lambda: ["x"])
 
-    before = Topology({"A": Joined(state=Books), "B": Joined(state=Books)}, PAIR)
+    before = Topology({"A": ExternalProcess(state=Books), "B": ExternalProcess(state=Books)}, PAIR)
     snapshot = snapshot_of(before, {"A": {"total": 1}, "B": {"total": 2}})
     with pytest.raises(UsageError, match=r"process A .*seen is new and has no value to begin with"):
-        to(Topology({n: Joined(state=NewBooks) for n in "AB"}, PAIR), snapshot, before)
-    migration = to(Topology({n: Joined(state=GoodBooks) for n in "AB"}, PAIR), snapshot, before)
+        to(Topology({n: ExternalProcess(state=NewBooks) for n in "AB"}, PAIR), snapshot, before)
+    migration = to(
+        Topology({n: ExternalProcess(state=GoodBooks) for n in "AB"}, PAIR), snapshot, before
+    )
     assert states_of(migration.snapshot)["B"] == {"total": 2, "seen": ["x"]}
     assert "class GoodBooks: seen begins with ['x']" in lines(migration)
 
@@ -418,7 +420,7 @@ class Desk:
 def test_entries_of_an_outbox_keep_their_keys() -> None:
     """When the class of the items has changed, receivers still recognize what they have, and the
     entries that are put later continue the history. A new outbox is empty."""
-    before = Topology({"A": Mailer(), "J": Joined(state=Desk)}, [])
+    before = Topology({"A": Mailer(), "J": ExternalProcess(state=Desk)}, [])
     mailer = Mailer()
     before.codecs["A"].open_outboxes(mailer, "A", "run")
     key = mailer.mails.put(Mail("C1"))
@@ -435,7 +437,7 @@ def test_entries_of_an_outbox_keep_their_keys() -> None:
         },
     )
     desk = dataclasses.make_dataclass("Desk", [("total", int), ("effects", Outbox[int])])
-    after = Topology({"A": later(), "J": Joined(state=desk)}, [])
+    after = Topology({"A": later(), "J": ExternalProcess(state=desk)}, [])
     migrated = to(after, snapshot, before).snapshot
     found = states_of(migrated)
     assert found["A"]["mails"]["entries"] == [{"item": {"to": "C1", "copies": 1}, "key": key}]

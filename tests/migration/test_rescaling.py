@@ -11,7 +11,7 @@ from stillframe.errors import ApplicationError, UsageError
 from stillframe.migration import Migration, migrate
 from stillframe.process import Quantities
 from stillframe.restore import start_states
-from stillframe.topology import Joined, Redistribute
+from stillframe.topology import ExternalProcess, Redistribute
 from tests.migration.systems import messages_of, snapshot_of, states_of
 
 
@@ -210,9 +210,9 @@ def test_joined_programs_are_spread_too() -> None:
     class Books(msgspec.Struct):
         total: int = 0
 
-    old = Topology({"A": Joined(state=Books)}, [])
+    old = Topology({"A": ExternalProcess(state=Books)}, [])
     now = Topology(
-        {name: Joined(state=Books) for name in "AB"},
+        {name: ExternalProcess(state=Books) for name in "AB"},
         [],
         redistribute=lambda recorded: Recorded(
             {"A": {"total": 1}, "B": {"total": recorded.states["A"]["total"] - 1}}, ()

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stillframe.pipeline import Participant, Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.dataflow import Log
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.state_codec import StateCodec
 
@@ -122,7 +123,9 @@ def run_service(root: Path, name: str, is_over: Callable[[], bool]) -> None:
             _pass_on(me, Pipeline(root), state, is_over)
 
 
-def _mint(me: Participant, pipeline: Pipeline, state: Account, is_over: Callable[[], bool]) -> None:
+def _mint(
+    me: JoinedService, pipeline: Pipeline, state: Account, is_over: Callable[[], bool]
+) -> None:
     outgoing = pipeline.dataflow.outgoing("mint")
     turn = threading.Event()
     while state.balance and not is_over():
@@ -136,7 +139,7 @@ def _mint(me: Participant, pipeline: Pipeline, state: Account, is_over: Callable
 
 
 def _pass_on(
-    me: Participant, pipeline: Pipeline, state: Account, is_over: Callable[[], bool]
+    me: JoinedService, pipeline: Pipeline, state: Account, is_over: Callable[[], bool]
 ) -> None:
     flow = pipeline.dataflow
     outgoing = [log.name for log in flow.outgoing(me.id)]
@@ -165,7 +168,7 @@ def _pass_on(
             _send(me, outgoing, part)
 
 
-def _send(me: Participant, outgoing: list[str], amount: int) -> None:
+def _send(me: JoinedService, outgoing: list[str], amount: int) -> None:
     for log in outgoing:
         me.append(log, records(amount))
 

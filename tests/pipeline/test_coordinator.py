@@ -10,12 +10,13 @@ from unittest import mock
 import pytest
 
 from stillframe.model import Abandoned, Reason, SnapshotId
-from stillframe.pipeline import coordinator, join, progress, stopped
+from stillframe.pipeline import coordinator, progress, stopped
 from stillframe.pipeline.coordinator import ID_FILE
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import PINNED, Request, request_path, under_way
 from stillframe.pipeline.progress import Progress
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import MANIFEST, Manifest, snapshot_path
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import read_sealed

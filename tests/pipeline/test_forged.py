@@ -10,9 +10,10 @@ import pytest
 
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.log import DataFile, LogEntry, Rows, entry_name
 from stillframe.pipeline.pending_snapshot import Request
+from stillframe.pipeline.service import join
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
 from tests.pipeline.money import Account, leave_behind, line

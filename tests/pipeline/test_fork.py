@@ -4,10 +4,11 @@ import threading
 from pathlib import Path
 
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import SCHEMA, Account, amounts, records
 

@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import Participant, join
+from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import Account, line, records
 
@@ -67,7 +67,7 @@ def test_who_waits_for_records_can_be_told_to_leave(
             ends.append("went on")
         ends.append("left")
 
-    joined: list[Participant] = []
+    joined: list[JoinedService] = []
     begun = threading.Event()
     waiting = threading.Thread(target=take_part)
     waiting.start()

@@ -8,7 +8,8 @@ import pytest
 
 from stillframe.errors import StoreError
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.stopped import NotAtRest
 from stillframe.store import sealed_json as sealing

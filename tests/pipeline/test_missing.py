@@ -8,10 +8,11 @@ import pytest
 
 from stillframe.errors import Damaged
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.cli.pipelines import commit, make_shop, sales
 from tests.pipeline.money import TOTAL, Account, leave_behind, line, money_now, records

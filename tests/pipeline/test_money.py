@@ -8,10 +8,11 @@ import pytest
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import (
     TOTAL,

@@ -8,11 +8,12 @@ import pyarrow as pa
 
 from stillframe.durable_files import replace_durably
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import OVERDUE_S
 from stillframe.pipeline.pending_snapshot import PARTS, REQUEST, Request, request_path
+from stillframe.pipeline.service import join
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
 

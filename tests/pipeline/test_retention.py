@@ -7,10 +7,11 @@ import pytest
 
 from stillframe.errors import StoreError, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, channel, join, restore, snapshot_manifest
+from stillframe.pipeline import Pipeline, channel, restore, snapshot_manifest
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import SystemCut
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import MANIFEST, Manifest, snapshot_path
 from stillframe.store.sealed_json import seal
 from tests.pipeline.money import (

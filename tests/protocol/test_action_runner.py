@@ -12,7 +12,7 @@ from stillframe.errors import ApplicationError, ProtocolViolation, UsageError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Process, every
 from stillframe.protocol.action_runner import ActionRunner
-from stillframe.topology import Joined, Topology
+from stillframe.topology import ExternalProcess, Topology
 
 FROM_P2, FROM_P3 = Channel("P2", "P1"), Channel("P3", "P1")
 
@@ -294,6 +294,6 @@ def test_the_start_state_is_never_touched() -> None:
 
 def test_a_process_with_its_own_loop_is_refused() -> None:
     """Nobody can step through a program that has its own loop."""
-    system = Topology({"P1": Joined(state=Speaker, accepts=Word)}, [])
+    system = Topology({"P1": ExternalProcess(state=Speaker, accepts=Word)}, [])
     with pytest.raises(UsageError, match=r"process P1 has a loop of its own \(stillframe.join\)"):
         ActionRunner("P1", system)

@@ -11,7 +11,7 @@ from stillframe.errors import ApplicationError, NotConsistent, UsageError
 from stillframe.model import Batch, Channel, ChannelState, GlobalState, ProcessState, SnapshotId
 from stillframe.process import Message, Process, every
 from stillframe.protocol.replay import RESTORED, Replay, compare
-from stillframe.topology import Joined, Topology
+from stillframe.topology import ExternalProcess, Topology
 from stillframe.trace import Event, MessageId
 
 P1_P3, P2_P1, P2_P3 = Channel("P1", "P3"), Channel("P2", "P1"), Channel("P2", "P3")
@@ -255,7 +255,7 @@ def test_a_start_of_another_topology_is_refused() -> None:
 def test_a_process_with_its_own_loop_cannot_be_replayed() -> None:
     """Its program is not ours to call."""
     with pytest.raises(UsageError, match="process P1 has a loop of its own"):
-        Replay(Topology({"P1": Joined(state=Writer)}, []))
+        Replay(Topology({"P1": ExternalProcess(state=Writer)}, []))
 
 
 def on_one_channel(*batches: Batch, sent_count: int = 2) -> GlobalState:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stillframe import (
     Channel,
-    Joined,
+    ExternalProcess,
     Keyed,
     Message,
     Outbox,
@@ -193,13 +193,14 @@ raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
 raising_when_published = Topology({"Z": RaisesWhenPublished(), "A": Sink()}, [])
 immovable = Topology({"A": Source(), "B": Immovable(), "C": Sink()}, [("A", "C")])
 stubborn = Topology({"A": Source(limit=1), "B": Stubborn()}, [("A", "B")])
-sending = Topology({"J": Joined(state=Books), "S": Sink()}, [("J", "S")])
+sending = Topology({"J": ExternalProcess(state=Books), "S": Sink()}, [("J", "S")])
 joining = Topology(
-    {"A": Source(), "J": Joined(state=Books, accepts=Tick), "S": Sink()}, [("A", "J"), ("J", "S")]
+    {"A": Source(), "J": ExternalProcess(state=Books, accepts=Tick), "S": Sink()},
+    [("A", "J"), ("J", "S")],
 )
-shelving = Topology({"A": Source(), "J": Joined(state=Shelf, accepts=Tick)}, [("A", "J")])
-ordering = Topology({"A": Sink(), "J": Joined(state=Orders, accepts=Tick)}, [("J", "A")])
-only_joining = Topology({"J": Joined(state=Books)}, [])
+shelving = Topology({"A": Source(), "J": ExternalProcess(state=Shelf, accepts=Tick)}, [("A", "J")])
+ordering = Topology({"A": Sink(), "J": ExternalProcess(state=Orders, accepts=Tick)}, [("J", "A")])
+only_joining = Topology({"J": ExternalProcess(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])
 forking = Topology.mesh({"A": Player(serves=True), "B": Forks()})

@@ -17,11 +17,11 @@ from stillframe.runtime.process.fragment_recorder import WAITING_COUNT_MAX, Frag
 from stillframe.store import fragments as fragment_files
 from stillframe.store.fragments import FragmentSource, FragmentWriter
 from stillframe.store.manifest import CHAIN_LENGTH_MAX
-from stillframe.topology import Joined, Topology
+from stillframe.topology import ExternalProcess, Topology
 from tests.runtime.recordings import S1, S2, Books, Recording, filled
 from tests.store.test_fragments import read_all
 
-DESCRIPTION = Topology({"P": Joined(state=Books)}, []).description
+DESCRIPTION = Topology({"P": ExternalProcess(state=Books)}, []).description
 
 
 class Log:

@@ -15,7 +15,7 @@ from stillframe.errors import Refused, Unavailable, UsageError
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
-from stillframe.runtime.process.join import Participant
+from stillframe.runtime.process.join import JoinedProcess
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -24,7 +24,7 @@ from tests.runtime.programs import Books, Orders, Source, Tick, joining, orderin
 from tests.runtime.watch import Watch, new_store, program, take
 
 
-async def pass_on(me: Participant, books: Books) -> None:
+async def pass_on(me: JoinedProcess, books: Books) -> None:
     """Receive ticks, which must come in order, and send each on."""
     async for channel, message in me:
         assert channel.source == "A"
@@ -71,7 +71,7 @@ async def waiting_system(
         store.close()
 
 
-async def until_the_end(me: Participant, books: Books, system: Supervisor) -> list[Snapshot]:
+async def until_the_end(me: JoinedProcess, books: Books, system: Supervisor) -> list[Snapshot]:
     """Pass on while snapshots are taken; then kill S, and hear that the epoch is over."""
     passing = asyncio.get_running_loop().create_task(pass_on(me, books))
     snapshots = [await take(system) for _ in range(5)]
@@ -177,7 +177,7 @@ def test_a_wait_that_is_cut_short_leaves_the_program_inside_an_action(tmp_path: 
     asyncio.run(main())
 
 
-async def receive_all(me: Participant) -> None:
+async def receive_all(me: JoinedProcess) -> None:
     """Let snapshots be recorded, until the epoch is over."""
     async for _ in me:
         pass
@@ -197,7 +197,7 @@ def test_a_program_knows_when_what_it_did_is_safe(tmp_path: Path) -> None:
         committed.extend(due.items)
         marks.append(due.mark)
 
-    async def order(me: Participant, orders: Orders, name: str) -> None:
+    async def order(me: JoinedProcess, orders: Orders, name: str) -> None:
         orders.names.append(name)
         orders.effects.put(name)
         await me.send("A", Tick(len(orders.names)))

@@ -21,7 +21,7 @@ from stillframe.model import Abandoned, Channel, Reason, Snapshot
 from stillframe.process import Message, Process, every
 from stillframe.restore import start_states
 from stillframe.runtime.events import SystemRunning
-from stillframe.runtime.process.join import Participant
+from stillframe.runtime.process.join import JoinedProcess
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -177,7 +177,7 @@ def test_a_joined_program_has_keyed_fields_too(tmp_path: Path) -> None:
     """Each snapshot has exactly the rows that the messages before its cut have set."""
     place_count = 700
 
-    async def receive(me: Participant, shelf: Shelf) -> None:
+    async def receive(me: JoinedProcess, shelf: Shelf) -> None:
         async for _, message in me:
             assert isinstance(message, Tick)
             shelf.received += 1

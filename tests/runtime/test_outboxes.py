@@ -17,7 +17,7 @@ from stillframe.errors import UsageError
 from stillframe.model import Snapshot
 from stillframe.outbox import no_commit
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline import join as join_service
+from stillframe.pipeline.service import join as join_service
 from stillframe.restore import start_states
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
 from stillframe.sim.campaign import RunConfig, run_seed

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Unavailable, UsageError
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.log import LogReader
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime.control import OutputDirs

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.service import join
 from stillframe.pipeline.stopped import NotAtRest
 from stillframe.runtime.process.pipeline_logs import PipelineLogs
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding

@@ -24,7 +24,7 @@ from stillframe.runtime import events
 from stillframe.runtime.control import NO_OUTPUT, OutputDirs
 from stillframe.runtime.coordinator import coordinator
 from stillframe.runtime.os_process import is_alive
-from stillframe.runtime.process.join import Participant
+from stillframe.runtime.process.join import JoinedProcess
 from stillframe.runtime.run_file import find_running, read_run_file
 from stillframe.runtime.supervisor.child_processes import UNKNOWN_END
 from stillframe.runtime.supervisor.config import SupervisorConfig
@@ -342,7 +342,7 @@ def is_announced(place: Path) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def joined_to_a_dead(directory: Path, books: Books) -> AsyncIterator[Participant]:
+async def joined_to_a_dead(directory: Path, books: Books) -> AsyncIterator[JoinedProcess]:
     """Join a system whose supervisor is dead by the time that the body begins."""
     place = directory / "store"
     with doomed(directory, "joining") as supervisor:

@@ -6,7 +6,7 @@ from dataclasses import field
 
 import pytest
 
-from stillframe import Joined, Process, every
+from stillframe import ExternalProcess, Process, every
 from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Abandoned, Channel, Reason, Snapshot, SnapshotId
 from stillframe.process import Message
@@ -322,7 +322,7 @@ def test_a_process_with_a_loop_of_its_own_is_refused() -> None:
     class Books:
         """What the program records: nothing."""
 
-    topology = Topology.mesh({"P1": Account(), "P2": Joined(state=Books, accepts=Payment)})
+    topology = Topology.mesh({"P1": Account(), "P2": ExternalProcess(state=Books, accepts=Payment)})
     with pytest.raises(UsageError, match=r"process P2 has a loop of its own \(stillframe.join\)"):
         World(topology)
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from stillframe.pipeline import join
+from stillframe.pipeline.service import join
 from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, orders_of
 
 PAUSE_S = 0.15

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.service import join
 from stillframe.spark.queries import checkpoint_location
 from tests.nightly import by_night
 from tests.soak.pipeline_driver import watch

@@ -27,11 +27,12 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
+from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import read_channels, start_query
 
@@ -313,7 +314,7 @@ def feed_up_to(pipeline: Pipeline, turn_count: int) -> None:
             me.boundary()
 
 
-def _take_turn(me: Participant, state: Feed) -> None:
+def _take_turn(me: JoinedService, state: Feed) -> None:
     me.append("left", events("left", state.turn))
     me.append("right", events("right", state.turn))
     state.turn += 1

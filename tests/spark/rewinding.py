@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels
 from stillframe.spark.session import spark_session

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.pipeline import Participant, Pipeline, channel, checkpoint, join
+from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, to_channel, with_barriers
 from tests.nightly import by_night
@@ -30,7 +31,7 @@ class Source:
     sent: int = 0
 
 
-def append(me: Participant, log: str, *values: int) -> None:
+def append(me: JoinedService, log: str, *values: int) -> None:
     """Append records."""
     me.append(log, pa.table({"v": list(values)}, schema=VALUE))
 

@@ -7,8 +7,9 @@ import pytest
 
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest, read_manifest
 from stillframe.spark.queries import check_checkpoint
 from tests.pipeline.money import SCHEMA, Account, changed, records

@@ -15,10 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged, Unavailable, UsageError
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import is_running, participant_lock
 from stillframe.pipeline.log import read_records
 from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import (
     _write,

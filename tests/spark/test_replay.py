@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stillframe.pipeline import Pipeline, channel, checkpoint, join
+from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.service import join
 from stillframe.spark.queries import read_channels, start_query
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]

@@ -13,8 +13,9 @@ import pytest
 from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.log import entry_name, epoch_directory
+from stillframe.pipeline.service import join
 from stillframe.spark.scan_planner import plan_log_scan
 from stillframe.spark.slices import RecordsSlice
 

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import verify_files
 from stillframe.spark import diff, log_records, query_state, read_channels, register, start_query
 from stillframe.spark.scan_planner import plan_snapshot_scan

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import verify_files
 from stillframe.spark import diff, query_state, read_channels, start_query
 

@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import Unavailable
-from stillframe.pipeline import Pipeline, channel, join, locks
+from stillframe.pipeline import Pipeline, channel, locks
 from stillframe.pipeline.locks import Lock, is_running, participant_lock
+from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query, to_channel
 from tests.spark import flows

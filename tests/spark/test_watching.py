@@ -11,8 +11,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from stillframe.pipeline import Pipeline, channel, join
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import is_running
+from stillframe.pipeline.service import join
 from stillframe.spark.queries import read_channels
 from tests.browser import a_browser, a_page, check_accessible, check_everybody_can_use
 from tests.spark.flows import start_and_wait, wait_until

@@ -8,11 +8,11 @@ import pytest
 
 from stillframe.errors import UsageError
 from stillframe.model import Abandoned
-from stillframe.pipeline import join
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.participant_logs import REPORT_INTERVAL_S
+from stillframe.pipeline.service import join
 from stillframe.watch.pipeline_probe import (
     BUSY,
     DEAD,

@@ -11,8 +11,9 @@ import pytest
 
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, join
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.service import join
 from stillframe.watch import pipeline_target
 from stillframe.watch.metrics import exposition
 from stillframe.watch.pipeline_target import PipelineTarget

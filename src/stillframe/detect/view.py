@@ -8,7 +8,7 @@ import inspect
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,7 @@ from stillframe.model import (
 )
 from stillframe.process import Message, Process, Quantities
 from stillframe.protocol.action_runner import ActionRunner, union_of
+from stillframe.renamed import renamed
 from stillframe.topology import Topology
 from stillframe.waiting import Waiting
 
@@ -199,3 +200,10 @@ def _wrong(
 
 def _on(snapshot: SnapshotId | None, between: str = " ") -> str:
     return "" if snapshot is None else f"{between}on snapshot {snapshot}"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return what had this name in the last release."""
+        return globals()[renamed(__name__, name)[1]]

@@ -1,8 +1,8 @@
 """Dataflows of streaming queries and services whose channels are logs on disk.
 
-`Pipeline` is what its users hold, `channel` describes a channel, and `join` lets a Python program
-take part as a service. Nothing here needs Spark: the streaming source that does is in
-``stillframe.spark``.
+`Pipeline` is what its users hold, `channel` describes a channel, and ``Pipeline.join_service`` lets
+a Python program take part as a service. Nothing here needs Spark; the
+streaming source is in ``stillframe.spark``.
 
 ``dataflow`` describes the participants and channels, ``metadata`` the current epoch, ``log`` one
 channel. ``participant_logs`` applies the barrier rules (``protocol.aligner``), and ``checkpoint``
@@ -12,8 +12,34 @@ What reads a file raises Damaged if it is missing or not what was written, and S
 cannot be read. What writes raises StoreError if the disk is full or failed; then all is as it was.
 """
 
-from stillframe.pipeline.dataflow import channel
-from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.service import Participant, join
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Participant", "Pipeline", "channel", "join"]
+from stillframe.pipeline.dataflow import Dataflow, Log, channel
+from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.progress import Awaited, Progress
+from stillframe.pipeline.service import JoinedService
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.stopped import NotAtRest
+from stillframe.protocol.aligner import Mode
+from stillframe.renamed import renamed
+
+__all__ = [
+    "Awaited",
+    "Dataflow",
+    "JoinedService",
+    "Log",
+    "Manifest",
+    "Mode",
+    "NotAtRest",
+    "Pipeline",
+    "Progress",
+    "channel",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return what had this name in the last release."""
+        module, attribute = renamed(__name__, name)
+        return getattr(importlib.import_module(module), attribute)

@@ -8,7 +8,7 @@ from pathlib import Path
 from stillframe.durable_files import local_path, partial_path
 from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId, check_process_id
-from stillframe.pipeline import coordinator, restore, retention, snapshot_manifest
+from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
@@ -21,6 +21,7 @@ from stillframe.pipeline.metadata import (
     write_metadata,
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
+from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.store.layout import explain_io_errors, first_names
@@ -88,6 +89,29 @@ class Pipeline:
                     lock.release()
         _check_alike(root, read_metadata(root).dataflow, described)
         return cls(root)
+
+    def join_service(
+        self, name: str, *, state: object
+    ) -> contextlib.AbstractContextManager[JoinedService]:
+        """Take the place of the service `name`: this program reads and writes its channels.
+
+        ``with shop.join_service("books", state=books) as me`` gives a ``JoinedService``. When the
+        body ends without an error the service has left, and later snapshots contain the state that
+        it had then. A signal that ends the program in the body counts as a crash: let its handler
+        call ``leave``.
+
+        Args:
+            name: of the service, as the pipeline declares it.
+            state: the object whose fields are recorded. After a restore, and after the service has
+                left before, its fields are set to their recorded values before the body begins.
+
+        Raises:
+            UsageError: there is no such service, or the state is of another class; or at the end, a
+                field holds what could not be read back.
+            Unavailable: another program runs this service.
+            NotAtRest: it crashed in this epoch, and its state is lost: restore the pipeline first.
+        """
+        return service.join(name, pipeline=self.path, state=state)
 
     @property
     def dataflow(self) -> Dataflow:

@@ -1,4 +1,4 @@
-"""``join``: a Python program as a service of a pipeline, reading and writing its logs.
+"""A Python program as a service of a pipeline, reading and writing its logs.
 
 One iteration of its loop is one atomic action; between iterations, and only there, a snapshot may
 record the fields of its state.
@@ -25,11 +25,11 @@ POLL_S = 0.01
 
 
 class _Left(BaseException):
-    """The last action of a service that leaves has finished. This ends the body of ``join``; error
-    handlers in it should not catch it."""
+    """The last action of a service that leaves has finished. This ends the body of
+    ``join_service``; error handlers in it should not catch it."""
 
 
-class Participant:
+class JoinedService:
     """A service's view of its pipeline: ``for`` to receive, ``append`` to send."""
 
     def __init__(self, name: str, logs: ServiceLogs, codec: StateCodec, state: object) -> None:
@@ -67,7 +67,7 @@ class Participant:
 
     def leave(self) -> None:
         """Let the current action be the last: where the next would begin, at ``boundary`` or
-        ``receive`` or a turn of ``for``, the body of ``join`` ends, as if there were no more of it.
+        ``receive`` or a turn of ``for``, the body of ``join_service`` ends.
 
         It may be called from a signal's handler or another thread, so that a service that should
         stop leaves, and its state is kept, instead of dying.
@@ -125,25 +125,8 @@ class Participant:
 
 
 @contextlib.contextmanager
-def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Participant]:
-    """Take the place of the service `name` in a pipeline.
-
-    ``with join("books", pipeline="shop.pipeline", state=books) as me`` gives a `Participant`. When
-    the body ends without an error the service has left, and how it stood counts in later snapshots.
-    A signal that ends the program in between is a death, so let its handler call ``leave``.
-
-    Args:
-        name: of the service, as the pipeline declares it.
-        pipeline: the directory of the pipeline.
-        state: the object whose fields are recorded. After a restore, and after it has left before,
-            its fields are set to what they were before the body begins.
-
-    Raises:
-        UsageError: there is no such pipeline or service, or the state is of another class; or at
-            the end, a field holds what could not be read back.
-        Unavailable: another program runs this service.
-        NotAtRest: it died in this epoch, and its state with it: restore first.
-    """
+def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedService]:
+    """Take the place of a service: see ``Pipeline.join_service``."""
     root = local_path(pipeline)
     metadata = read_metadata(root)
     metadata.dataflow.check_participant(name, "service")
@@ -163,7 +146,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[Particip
         metadata = read_metadata(root)
         stopped = stopped_service(root, metadata, name)
         positions = metadata.starts[name] if stopped is None else stopped[0]
-        me = Participant(name, ServiceLogs(root, name, metadata, positions), codec, state)
+        me = JoinedService(name, ServiceLogs(root, name, metadata, positions), codec, state)
         if stopped is not None:
             codec.restore(state, stopped[1].encoded)
         write_service_record(root, name, ServiceRecord(epoch=metadata.epoch))

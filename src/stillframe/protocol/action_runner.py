@@ -26,7 +26,7 @@ Sent = tuple[ProcessId, bytes]
 
 class ActionRunner:
     """A process of a topology, on a copy of its start state, or in the recorded state `encoded`.
-    UsageError if that process has its own loop (``Joined``): it cannot be stepped through."""
+    UsageError if that process is an ``ExternalProcess``: its loop cannot be stepped through."""
 
     def __init__(
         self, process_id: ProcessId, topology: Topology, encoded: bytes | None = None

@@ -4,21 +4,23 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
+from stillframe.renamed import renamed
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.network.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.run_file import find_running
-from stillframe.topology import Joined, Topology
+from stillframe.topology import ExternalProcess, Topology
 
 
-class Participant:
+class JoinedProcess:
     """A joined program's view of its process: ``async for`` to receive, ``send`` to send.
 
     One turn of the loop is one atomic action. Between actions, and only there, a snapshot may
@@ -101,19 +103,19 @@ async def join(
     tls: str | Path | None = None,
     log: str | Path | None = None,
     fragments: str | Path | None = None,
-) -> AsyncIterator[Participant]:
+) -> AsyncIterator[JoinedProcess]:
     """Join a system as `process`: the one that is running on `store`, or on another machine the one
     of `coordinator`.
 
     ``async with join("P1", topology=bank, store="bank.store", state=books) as me`` gives a
-    `Participant`: send with ``await me.send(...)``, receive with ``async for channel, message in
+    `JoinedProcess`: send with ``await me.send(...)``, receive with ``async for channel, message in
     me``. The body is one atomic action up to the first turn of that loop.
 
     Args:
-        process: its name; the topology has ``Joined(...)`` in its place.
+        process: its name; the topology has ``ExternalProcess(...)`` in its place.
         topology: the same topology that the system was started with.
-        state: the object whose fields are recorded, of the class that ``Joined`` names. After a
-            restore its fields are set before the body begins.
+        state: the object whose fields are recorded, of the class that ``ExternalProcess`` names.
+            After a restore its fields are set before the body begins.
         store: the directory of its store, if that is on this machine.
         coordinator: where the system's coordinator listens, such as ``10.0.0.1:8640``; `listen`
             and `tls` are needed too then.
@@ -136,10 +138,10 @@ async def join(
     """
     topology.description.check_process(process)
     place = topology.processes[process]
-    if not isinstance(place, Joined):
+    if not isinstance(place, ExternalProcess):
         raise UsageError(
             f"process {process!r} is started by the system itself: its place in the topology is "
-            f"{type(place).__name__}(...), not Joined(...)"
+            f"{type(place).__name__}(...), not ExternalProcess(...)"
         )
     if type(state) is not place.state:
         raise UsageError(
@@ -168,7 +170,7 @@ async def join(
         host.log_spontaneous_action()
         await runtime.run(host, begin=host.begin_commits)
         try:
-            yield Participant(host)
+            yield JoinedProcess(host)
             host.end()
         finally:
             await host.close()
@@ -185,3 +187,10 @@ def _local_runtime(process: ProcessId, topology_hash: str, store: Path) -> Proce
         )
     me = Credentials(process, system.epoch, topology_hash, system.secret)
     return ProcessRuntime(me, system.coordinator, ANY_PORT)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Return what had this name in the last release."""
+        return globals()[renamed(__name__, name)[1]]

@@ -132,8 +132,8 @@ def _with_topology_hash(launch: LaunchSpec) -> Credentials:
     topology.description.check_process(name)
     if not isinstance(topology.processes[name], Process):
         raise UsageError(
-            f"process {name!r} is a program of its own: its place in the topology is Joined(...), "
-            "and the program calls stillframe.join"
+            f"process {name!r} is a program of its own: its place in the topology is "
+            "ExternalProcess(...), and the program calls stillframe.join"
         )
     return msgspec.structs.replace(launch.me, topology_hash=topology.description.hash)
 

@@ -9,14 +9,14 @@ from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, OutputDirs
 from stillframe.runtime.coordinator.membership import CoordinatorConfig
 from stillframe.runtime.network.addresses import ANY_PORT, Address
 from stillframe.runtime.network.certificates import check_own
-from stillframe.topology import Description, Joined, Topology
+from stillframe.topology import Description, ExternalProcess, Topology
 
 
 class Placement(msgspec.Struct, frozen=True):
     """What of a system is on the machine of the coordinator. The coordinator listens at `listen`,
     and so do, on other ports, the processes started here. `certificates` is the directory of
     theirs, None for no TLS: on a loopback address only. The processes `elsewhere` are not started
-    here but wait to join, besides those that the topology has as ``Joined``."""
+    here but wait to join, besides those that the topology has as ``ExternalProcess``."""
 
     listen: Address = ANY_PORT
     certificates: str | None = None
@@ -31,7 +31,7 @@ class Placement(msgspec.Struct, frozen=True):
         here = tuple(
             name
             for name, process in topology.processes.items()
-            if not isinstance(process, Joined) and name not in self.elsewhere
+            if not isinstance(process, ExternalProcess) and name not in self.elsewhere
         )
         if self.certificates is not None:
             for speaker in (None, *here):

@@ -1,0 +1,205 @@
+"""The public names: where they are, what they are, and what the last release called them."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import stillframe
+import stillframe.analytics
+import stillframe.pipeline
+import stillframe.spark
+from stillframe.renamed import RENAMED
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("stillframe", "stillframe.pipeline", "stillframe.spark", "stillframe.analytics")
+NAMES = [
+    (package, name) for package in PACKAGES for name in importlib.import_module(package).__all__
+]
+NEEDS_PYSPARK = {f"{package}.{name}" for package, name in NAMES if package in PACKAGES[2:]}
+
+
+def resolved(package: str, name: str) -> object:
+    """Return the object of a public name; skip the test if it needs PySpark and that is missing."""
+    if package in PACKAGES[2:]:
+        pytest.importorskip("pyspark", reason="needs PySpark")
+    return getattr(importlib.import_module(package), name)
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES)
+def test_a_public_name_is_there_with_a_docstring(package: str, name: str) -> None:
+    """Under the name that its class or function has, with types of all arguments and results."""
+    found = resolved(package, name)
+    if not inspect.isclass(found) and not inspect.isfunction(found):
+        assert (package, name) in ALIASES
+        return
+    assert found.__name__ == name
+    assert inspect.getdoc(found), "it has no docstring"
+    if inspect.isfunction(found):
+        signature = inspect.signature(found)
+        parts = [*(one.annotation for one in signature.parameters.values())]
+        assert inspect.Signature.empty not in (*parts, signature.return_annotation)
+
+
+ALIASES = {("stillframe", "ProcessId"), ("stillframe", "Quantities")}
+"""Names of types that are no classes."""
+
+
+def test_names_are_sorted_and_found_by_a_type_checker() -> None:
+    """What is imported lazily is what a type checker sees, and what ``__all__`` says."""
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        assert sorted(module.__all__) == module.__all__, package
+    path = ROOT / "src" / "stillframe" / "__init__.py"
+    block = path.read_text().partition("if TYPE_CHECKING:")[2].partition("__all__")[0]
+    seen = re.sub(r"from [\w.]+ import|[(),]", " ", block).split()
+    assert sorted(seen) == stillframe.__all__
+    assert sorted(" ".join(stillframe._MODULES.values()).split()) == stillframe.__all__
+
+
+@pytest.mark.parametrize("old", sorted(RENAMED))
+def test_an_old_name_still_works_and_says_what_is_new(old: str) -> None:
+    """With a DeprecationWarning at the line that uses it."""
+    package, _, name = old.rpartition(".")
+    if package == "stillframe.spark":
+        pytest.importorskip("pyspark", reason="needs PySpark")
+    module = importlib.import_module(package)
+    with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is removed")) as caught:
+        found = getattr(module, name)
+    assert caught[0].filename == __file__
+    new, _, attribute = RENAMED[old].rpartition(".")
+    expected = getattr(importlib.import_module(new), attribute, None)
+    assert found is (expected or importlib.import_module(RENAMED[old]))
+
+
+def test_old_names_are_no_public_names() -> None:
+    """Each has one new name, which is documented instead."""
+    assert not {f"{package}.{name}" for package, name in NAMES} & RENAMED.keys()
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "stillframe.detect.view"])
+def test_any_other_name_is_missing(package: str) -> None:
+    """As in every module."""
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
+        _ = importlib.import_module(package).nothing
+
+
+PROGRAM = '''
+    """A small program of a user."""
+
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import stillframe
+    from stillframe import (
+        Abandoned,
+        Channel,
+        Damaged,
+        ExternalProcess,
+        Message,
+        Pipeline,
+        Process,
+        SnapshotView,
+        Topology,
+        every,
+    )
+    from stillframe.analytics import audit_store
+    from stillframe.pipeline import channel
+    from stillframe.spark import start_query
+
+
+    class Coin(Message):
+        amount: int
+
+
+    class Purse(Process):
+        balance: int = 100
+
+        def receive(self, channel: Channel, message: Coin) -> None:
+            self.balance += message.amount
+
+        @every(ms=10)
+        def pay(self) -> None:
+            self.send(self.outgoing[0], Coin(1))
+
+
+    class Books:
+        total: int = 0
+
+
+    bank = Topology.mesh({"A": Purse(), "B": ExternalProcess(state=Books, accepts=Coin)})
+
+
+    def is_rich(view: SnapshotView) -> bool:
+        return sum(len(messages) for messages in view.channels.values()) > 3
+
+
+    def newest(path: Path) -> int:
+        store = stillframe.open_store(path, topology=bank)
+        try:
+            loaded = store.load("newest")
+        except Damaged as damage:
+            print(damage.path, damage.remedy)
+            raise
+        entry: stillframe.SnapshotEntry = loaded.entry
+        predicate: Callable[[SnapshotView], bool] = is_rich
+        return entry.message_count if predicate(loaded.view) else 0
+
+
+    def drive(path: Path) -> float:
+        with stillframe.run(bank, store=path, interval_s=None) as system:
+            outcome = system.snapshot()
+            if isinstance(outcome, Abandoned):
+                print(outcome.reason, outcome.missing)
+                return 0.0
+            return outcome.duration_s
+
+
+    async def join(path: Path, books: Books) -> None:
+        async with stillframe.join("B", topology=bank, store=path, state=books) as me:
+            async for source, message in me:
+                assert isinstance(message, Coin)
+                books.total += message.amount
+                await me.send(source.source, Coin(1))
+
+
+    def serve(path: Path) -> None:
+        with Pipeline(path).join_service("books", state=Books()) as me:
+            for name, table in me:
+                print(name, table.num_rows)
+'''
+WRONG = """
+    import stillframe
+
+    stillframe.open_shop("x")
+    store = stillframe.open_store("x")
+    store.load(17)
+    stillframe.run(store, store="x")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_types_of_a_user(tmp_path: Path) -> None:
+    """``mypy --strict`` accepts a program, and finds the mistakes of another one: the types of the
+    installed package are found (``py.typed``), and none is Any that need not be."""
+    (tmp_path / "good.py").write_text(textwrap.dedent(PROGRAM))
+    (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".cache", "good.py", "wrong.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert [line for line in errors if line.startswith("good.py")] == []
+    assert [re.sub(r"^wrong.py:(\d+):.*\[([\w-]+)\]$", r"\1 \2", line) for line in errors] == [
+        "4 attr-defined",
+        "6 arg-type",
+        "7 arg-type",
+    ]
