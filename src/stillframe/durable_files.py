@@ -135,11 +135,13 @@ def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes
             # One byte more than expected shows whether the file is longer.
             content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise Damaged(f"{path} is missing: {advice}") from None
+        raise Damaged(f"{path} is missing", path=path, remedy=advice) from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
     if len(content) > bytes_max:
-        raise Damaged(f"{path} has more than the {bytes_max} bytes that it may have: {advice}")
+        raise Damaged(
+            f"{path} has more than the {bytes_max} bytes that it may have", path=path, remedy=advice
+        )
     return content
 
 
@@ -157,11 +159,12 @@ def check_file(path: Path, checksum: int) -> None:
     try:
         found = checksum_of(path)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise Damaged(f"{path} cannot be read: {error}", path=path) from error
     if found != checksum:
         raise Damaged(
             f"{path} was changed since it was written: its checksum is {found:08x}, and was "
-            f"{checksum:08x}; go back to a snapshot that does not need it"
+            f"{checksum:08x}; go back to a snapshot that does not need it",
+            path=path,
         )
 
 
@@ -173,10 +176,12 @@ def read_hashed(
     content = read_file(path, bytes_max=byte_count, advice=advice)
     if len(content) != byte_count:
         raise Damaged(
-            f"{path} has {len(content)} bytes and is cut short: {byte_count} were written: {advice}"
+            f"{path} has {len(content)} bytes and is cut short: {byte_count} were written",
+            path=path,
+            remedy=advice,
         )
     if hashlib.sha256(content).hexdigest() != digest:
-        raise Damaged(f"{path} was changed since it was written: {advice}")
+        raise Damaged(f"{path} was changed since it was written", path=path, remedy=advice)
     return content
 
 
@@ -185,7 +190,7 @@ def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
     ``read_file``."""
     sealed = _SEALED.fullmatch(read_file(path, bytes_max=bytes_max, advice=advice))
     if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
-        raise Damaged(f"{path} was changed since it was written: {advice}")
+        raise Damaged(f"{path} was changed since it was written", path=path, remedy=advice)
     return sealed[1]
 
 

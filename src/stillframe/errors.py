@@ -18,8 +18,39 @@ Expected outcomes are values, not errors: a snapshot that could not be completed
 class StillframeError(Exception):
     """The root: ``except StillframeError`` catches every error that this package raises on purpose.
 
-    The message says what was wrong, where, and what to do about it.
+    The text says what was wrong, where, and what to do about it. The attributes are for programs;
+    one that does not apply is None.
+
+    Attributes:
+        path: the file or directory that the error is about.
+        process: the process that it is about.
+        snapshot: the id of the snapshot that it is about, such as ``P1-17``.
+        remedy: what to do about it. The text ends with it.
     """
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        path: object = None,
+        process: str | None = None,
+        snapshot: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(text if remedy is None else f"{text}: {remedy}")
+        self.path: str | None = None
+        self.process: str | None = None
+        self.snapshot: str | None = None
+        self.remedy = remedy
+        self.locate(path=path, process=process, snapshot=snapshot)
+
+    def locate(
+        self, *, path: object = None, process: str | None = None, snapshot: object = None
+    ) -> None:
+        """Set what the error is about, unless the place that raised it knew better."""
+        self.path = self.path or (None if path is None else str(path))
+        self.process = self.process or process
+        self.snapshot = self.snapshot or (None if snapshot is None else str(snapshot))
 
 
 class UsageError(StillframeError):

@@ -93,6 +93,7 @@ def _check_same(snapshot: Snapshot, noun: str, recorded: list[str], described: l
         raise UsageError(
             f"snapshot {snapshot.id} is of another topology than the one to start: only in the "
             f"topology: {noun} {', '.join(missing) or '(none)'}; only in the snapshot: "
-            f"{noun} {', '.join(extra) or '(none)'}. Start the topology that the snapshot was "
-            "taken of, or take another snapshot"
+            f"{noun} {', '.join(extra) or '(none)'}",
+            snapshot=snapshot.id,
+            remedy="start the topology that the snapshot was taken of, or take another snapshot",
         )

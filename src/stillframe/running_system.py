@@ -279,7 +279,11 @@ def _found(store: Store, snapshot: SnapshotId | str) -> SnapshotId | None:
     """Return the id that is meant; None for the one that a system would go on from."""
     if snapshot == NEWEST:
         if store.current() is None:
-            raise UsageError(f"the store {store.path} holds no snapshot yet: leave out restore")
+            raise UsageError(
+                f"the store {store.path} holds no snapshot yet",
+                path=store.path,
+                remedy="leave out restore",
+            )
         return None
     return snapshot if isinstance(snapshot, SnapshotId) else store.find(snapshot)
 

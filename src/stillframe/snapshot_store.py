@@ -95,7 +95,10 @@ class LoadedSnapshot:
         except (*DECODING_ERRORS, KeyError, TypeError, ValueError) as error:
             raise NotConsistent(
                 f"snapshot {self.id} in {self.entry.directory} holds a state or message that does "
-                f"not fit its topology ({type(error).__name__}: {error}): use another snapshot"
+                f"not fit its topology ({type(error).__name__}: {error})",
+                path=self.entry.directory,
+                snapshot=self.id,
+                remedy="use another snapshot",
             ) from error
         return SnapshotView(self.id, processes, channels)
 
@@ -144,7 +147,7 @@ class LoadedSnapshot:
         try:
             return self.tables[table].to_pandas()
         except ImportError as error:
-            raise Unavailable("pandas is not installed: pip install pandas") from error
+            raise Unavailable("pandas is not installed", remedy="pip install pandas") from error
 
 
 class SnapshotStore:
@@ -255,7 +258,10 @@ class SnapshotStore:
         if self.topology is not None and self.topology.description.hash != description.hash:
             raise UsageError(
                 f"snapshot {entry.id} in {self.path} was taken of another topology than the one "
-                "that the store was opened with: pass the topology that it was taken of, or none"
+                "that the store was opened with",
+                path=self.path,
+                snapshot=entry.id,
+                remedy="pass the topology that it was taken of, or none",
             )
         return LoadedSnapshot(entry, self._reader.load(entry.id), description, self.topology)
 
@@ -275,7 +281,9 @@ class SnapshotStore:
         entries, damages = self._reader.listing()
         if not entries and not damages:
             raise UsageError(
-                f"the store {self.path} holds no snapshot yet: take one while the system runs"
+                f"the store {self.path} holds no snapshot yet",
+                path=self.path,
+                remedy="take one while the system runs",
             )
         # Numbers only rise, so a damaged one with a higher number may be the newest.
         last = max((entry.id.number for entry in entries), default=0)

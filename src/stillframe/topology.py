@@ -251,8 +251,8 @@ class Topology:
     """The processes of a system, each with its start state, and the channels between them.
 
     Args:
-        processes: name -> an instance of a Process subclass, or ``ExternalProcess(...)``. The first one
-            initiates snapshots, unless another process is named.
+        processes: name -> an instance of a Process subclass, or ``ExternalProcess(...)``. The first
+            one initiates snapshots, unless another process is named.
         channels: pairs (source, target).
         redistribute: spreads what a snapshot recorded of other processes over these, when the
             system goes on from it (``stillframe restore --migrate``).

@@ -281,9 +281,10 @@ def test_what_does_not_fit_a_running_system_cannot_join(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with waiting_system(tmp_path, "joining") as (system, watch):
-            with pytest.raises(Refused, match="start every process from the same topology"):
+            with pytest.raises(Refused, match="start every process from the same topology") as no:
                 async with join("J", topology=sending, store=place, state=Books()):
                     raise AssertionError("it joined")
+            assert (no.value.process, no.value.path) == ("J", str(place))
             async with join("J", topology=joining, store=place, state=books) as me:
                 await system.until_running()
                 with pytest.raises(Refused, match="'J' is already there: each can join once"):

@@ -19,7 +19,7 @@ from stillframe.model import (
 from stillframe.process import Message
 from stillframe.store.store import Store
 from stillframe.store.tables import as_changes
-from stillframe.topology import Joined, Topology
+from stillframe.topology import ExternalProcess, Topology
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -61,7 +61,9 @@ class Named:
     parts: Keyed[str, Value] = field(default_factory=Keyed)
 
 
-TOPOLOGY = Topology({name: Joined(state=Named, accepts=Sent) for name in "AB"}, [("A", "B")])
+TOPOLOGY = Topology(
+    {name: ExternalProcess(state=Named, accepts=Sent) for name in "AB"}, [("A", "B")]
+)
 MESSAGE = Sent("of mine", 1, 2, 77, "K")
 VALUES = {"a": Value("x", "y", 3, is_removed=True), "b": Value("z", "w", 4, is_removed=False)}
 

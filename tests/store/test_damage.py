@@ -374,8 +374,9 @@ def test_books_are_checked_after_reading(store: Store, directory: Path) -> None:
     index = table.schema.get_field_index("sent_count")
     changed = table.set_column(index, "sent_count", pa.array([99, 10, 21], pa.int64()))
     _replace_table(directory, CHANNELS, to_parquet(changed))
-    with pytest.raises(NotConsistent, match="channel A->B: 99 sent"):
+    with pytest.raises(NotConsistent, match="channel A->B: 99 sent") as caught:
         store.load(ID)
+    assert (caught.value.path, caught.value.snapshot) == (str(directory), "A-1")
 
 
 def test_counts_of_the_manifest_are_checked(store: Store, directory: Path) -> None:

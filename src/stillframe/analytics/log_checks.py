@@ -197,7 +197,9 @@ class _Rows:
         self._recorded = table.column("recorded").combine_chunks()
         snapshots, which, is_step = _texts(table.column("snapshot"))
         if strange := [name for name in snapshots if not _SNAPSHOT.fullmatch(name)]:
-            raise Damaged(f"{path} has rows of a snapshot {strange[0]!r}, which is no name of one")
+            raise Damaged(
+                f"{path} has rows of a snapshot {strange[0]!r}, which is no name of one", path=path
+            )
         self._steps = np.flatnonzero(is_step)
         self._snapshots, self._snapshot_of = snapshots, which[self._steps]
         key = self._keys(table.column("channel"))
@@ -205,7 +207,9 @@ class _Rows:
         # Steps are no messages; nor are actions without a channel.
         key[self._steps] = len(self.channels)
         if table.column("number").null_count != np.count_nonzero(key == len(self.channels)):
-            raise Damaged(f"{path} has messages without a number, or numbers without a message")
+            raise Damaged(
+                f"{path} has messages without a number, or numbers without a message", path=path
+            )
         self._order = np.argsort(key, kind="stable")
         self._ends = np.cumsum(np.bincount(key, minlength=len(self.channels) + 1))
         self._sorted = self._number[self._order]
@@ -218,7 +222,8 @@ class _Rows:
         unknown = [name for name in names if name not in known]
         if unknown:
             raise Damaged(
-                f"{self._path} has rows on {unknown[0]}, which its beginning does not name"
+                f"{self._path} has rows on {unknown[0]}, which its beginning does not name",
+                path=self._path,
             )
         kind = np.uint8 if len(known) < 2**8 else np.uint16
         places = np.array([*(known[name] for name in names), len(known)], dtype=kind)

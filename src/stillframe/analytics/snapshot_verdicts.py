@@ -131,15 +131,21 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
         names = [file["name"] for file in found["files"]]
         bases = found.get("bases")
     except _NO_MANIFEST as error:
-        raise Damaged(f"{path} does not hold what it should: {error}: {SNAPSHOT_ADVICE}") from error
+        raise Damaged(
+            f"{path} does not hold what it should: {error}", path=path, remedy=SNAPSHOT_ADVICE
+        ) from error
     if snapshot != path.parent.name:
-        raise Damaged(f"{path} is of snapshot {snapshot}: {SNAPSHOT_ADVICE}")
+        raise Damaged(f"{path} is of snapshot {snapshot}", path=path, remedy=SNAPSHOT_ADVICE)
     if topology is None:
-        raise Damaged(f"{path} is of a store with another topology: {SNAPSHOT_ADVICE}")
+        raise Damaged(
+            f"{path} is of a store with another topology", path=path, remedy=SNAPSHOT_ADVICE
+        )
     # Names are compared with the expected ones, never used to make a path.
     listed = topology.full if bases is None else topology.changes
     if names != listed:
-        raise Damaged(f"{path} lists other files than {', '.join(listed)}: {SNAPSHOT_ADVICE}")
+        raise Damaged(
+            f"{path} lists other files than {', '.join(listed)}", path=path, remedy=SNAPSHOT_ADVICE
+        )
     return dict(found)
 
 

@@ -69,19 +69,21 @@ def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
         for process in (header.process, *header.sent, *header.received):
             check_process_id(process)
     except (*DECODING_ERRORS, UsageError) as error:
-        raise Damaged(f"{path} does not say what it is a part of: {error}") from error
+        raise Damaged(f"{path} does not say what it is a part of: {error}", path=path) from error
     if header.version != VERSION:
         raise Damaged(
             f"{path} is of version {header.version}, and this program reads version {VERSION}: use "
-            "a newer one"
+            "a newer one",
+            path=path,
         )
     if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
         raise Damaged(
             f"{path} says that it is part {header.number} of {header.process} in epoch "
-            f"{header.epoch}: put it back where it was"
+            f"{header.epoch}: put it back where it was",
+            path=path,
         )
     if header.event_count < header.lost_count:
-        raise Damaged(f"{path} says of what came before it what cannot be")
+        raise Damaged(f"{path} says of what came before it what cannot be", path=path)
     return header
 
 
@@ -157,7 +159,7 @@ def read_segment(segment: Segment) -> Iterator[pa.Table]:
 
 
 def _foreign(path: Path) -> Damaged:
-    return Damaged(f"{path} is no part of an event log: move it out of the directory")
+    return Damaged(f"{path} is no part of an event log: move it out of the directory", path=path)
 
 
 def _files(log: Path, wanted: int | None) -> Iterator[Path]:

@@ -247,7 +247,8 @@ def as_written(path: Any) -> Iterator[None]:
     except _NO_TABLE as error:
         raise Damaged(
             f"{path} is no file of an event log as it was written: {error}: move it out of the "
-            "directory; what else is there can be read"
+            "directory; what else is there can be read",
+            path=path,
         ) from error
 
 

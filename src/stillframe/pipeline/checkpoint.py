@@ -236,9 +236,9 @@ def _offset_lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}") from error
+        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
     if not lines or not lines[0].startswith("v"):
-        raise Damaged(f"{path} is no offset file of Spark")
+        raise Damaged(f"{path} is no offset file of Spark", path=path)
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]
 
 
@@ -310,7 +310,8 @@ def _sst_names(path: Path) -> list[str]:
         except (*_NOT_SPARKS, OSError) as error:
             raise Damaged(
                 f"{path} is not what Spark writes: {error}: put the file back from a copy of the "
-                "pipeline, or restore the pipeline from a snapshot"
+                "pipeline, or restore the pipeline from a snapshot",
+                path=path,
             ) from error
     return names
 

@@ -169,7 +169,9 @@ class LogReader:
         if missing is not None:
             raise Damaged(
                 f"{self.entry_path(missing)} is missing, and entry {newest} of channel "
-                f"{self.log.name} is there: {TO_MEND}"
+                f"{self.log.name} is there",
+                path=self.entry_path(missing),
+                remedy=TO_MEND,
             )
 
     def first_missing(self, start: int, end: int) -> int | None:
@@ -188,11 +190,17 @@ class LogReader:
             path = self.entry_path(number)
             entry = read_sealed(path, LogEntry, advice=TO_MEND)
             if entry.number != number or entry.epoch != self._epoch(number):
-                raise Damaged(f"{path} is not entry {number} of channel {self.log.name}: {TO_MEND}")
+                raise Damaged(
+                    f"{path} is not entry {number} of channel {self.log.name}",
+                    path=path,
+                    remedy=TO_MEND,
+                )
             if not entry.fits(self.log):
                 raise Damaged(
                     f"{path} names files, partitions or counts that channel {self.log.name} cannot "
-                    f"have: {TO_MEND}"
+                    f"have",
+                    path=path,
+                    remedy=TO_MEND,
                 )
             self.remember(entry)
         return entry
@@ -241,7 +249,9 @@ class LogReader:
             if table.num_rows != file.record_count:
                 raise Damaged(
                     f"{path} holds {table.num_rows} records, and entry {entry.number} of channel "
-                    f"{self.log.name} says {file.record_count}: {TO_MEND}"
+                    f"{self.log.name} says {file.record_count}",
+                    path=path,
+                    remedy=TO_MEND,
                 )
             tables.append(table)
         return pa.concat_tables(tables) if tables else schema.empty_table()
@@ -382,10 +392,14 @@ def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
             # Spark writes times without their zone.
             difference = schema_difference(schema, table.schema, with_zones=False)
             if difference is not None:
-                raise Damaged(f"{path} is not of the columns of its channel: {difference}")
+                raise Damaged(
+                    f"{path} is not of the columns of its channel: {difference}", path=path
+                )
             return table.cast(schema)
     except (OSError, pa.ArrowException, KeyError, UnicodeError) as error:
-        raise Damaged(f"{path} cannot be read as records of its channel: {error}") from error
+        raise Damaged(
+            f"{path} cannot be read as records of its channel: {error}", path=path
+        ) from error
 
 
 def spread(table: pa.Table, log: Log, first: int = 0) -> list[tuple[int, pa.Table]]:

@@ -114,7 +114,9 @@ def described_in(path: Path) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise Damaged(f"{path} describes what no pipeline has: {error}: {FILE_ADVICE}") from error
+        raise Damaged(
+            f"{path} describes what no pipeline has: {error}", path=path, remedy=FILE_ADVICE
+        ) from error
 
 
 def check_timeline(

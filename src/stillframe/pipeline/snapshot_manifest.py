@@ -210,7 +210,9 @@ def published_ids(root: Path) -> list[SnapshotId]:
             try:
                 found.append(SnapshotId.parse(path.name))
             except UsageError:
-                raise Damaged(f"{path} is no snapshot: move it to another directory") from None
+                raise Damaged(
+                    f"{path} is no snapshot: move it to another directory", path=path
+                ) from None
     # A number is used once, even when a pipeline is forked or restored.
     return sorted(found, key=lambda snapshot: snapshot.number)
 
@@ -223,7 +225,7 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
         raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
     manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if manifest.snapshot != snapshot:
-        raise Damaged(f"{path} is of snapshot {manifest.snapshot}")
+        raise Damaged(f"{path} is of snapshot {manifest.snapshot}", path=path)
     with described_in(path):
         _check_names(manifest)
     return manifest
@@ -295,12 +297,15 @@ def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]
     for query, name, path in _pinned_files(directory, manifest.queries):
         record = expected.pop((query, name), None)
         if record is None:
-            raise Damaged(f"{path} is not of snapshot {manifest.snapshot}: it was added later")
+            raise Damaged(
+                f"{path} is not of snapshot {manifest.snapshot}: it was added later", path=path
+            )
         with explain_io_errors(path, "read"):
             if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
                 raise Damaged(
                     f"{path} was changed since snapshot {manifest.snapshot} was published: use "
-                    "another snapshot; checkpoints must not be edited"
+                    "another snapshot; checkpoints must not be edited",
+                    path=path,
                 )
         progress(record.bytes)
     for query, name in expected:
@@ -362,7 +367,8 @@ def _check_entries_exist(reader: LogReader, target: str, position: int, barrier:
     if missing is not None:
         raise NotConsistent(
             f"channel {reader.log.name} to {target}: {reader.entry_path(missing)} is missing, and "
-            f"the target had read up to entry {position}, the barrier is entry {barrier}: {TO_MEND}"
+            f"the target had read up to entry {position}, the barrier is entry {barrier}",
+            remedy=TO_MEND,
         )
 
 

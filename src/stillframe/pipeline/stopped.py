@@ -112,7 +112,8 @@ def stopped_service(
             return None
         raise Damaged(
             f"{path} is missing, which says how service {name} stood when this epoch began: "
-            "restore the pipeline from a snapshot"
+            "restore the pipeline from a snapshot",
+            path=path,
         )
     record = read_sealed(path, ServiceRecord)
     if record.positions is None or record.state is None:
@@ -122,8 +123,9 @@ def stopped_service(
 
 def _died(name: str) -> NotAtRest:
     return NotAtRest(
-        f"service {name} died, and its state with it: restore the pipeline from its last "
-        "snapshot and start the service again"
+        f"service {name} died, and its state with it",
+        process=name,
+        remedy="restore the pipeline from its last snapshot and start the service again",
     )
 
 

@@ -276,9 +276,10 @@ def check_version(version: int, who: str) -> None:
     """Check that a peer speaks our version of the protocol; Refused if not."""
     if version != VERSION:
         raise Refused(
-            f"{who} speaks version {version} of the protocol, we speak {VERSION}: run the same "
-            "release of stillframe on both sides; to change the release of a system, stop it with "
-            "the one that started it, install the other, and go on with 'stillframe restore STORE'"
+            f"{who} speaks version {version} of the protocol, we speak {VERSION}",
+            remedy="run the same release of stillframe on both sides; to change the release of a "
+            "system, stop it with the one that started it, install the other, and go on with "
+            "'stillframe restore STORE'",
         )
 
 

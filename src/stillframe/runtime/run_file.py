@@ -112,15 +112,18 @@ def find_running(store: Path) -> RunFile:
     system = read_run_file(store)
     if system is None:
         raise Unavailable(
-            f"no system is running on the store {store}: start it with 'stillframe run' or, "
-            "to go on from a snapshot, with 'stillframe restore'"
+            f"no system is running on the store {store}",
+            path=store,
+            remedy="start it with 'stillframe run' or, to go on from a snapshot, with 'stillframe "
+            "restore'",
         )
     if not is_alive(system.supervisor):
         again = " and the options --listen, --tls and --elsewhere of its start"
         raise Unavailable(
             f"no system is running on the store {store}: its supervisor, process "
             f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"
-            f"{again if system.has_tls else ''}"
+            f"{again if system.has_tls else ''}",
+            path=store,
         )
     if is_stopped(system.supervisor):
         raise Unavailable(

@@ -86,7 +86,8 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
         from pyspark.sql import SparkSession  # noqa: PLC0415 - only here is Spark needed
     except ImportError as error:
         raise Unavailable(
-            "PySpark is not installed: pip install 'stillframe[spark]' (Java 17, 21 or 25 too)"
+            "PySpark is not installed",
+            remedy="pip install 'stillframe[spark]' (Java 17, 21 or 25 too)",
         ) from error
     active = SparkSession.getActiveSession()
     if active is not None:

@@ -306,7 +306,9 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
     for path in paths:
         topology = read_sealed(path, FragmentTopology)
         if path.name != f"{topology.description.hash}.json":
-            raise Damaged(f"{path} is of another topology than its name says: {FILE_ADVICE}")
+            raise Damaged(
+                f"{path} is of another topology than its name says", path=path, remedy=FILE_ADVICE
+            )
         _check_names(path, topology.description)
         found[topology.description.hash] = topology
     return found
@@ -321,16 +323,20 @@ def read_fragment(
     if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:
         raise Damaged(
             f"{path} is of another process, snapshot or epoch than its place says: put it back "
-            "where it was"
+            "where it was",
+            path=path,
         )
     if manifest.topology not in topologies:
         raise Damaged(
             f"{path} is part of a topology that is not in {directory / TOPOLOGIES}: put that file "
-            "back from a copy"
+            "back from a copy",
+            path=path,
         )
     description = topologies[manifest.topology].description
     if not _is_possible(manifest, description):
-        raise Damaged(f"{path} says what cannot be of {place.process}: {FRAGMENT_ADVICE}")
+        raise Damaged(
+            f"{path} says what cannot be of {place.process}", path=path, remedy=FRAGMENT_ADVICE
+        )
     return manifest
 
 
@@ -346,7 +352,9 @@ def _check_names(path: Path, description: Description) -> None:
             description.check_process(channel.source)
             description.check_process(channel.target)
     except (Damaged, UsageError) as error:
-        raise Damaged(f"{path} describes what cannot be: {error}: {FILE_ADVICE}") from error
+        raise Damaged(
+            f"{path} describes what cannot be: {error}", path=path, remedy=FILE_ADVICE
+        ) from error
 
 
 def _place(epoch: int, path: Path) -> FragmentPlace | None:

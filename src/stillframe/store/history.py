@@ -402,14 +402,14 @@ def parse_lines(
         found = _LINE.fullmatch(line)
         if found is None or _checksum(found[1]) != found[2]:
             yield Damaged(
-                f"line {number} of {path} was changed since it was written: {FILE_ADVICE}"
+                f"line {number} of {path} was changed since it was written", remedy=FILE_ADVICE
             )
             continue
         try:
             yield msgspec.json.decode(found[1], type=HistoryRecord)
         except DECODING_ERRORS as error:
             yield Damaged(
-                f"line {number} of {path} does not hold what it should: {error}: {FILE_ADVICE}"
+                f"line {number} of {path} does not hold what it should: {error}", remedy=FILE_ADVICE
             )
 
 

@@ -47,10 +47,12 @@ def explain_io_errors(path: Path, action: str) -> Iterator[None]:
     try:
         yield
     except TooLarge as error:
-        raise TooLarge(f"{path} could not be {action}: {error}") from error
+        raise TooLarge(f"{path} could not be {action}: {error}", path=path) from error
     except OSError as error:
         raise StoreError(
-            f"{path} could not be {action}: {error.strerror or error}: {disk_advice(error)}"
+            f"{path} could not be {action}: {error.strerror or error}",
+            path=path,
+            remedy=disk_advice(error),
         ) from error
 
 
@@ -59,8 +61,9 @@ def take_lock(path: Path) -> int:
     lock = try_lock(path / _LOCK)
     if lock is None:
         raise Unavailable(
-            f"the store {path} is in use by another program that writes to it: stop that one, or "
-            "give this one another directory"
+            f"the store {path} is in use by another program that writes to it",
+            path=path,
+            remedy="stop that one, or give this one another directory",
         )
     return lock
 
@@ -95,7 +98,11 @@ def check_is_store(path: Path) -> None:
         )
     _check_no_snapshots(path)
     what = "is no store" if path.exists() else "does not exist"
-    raise UsageError(f"{path} {what}: give the directory that 'run' wrote its snapshots to")
+    raise UsageError(
+        f"{path} {what}",
+        path=path,
+        remedy="give the directory that 'run' wrote its snapshots to",
+    )
 
 
 def check_unused(path: Path) -> None:
@@ -115,7 +122,9 @@ def check_unused(path: Path) -> None:
 
 def _check_no_snapshots(path: Path) -> None:
     if visible(path / SNAPSHOTS):
-        raise Damaged(f"{path / HEAD} is missing: put it back from a copy of the store")
+        raise Damaged(
+            f"{path / HEAD} is missing: put it back from a copy of the store", path=path / HEAD
+        )
 
 
 def make_store(path: Path, head: Head) -> None:
@@ -155,7 +164,10 @@ def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
     for name in names:
         snapshot = parse_snapshot_id(name)
         if snapshot is None:
-            raise StoreError(f"{snapshots / name} is no snapshot: move it out of the store")
+            raise StoreError(
+                f"{snapshots / name} is no snapshot: move it out of the store",
+                path=snapshots / name,
+            )
         found.append(snapshot)
     return sorted(found, key=lambda snapshot: (snapshot.number, snapshot))
 

@@ -233,12 +233,18 @@ def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Man
     path = directory / MANIFEST
     manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if str(manifest.snapshot) != directory.name:
-        raise Damaged(f"{path} is of snapshot {manifest.snapshot}: {SNAPSHOT_ADVICE}")
+        raise Damaged(
+            f"{path} is of snapshot {manifest.snapshot}", path=path, remedy=SNAPSHOT_ADVICE
+        )
     if manifest.topology not in topologies:
-        raise Damaged(f"{path} is of a store with another topology: {SNAPSHOT_ADVICE}")
+        raise Damaged(
+            f"{path} is of a store with another topology", path=path, remedy=SNAPSHOT_ADVICE
+        )
     names = file_names(topologies[manifest.topology], is_full=manifest.bases is None)
     if not are_files(manifest.files, names):
-        raise Damaged(f"{path} lists other files than {', '.join(names)}: {SNAPSHOT_ADVICE}")
+        raise Damaged(
+            f"{path} lists other files than {', '.join(names)}", path=path, remedy=SNAPSHOT_ADVICE
+        )
     return manifest
 
 
@@ -283,12 +289,14 @@ def check_chain(manifests: Manifests, snapshots: Path) -> None:
             if found is None:
                 raise Damaged(
                     f"{where}, and {snapshots / str(base)} is missing: put that directory back "
-                    f"from a copy, or delete {path.parent} and use another snapshot"
+                    f"from a copy, or delete {path.parent} and use another snapshot",
+                    path=path,
                 )
             if found.sequence >= manifest.sequence or found.topology != manifest.topology:
                 raise Damaged(
                     f"{where}, which is none before it: put that file back from a copy, or delete "
-                    f"{path.parent} and use another snapshot"
+                    f"{path.parent} and use another snapshot",
+                    path=path,
                 )
 
 

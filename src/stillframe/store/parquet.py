@@ -41,7 +41,9 @@ def as_written(where: Path) -> Iterator[None]:
         yield
     except _NO_TABLE as error:
         raise Damaged(
-            f"{where} is no table as the store writes it: {error}: {SNAPSHOT_ADVICE}"
+            f"{where} is no table as the store writes it: {error}",
+            path=where,
+            remedy=SNAPSHOT_ADVICE,
         ) from error
 
 
@@ -49,7 +51,9 @@ def check_row_count(path: Path, found: int, promised: int | None) -> None:
     """Raise a NotConsistent if a table has not the promised number of rows; None: any number."""
     if promised is not None and found != promised:
         raise NotConsistent(
-            f"{path} holds {found} rows, and {promised} were promised: use another snapshot"
+            f"{path} holds {found} rows, and {promised} were promised",
+            path=path,
+            remedy="use another snapshot",
         )
 
 

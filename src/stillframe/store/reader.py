@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import layout, snapshot_directory
 from stillframe.store.history import began_before_epoch, explain_loss, lost_snapshots
@@ -153,7 +153,7 @@ class StoreReader:
             progress(entry, len(entries))
         # Last: a damaged history must not hide the error of a snapshot.
         for lost in lost_snapshots(self.path):
-            raise Damaged(explain_loss(self.path, lost))
+            raise Damaged(explain_loss(self.path, lost), path=self.path, snapshot=lost)
         return verified_count
 
     def next_number(self) -> int:
@@ -171,8 +171,9 @@ class StoreReader:
             manifests = self._gathered(snapshot)
             try:
                 return read(self._chain(manifests, snapshot))
-            except Damaged:
-                if manifests == seen:
+            except StillframeError as error:
+                error.locate(snapshot=snapshot, path=self._snapshots / str(snapshot))
+                if manifests == seen or not isinstance(error, Damaged):
                     raise
             seen = manifests
 
@@ -229,7 +230,8 @@ class StoreReader:
         if manifest is None:
             # By their directories: a damaged manifest of another one does not matter here.
             known = snapshot_ids(self._snapshots)
-            raise UsageError(layout.explain_missing(self.path, snapshot, known))
+            why = layout.explain_missing(self.path, snapshot, known)
+            raise UsageError(why, path=self.path, snapshot=snapshot)
         return manifest
 
     def _manifest_if_there(self, snapshot: SnapshotId) -> Manifest | None:
@@ -243,7 +245,8 @@ class StoreReader:
         directory = self._snapshots / str(snapshot)
         try:
             return read_manifest(directory, self._head.described)
-        except Damaged:
+        except Damaged as error:
+            error.locate(snapshot=snapshot)
             if directory.is_dir():
                 raise
             return None

@@ -59,7 +59,8 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) 
         if number > FORMAT:
             raise StoreError(
                 f"{path} has format {number}, and this version of Stillframe knows {FORMAT}: "
-                "use the version that wrote it, or a newer one"
+                "use the version that wrote it, or a newer one",
+                path=path,
             )
         if number < FORMAT:
             former = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
@@ -67,4 +68,6 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) 
             content = msgspec.json.encode(current)
         return msgspec.json.decode(content, type=kind)
     except DECODING_ERRORS as error:
-        raise Damaged(f"{path} does not hold what it should: {error}: {advice}") from error
+        raise Damaged(
+            f"{path} does not hold what it should: {error}", path=path, remedy=advice
+        ) from error

@@ -131,7 +131,8 @@ def new_directory(path: Path, executor: Executor | None) -> Iterator[NewDirector
             raise
         raise StoreError(
             f"{path} could not be written: {error.strerror or error}; nothing was published: "
-            f"{disk_advice(error)}. The next snapshot is tried afresh"
+            f"{disk_advice(error)}. The next snapshot is tried afresh",
+            path=path,
         ) from error
 
 
@@ -206,7 +207,9 @@ def _stored(chain: SnapshotChain, content: Mapping[str, bytes]) -> Snapshot:
         raise NotConsistent(
             f"{directory / MANIFEST} promises {manifest.process_count} processes, "
             f"{manifest.channel_count} channels and {manifest.message_count} messages, but the "
-            f"files hold {found[0]}, {found[1]} and {found[2]}: use another snapshot"
+            f"files hold {found[0]}, {found[1]} and {found[2]}",
+            path=directory / MANIFEST,
+            remedy="use another snapshot",
         )
     snapshot = Snapshot(id=manifest.snapshot, state=state, **shared_fields(manifest, Snapshot))
     check_described(snapshot, chain.tables.description)
@@ -241,7 +244,8 @@ def verify_snapshot(chain: SnapshotChain) -> None:
             raise NotConsistent(
                 f"{directory / name}: column {different} does not say what was recorded: use "
                 f"another snapshot; the recorded states and messages are in {PROCESSES} and "
-                f"{CHANNELS}"
+                f"{CHANNELS}",
+                path=directory / name,
             )
 
 
@@ -260,11 +264,17 @@ def _with_changes(chain: SnapshotChain, state: GlobalState) -> GlobalState:
             if change.removed_count and process not in bases:
                 raise NotConsistent(
                     f"{name}: keys of process {process} were removed, and it is based on nothing "
-                    "that could have had them: use another snapshot"
+                    "that could have had them",
+                    path=name,
+                    process=process,
+                    remedy="use another snapshot",
                 )
             if (key := table.repeated_key(of_one)) is not None:
                 raise NotConsistent(
-                    f"{name}: process {process} has the key {key!r} twice: use another snapshot"
+                    f"{name}: process {process} has the key {key!r} twice",
+                    path=name,
+                    process=process,
+                    remedy="use another snapshot",
                 )
             processes[process] = msgspec.structs.replace(
                 recorded, base=bases.get(process), keyed={**recorded.keyed, table.field: change}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillframe.durable_files import local_path
-from stillframe.errors import UsageError
+from stillframe.errors import Refused, UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
 from stillframe.renamed import renamed
@@ -174,6 +174,9 @@ async def join(
             host.end()
         finally:
             await host.close()
+    except Refused as error:
+        error.locate(process=process, path=store)
+        raise
     finally:
         await runtime.close()
 

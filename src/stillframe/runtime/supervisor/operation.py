@@ -33,9 +33,10 @@ def create_store(path: Path, description: Description, reference: str) -> Store:
         is_used = False
     if is_used:
         raise UsageError(
-            f"the store {path} has snapshots already: use 'stillframe restore {path}' or, "
-            "in Python, run(..., restore='newest') to go on from the last one, or give another "
-            "directory for a fresh start"
+            f"the store {path} has snapshots already",
+            path=path,
+            remedy=f"use 'stillframe restore {path}' or, in Python, run(..., restore='newest') to "
+            "go on from the last one, or give another directory for a fresh start",
         )
     return Store.create(path, description=description, reference=reference)
 
@@ -48,7 +49,7 @@ def open_writer(path: Path, *, takes_over: bool = False) -> Store:
         store = Store.open_writer(path)
     except Unavailable as error:
         if use := describe_owner(path):
-            raise Unavailable(f"the store {path} is in use: {use}") from error
+            raise Unavailable(f"the store {path} is in use: {use}", path=path) from error
         raise
     try:
         left = read_run_file(path) if takes_over else None

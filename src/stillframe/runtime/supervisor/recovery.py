@@ -78,9 +78,11 @@ def changed_code(
     what = f"snapshot {snapshot} was" if snapshot else f"the store {path} was"
     command = f"stillframe restore {path}{f' {snapshot}' if snapshot else ''}"
     return UsageError(
-        f"the code is not what {what} taken of ({listed(differences(recorded, topology))}): see "
-        f"what it would make of it with '{command} --dry-run', and go on with '{command} "
-        "--migrate', or with the old code"
+        f"the code is not what {what} taken of ({listed(differences(recorded, topology))})",
+        path=path,
+        snapshot=snapshot,
+        remedy=f"see what it would make of it with '{command} --dry-run', and go on with "
+        f"'{command} --migrate', or with the old code",
     )
 
 

@@ -611,14 +611,21 @@ class Supervisor:
         )
 
     async def _wait_before_restart(self, death: ProcessFailed, ran_s: float) -> None:
+        try:
+            pause_s = self._next_delay_s(death, ran_s)
+        except StillframeError as error:
+            error.locate(process=death.process, path=self.store.path)
+            raise
+        await self._pause(pause_s)
+
+    def _next_delay_s(self, death: ProcessFailed, ran_s: float) -> float:
         current, began_from = self.store.current(), self.store.restored_from
-        pause_s = self._restart_strategy.next_delay_s(
+        return self._restart_strategy.next_delay_s(
             sequence=current.sequence if current else 0,
             where=f"snapshot {began_from}" if began_from else "the start",
             ran_s=ran_s,
             failure=death.failure.detail if death.failure else None,
         )
-        await self._pause(pause_s)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,0 +1,135 @@
+"""Errors say what they are about in fields as well as in text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stillframe
+from stillframe import SnapshotEntry, SnapshotId
+from stillframe.errors import (
+    ApplicationError,
+    Damaged,
+    Refused,
+    StillframeError,
+    Unavailable,
+    UsageError,
+)
+from stillframe.protocol.wire import check_version
+from stillframe.runtime.run_file import find_running
+from stillframe.store.history import SnapshotPublished
+from stillframe.store.store import Store
+from tests.runtime import programs
+from tests.store.samples import DESCRIPTION, publish
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A store with two snapshots, open for writing."""
+    made = Store.create(tmp_path / "store", description=DESCRIPTION)
+    made.raise_epoch(None)
+    publish(made, 1, 2)
+    yield made
+    made.close()
+
+
+def fields(error: StillframeError) -> tuple[str | None, str | None, str | None]:
+    """Return what an error is about."""
+    return error.path, error.process, error.snapshot
+
+
+def test_the_text_ends_with_the_remedy() -> None:
+    """So that people read it, and programs have it alone."""
+    error = Damaged("x is short", path=Path("x"), remedy="put it back")
+    assert (str(error), error.remedy) == ("x is short: put it back", "put it back")
+    assert fields(error) == ("x", None, None)
+    plain = UsageError("no")
+    assert (str(plain), plain.remedy, *fields(plain)) == ("no", None, None, None, None)
+
+
+def test_who_raises_knows_best() -> None:
+    """A caller adds what is not known yet, and replaces nothing."""
+    error = Damaged("x is short", path="x")
+    error.locate(path="directory", snapshot="P1-7", process="P1")
+    assert fields(error) == ("x", "P1", "P1-7")
+
+
+def test_an_error_keeps_its_fields_on_its_way_to_another_program() -> None:
+    """As Spark's Python processes send theirs: class, arguments and fields."""
+    error = Damaged("x is short", path="x", snapshot="P1-7", remedy="put it back")
+    reduced = error.__reduce__()
+    assert isinstance(reduced, tuple)
+    made, arguments, held = reduced
+    again = made(*arguments)
+    vars(again).update(held)
+    assert type(again) is Damaged
+    assert (str(again), again.remedy, fields(again)) == (str(error), error.remedy, fields(error))
+
+
+def test_a_damaged_file_names_file_snapshot_and_remedy(store: Store) -> None:
+    """Whichever file it is, and however it is read."""
+    opened = stillframe.open_store(store.path)
+    for name in ("processes.parquet", "manifest.json"):
+        path = store.path / "snapshots" / "A-1" / name
+        path.write_bytes(path.read_bytes()[:-1])
+        for read in (opened.load, opened.verify):
+            with pytest.raises(Damaged) as caught:
+                read("A-1")
+            assert fields(caught.value) == (str(path), None, "A-1")
+            assert caught.value.remedy is not None
+            assert str(caught.value).endswith(f": {caught.value.remedy}")
+
+
+def test_a_lost_snapshot_is_named(store: Store) -> None:
+    """It was published, and its directory is gone."""
+    store.history.append(SnapshotPublished(SnapshotId("A", 9), is_removal_noted=True))
+    with pytest.raises(Damaged) as caught:
+        stillframe.open_store(store.path).verify()
+    assert fields(caught.value) == (str(store.path), None, "A-9")
+
+
+def test_a_missing_snapshot_is_named(store: Store) -> None:
+    """With the store that does not have it."""
+    with pytest.raises(UsageError) as caught:
+        stillframe.open_store(store.path).load("A-7")
+    assert fields(caught.value) == (str(store.path), None, "A-7")
+
+
+def test_a_store_in_use_and_a_system_that_does_not_run_are_named(store: Store) -> None:
+    """Each with what to do."""
+    with pytest.raises(Unavailable) as caught:
+        Store.open_writer(store.path)
+    assert fields(caught.value) == (str(store.path), None, None)
+    assert caught.value.remedy == "stop that one, or give this one another directory"
+    with pytest.raises(Unavailable) as caught:
+        find_running(store.path)
+    assert fields(caught.value) == (str(store.path), None, None)
+    assert caught.value.remedy is not None
+
+
+def test_another_release_is_refused_with_a_remedy() -> None:
+    """It says what to install where."""
+    with pytest.raises(Refused) as caught:
+        check_version(1, "the other end")
+    assert (caught.value.remedy or "").startswith("run the same release")
+
+
+@pytest.mark.slow
+def test_the_process_whose_handler_raises_is_named(tmp_path: Path) -> None:
+    """With the store that it can be restored from."""
+    with pytest.raises(ApplicationError) as caught:
+        stillframe.run(programs.raising_at_start, store=tmp_path / "raising")
+    assert fields(caught.value) == (str(tmp_path / "raising"), "A", None)
+
+
+@pytest.mark.slow
+def test_a_restore_by_other_code_names_snapshot_and_remedy(tmp_path: Path) -> None:
+    """So that a program can offer a migration."""
+    path = tmp_path / "store"
+    with stillframe.run(programs.rally, store=path, interval_s=None) as system:
+        first = system.savepoint("first")
+    assert isinstance(first, SnapshotEntry)
+    with pytest.raises(UsageError) as caught:
+        stillframe.run(programs.pipeline, store=path, restore="first")
+    assert fields(caught.value) == (str(path), None, str(first.id))
+    assert "--migrate" in (caught.value.remedy or "")
