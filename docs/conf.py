@@ -8,7 +8,7 @@ from importlib import metadata
 project = "Stillframe"
 author = "the authors of Stillframe"
 release = metadata.version("stillframe")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md"]
@@ -22,20 +22,3 @@ html_extra_path = ["_site"]  # an index.html at the top that leads to docs/index
 # Links to headings work as they do where the repository is shown: #when-the-supervisor-dies.
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # DuckDB's SQL is more than Pygments knows
-
-# The reference of Python is made of docstrings. In them `x` is an argument or a piece of code.
-default_role = "literal"
-add_module_names = False
-autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
-napoleon_numpy_docstring = False
-napoleon_use_ivar = True
-
-nitpicky = True
-nitpick_ignore_regex = [  # the indexes of these are on the network only
-    (r"py:.*", r"(collections|datetime|enum|pathlib|typing|types|concurrent)\..*"),
-    (r"py:.*", r"(msgspec|pandas|pyarrow|pyspark)\..*"),
-    (r"py:.*", r"(SparkSession|DataFrame|.*\._Function)"),
-    # what tables.json is made of
-    (r"py:.*", r"stillframe\.(topology\.Column|analytics\.compaction\.(Catalog|TablePart).*)"),
-]

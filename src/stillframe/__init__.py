@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from stillframe.keyed import Keyed
     from stillframe.model import Abandoned, Channel, ProcessId, Reason, SnapshotId
-    from stillframe.outbox import Due, Outbox
+    from stillframe.outbox import Due, Outbox, OutboxEntry
     from stillframe.pipeline.pipeline import Pipeline
     from stillframe.process import Message, Process, Quantities, every
     from stillframe.protocol.policy import Policy
@@ -57,6 +57,7 @@ __all__ = [
     "Message",
     "NotConsistent",
     "Outbox",
+    "OutboxEntry",
     "Pipeline",
     "Policy",
     "Process",
@@ -91,7 +92,7 @@ _MODULES = {
     "StoreError Unavailable UsageError",
     "keyed": "Keyed",
     "model": "Abandoned Channel ProcessId Reason SnapshotId",
-    "outbox": "Due Outbox",
+    "outbox": "Due Outbox OutboxEntry",
     "pipeline.pipeline": "Pipeline",
     "process": "Message Process Quantities every",
     "protocol.policy": "Policy",

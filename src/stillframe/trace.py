@@ -89,6 +89,7 @@ class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defau
 
 
 Step = Event | MarkerStep
+"""One step of a trace, in the order in which the steps happened."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.analytics.log_events import Message, locate, vector_clock
+from stillframe.analytics.log_events import LogMessage, locate, vector_clock
 from stillframe.analytics.log_verification import findings, log_pieces, published_cuts, verdicts
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.eventlog.to_trace import read_trace
@@ -117,7 +117,7 @@ def test_a_message_is_found_in_its_events_and_clocks_are_those_of_the_trace(
     row = next(row for rows in log.values() for row in rows if row.kind == "accepted")
     assert row.channel is not None
     assert row.number is not None
-    rows = locate(some, [Message(1, *row.channel, row.number)]).collect()
+    rows = locate(some, [LogMessage(1, *row.channel, row.number)]).collect()
     events = {(r["process"], r["kind"], r["event"]) for r in rows}
     message = MessageId(Channel(*row.channel), row.number)
     accepted = trace.accepted_in(message)

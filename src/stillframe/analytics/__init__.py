@@ -11,11 +11,22 @@ from stillframe.spark.session import lazy_attribute, spark_session
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble
     from stillframe.analytics.audit import Audit
-    from stillframe.analytics.compaction import compact_store, compacted_tables
+    from stillframe.analytics.compaction import (
+        Compacted,
+        Compaction,
+        compact_store,
+        compacted_tables,
+    )
     from stillframe.analytics.full_snapshots import store_tables
-    from stillframe.analytics.log_events import event_rows, locate, marker_paths, vector_clock
+    from stillframe.analytics.log_events import (
+        LogMessage,
+        event_rows,
+        locate,
+        marker_paths,
+        vector_clock,
+    )
     from stillframe.analytics.log_verification import log_pieces, published_cuts, verify
-    from stillframe.analytics.predicate_history import detect, summary
+    from stillframe.analytics.predicate_history import Summary, detect, summary
     from stillframe.analytics.snapshot_stats import (
         channel_history,
         channel_spread,
@@ -23,11 +34,17 @@ if TYPE_CHECKING:
         snapshot_history,
         spread,
     )
-    from stillframe.analytics.store_diff import diff_store
+    from stillframe.analytics.store_diff import Difference, diff_store
     from stillframe.analytics.verdict_stream import follow
     from stillframe.analytics.wait_for_graphs import deadlocks
 
 __all__ = [
+    "Audit",
+    "Compacted",
+    "Compaction",
+    "Difference",
+    "LogMessage",
+    "Summary",
     "assemble",
     "audit_store",
     "channel_history",
@@ -54,13 +71,14 @@ __all__ = [
 
 _MODULES = {
     "assembly": "assemble",
-    "compaction": "compact_store compacted_tables",
+    "audit": "Audit",
+    "compaction": "Compacted Compaction compact_store compacted_tables",
     "full_snapshots": "store_tables",
-    "log_events": "event_rows locate marker_paths vector_clock",
+    "log_events": "LogMessage event_rows locate marker_paths vector_clock",
     "log_verification": "log_pieces published_cuts verify",
-    "predicate_history": "detect summary",
+    "predicate_history": "Summary detect summary",
     "snapshot_stats": "channel_history channel_spread marker_steps snapshot_history spread",
-    "store_diff": "diff_store",
+    "store_diff": "Difference diff_store",
     "verdict_stream": "follow",
     "wait_for_graphs": "deadlocks",
 }

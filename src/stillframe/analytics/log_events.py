@@ -40,7 +40,7 @@ _STEP_COLUMNS = ("kind", "process", "source", "target", "at")
 Channel = tuple[str | None, str | None]
 
 
-class Message(NamedTuple):
+class LogMessage(NamedTuple):
     """A message: its channel, and its number there, in one epoch."""
 
     epoch: int
@@ -70,7 +70,7 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     return pieces.mapInArrow(read, from_arrow_schema(ROWS))
 
 
-def locate(pieces: DataFrame, messages: Iterable[Message]) -> DataFrame:
+def locate(pieces: DataFrame, messages: Iterable[LogMessage]) -> DataFrame:
     """Return the events that sent or accepted some messages, as rows of `event_rows`.
 
     Args:
@@ -123,7 +123,7 @@ def _is_there(pieces: DataFrame, process: str, event: int) -> bool:
     return bool(found.limit(1).collect())
 
 
-def _accepted_last(pieces: DataFrame, reached: Mapping[str, int]) -> list[Message]:
+def _accepted_last(pieces: DataFrame, reached: Mapping[str, int]) -> list[LogMessage]:
     only = (pc.field("kind") == "accepted") & (pc.field("event") <= max(reached.values()))
     rows = event_rows(pieces.filter(F.col("process").isin(*reached)), only)
     limits = pieces.sparkSession.createDataFrame(
@@ -136,10 +136,12 @@ def _accepted_last(pieces: DataFrame, reached: Mapping[str, int]) -> list[Messag
         .agg(F.max("number").alias("number"))
     )
     ends = [(row, row["channel"].split("->")) for row in last.collect()]
-    return [Message(row["epoch"], source, target, row["number"]) for row, (source, target) in ends]
+    return [
+        LogMessage(row["epoch"], source, target, row["number"]) for row, (source, target) in ends
+    ]
 
 
-def _senders(pieces: DataFrame, messages: list[Message]) -> dict[str, int]:
+def _senders(pieces: DataFrame, messages: list[LogMessage]) -> dict[str, int]:
     if not messages:
         return {}
     sent = locate(pieces, messages).filter("kind = 'sent'")

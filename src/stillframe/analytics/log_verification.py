@@ -184,12 +184,13 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
         published: the same snapshots in a store, as `published_cuts` returns them.
 
     Returns:
-        a row for each snapshot, and one with `snapshot` null for the log of each epoch: epoch,
-        snapshot; verdict, ``consistent``, ``inconsistent`` (the rules were broken, or the log is
-        not true) or ``incomplete`` (not completed, or the log lacks something); event_count, the
-        actions inside the cut; message_count, the messages on channels; missing, the processes
-        that did not record, or have no log; faults and gaps, the first few as structs of source,
-        target, what, first, last and count; fault_count.
+        a row for each snapshot, and one with `snapshot` null for the log of each epoch. The columns
+        are ``epoch``, ``snapshot`` and ``verdict``: ``consistent``, ``inconsistent`` (the rules
+        were broken, or the log is not true) or ``incomplete`` (not completed, or the log lacks
+        something). ``event_count`` are the actions inside the cut, ``message_count`` the messages
+        on channels, and ``missing`` the processes that did not record, or have no log. ``faults``
+        and ``gaps`` are the first few, as structs of source, target, what, first, last and count;
+        ``fault_count`` counts all.
     """
     return verdicts(findings(pieces, published))
 

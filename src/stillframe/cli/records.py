@@ -231,12 +231,12 @@ def _sentence(found: Fields) -> str:
 
 
 def _places(pieces: "DataFrame", row: Fields) -> str:
-    from stillframe.analytics.log_events import Message, locate  # noqa: PLC0415 - needs PySpark
+    from stillframe.analytics.log_events import LogMessage, locate  # noqa: PLC0415 - needs PySpark
 
     first = next((fault for fault in row["faults"] if fault["target"] and fault["first"]), None)
     if first is None:
         return ""
-    message = Message(row["epoch"], first["source"], first["target"], first["first"])
+    message = LogMessage(row["epoch"], first["source"], first["target"], first["first"])
     events = [
         f"{found['kind']} in event {Position(found['process'], found['event'])}"
         for found in locate(pieces, [message])

@@ -6,6 +6,24 @@ from stillframe.migration import Change, listed
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.store.manifest import SnapshotEntry
 
+__all__ = [
+    "AwaitingProcesses",
+    "CodeChanged",
+    "ConnectionWarning",
+    "EpochBegan",
+    "Event",
+    "NotShared",
+    "OrphansKilled",
+    "OutputFailed",
+    "ProcessDied",
+    "SnapshotAbandoned",
+    "SnapshotPublished",
+    "SnapshotSkipped",
+    "StoreUnavailable",
+    "SupervisorReplaced",
+    "SystemRunning",
+]
+
 
 class SystemRunning(msgspec.Struct, frozen=True, tag=True):
     """Every process runs and every channel is connected, `seconds` after the start or the death.
@@ -137,3 +155,4 @@ Event = (
     | ConnectionWarning
     | OutputFailed
 )
+"""Any of these events."""

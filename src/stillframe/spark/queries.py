@@ -183,10 +183,10 @@ def start_query(
             and what it writes is of that epoch.
 
     Raises:
-        UsageError: there is no such query; `frame` has no source of ours, one of another query, or
-            leaves out a channel that the query is declared to read; its columns are not those of a
-            channel that it writes; it writes nothing; an option cannot be combined with snapshots;
-            its checkpoint was edited.
+        UsageError: there is no such query, or it writes nothing. `frame` has no source of ours, one
+            of another query, or leaves out a channel that the query is declared to read. Its
+            columns are not those of a channel that it writes. An option cannot be combined with
+            snapshots. Its checkpoint was edited.
         Unavailable: another program runs this query.
     """
     pipeline.dataflow.check_participant(query, "query")

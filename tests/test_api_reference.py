@@ -1,0 +1,79 @@
+"""The reference of Python is what signatures and docstrings say, and has every public name."""
+
+import importlib
+import inspect
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_public_names import PACKAGES
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "api_reference.py"))
+prose: Callable[[str], str] = SCRIPT["prose"]
+PAGES: dict[str, Any] = SCRIPT["PAGES"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_docstrings_say(name: str) -> None:
+    """Whoever changes a signature or docstring writes the pages again."""
+    if name == "api-spark.md":
+        pytest.importorskip("pyspark", reason="needs PySpark")
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == SCRIPT["page"](name), (
+        "run: .venv/bin/python scripts/api_reference.py"
+    )
+
+
+def test_every_public_name_has_one_place() -> None:
+    """What a package exports is a heading of one page, once."""
+    text = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
+    headings = re.findall(r"^### `(\S+)`$", text, re.MULTILINE)
+    assert len(headings) == len(set(headings))
+    packages = {section.package for _, sections in PAGES.values() for section in sections}
+    assert packages >= set(PACKAGES)
+    root = set(importlib.import_module("stillframe").__all__)
+    for package in packages:
+        public = importlib.import_module(package).__all__
+        elsewhere = root if package != "stillframe" else set()
+        wanted = {f"{package}.{name}" for name in public if name not in elsewhere}
+        assert wanted - set(headings) == set()
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    """Sections become lists, and code keeps one tick on each side."""
+    written = """Do ``this``
+    over two lines.
+
+    And that.
+
+    Args:
+        one, two: what
+            to do.
+        three: more.
+
+    Returns:
+        nothing
+        much.
+
+    Raises:
+        UsageError: it is wrong.
+    """
+    assert prose(inspect.cleandoc(written)).split("\n\n") == [
+        "Do `this` over two lines.",
+        "And that.",
+        "**Arguments**:",
+        "- `one`, `two`: what to do.\n- `three`: more.",
+        "**Returns**: nothing much.",
+        "**Raises**:",
+        "- `UsageError`: it is wrong.\n",
+    ]
+
+
+def test_no_page_needs_a_program_to_be_read() -> None:
+    """There are no directives of Sphinx, which the repository's own pages do not show."""
+    for name in PAGES:
+        assert "{eval-rst}" not in (ROOT / "docs" / name).read_text(encoding="utf-8")
