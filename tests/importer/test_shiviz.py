@@ -98,11 +98,24 @@ def test_a_log_that_both_layouts_read_alike_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expression", [GOVECTOR_EXPRESSION, f"^{GOVECTOR_EXPRESSION}$"])
-def test_a_file_for_shiviz_says_how_it_is_read(tmp_path: Path, expression: str) -> None:
-    """GoVector's script writes the expression, and two empty lines before the log."""
-    imported = read_shiviz(log(tmp_path, f"{expression}\n\n\n{GOVECTOR}"))
+@pytest.mark.parametrize("empty", ["\n\n", "\n\n\n", "\n \n"])
+def test_a_file_for_shiviz_says_how_it_is_read(tmp_path: Path, expression: str, empty: str) -> None:
+    """GoVector's program writes one empty line before the log, its script two."""
+    imported = read_shiviz(log(tmp_path, f"{expression}{empty}{GOVECTOR}"))
     assert labels(imported) == [["starting", "got it"]]
     assert imported.ignored_line_count == 0
+
+
+def test_a_log_of_dinv_has_a_third_line_for_each_event(tmp_path: Path) -> None:
+    """With the values of variables, which may be empty; its expression says so."""
+    text = 'a {"a":1}\nstarting\nx=1,y=2\nb {"a":1, "b":1}\ngot it\n\n'
+    imported = read_shiviz(log(tmp_path, f"{GOVECTOR_EXPRESSION}\\n(?<dump>.*)\n\n{text}"))
+    assert labels(imported) == [["starting", "got it"]]
+    first, second = (event for _, event in imported.executions[0].trace.positions())
+    assert (first.fields, second.fields) == ({"dump": "x=1,y=2"}, {"dump": ""})
+    bare = read_shiviz(log(tmp_path, text))
+    assert labels(bare) == [["starting", "got it"]]
+    assert bare.ignored_line_count == 1
 
 
 def test_the_second_line_of_a_file_for_shiviz_separates_executions(tmp_path: Path) -> None:
