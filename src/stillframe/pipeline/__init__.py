@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stillframe.pipeline.dataflow import Dataflow, Log, channel
+from stillframe.pipeline.log import LogBatch
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Awaited, Progress
 from stillframe.pipeline.service import JoinedService
@@ -29,6 +30,7 @@ __all__ = [
     "Dataflow",
     "JoinedService",
     "Log",
+    "LogBatch",
     "Manifest",
     "Mode",
     "NotAtRest",

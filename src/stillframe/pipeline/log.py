@@ -16,6 +16,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,8 @@ from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 DATA = "data"
+BATCH_ROW_COUNT = 2**16
+"""Maximum records of a batch."""
 TO_MEND = (
     "put the file back from a copy of the pipeline, or restore the pipeline from a snapshot that "
     "does not need it; a restore looks before it changes anything"
@@ -107,6 +110,23 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 for file in self.files
             )
         )
+
+
+class LogBatch(msgspec.Struct, frozen=True):
+    """Some consecutive records of a channel of a pipeline.
+
+    Attributes:
+        position: the entry of the log that they are part of. To read on after its last batch, start
+            at the next position.
+        partition: their partition.
+        offset: how many records of that partition come before them.
+        records: a ``pyarrow.RecordBatch`` with the columns of the channel.
+    """
+
+    position: int
+    partition: int
+    offset: int
+    records: Any
 
 
 def epoch_directory(root: Path, log: str, epoch: int) -> Path:
@@ -246,15 +266,46 @@ class LogReader:
         for file in entry.files:
             path = self.data_path(entry, file)
             table = read_records(path, schema, file.checksum)
-            if table.num_rows != file.record_count:
-                raise Damaged(
-                    f"{path} holds {table.num_rows} records, and entry {entry.number} of channel "
-                    f"{self.log.name} says {file.record_count}",
-                    path=path,
-                    remedy=TO_MEND,
-                )
+            self._check_count(entry, file, table.num_rows)
             tables.append(table)
         return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def batches(self, start: int, end: int) -> Iterator["LogBatch"]:
+        """Yield the records of the entries ``start .. end - 1`` in batches, in order. Memory holds
+        one entry and one batch at a time. A UsageError if an entry was trimmed meanwhile."""
+        for number in range(start, end):
+            try:
+                entry = self.entry(number)
+                for file in entry.files:
+                    yield from self._file_batches(entry, file)
+            except Damaged:
+                if number < (kept := self.first_kept()):
+                    raise UsageError(
+                        f"entry {number} of channel {self.log.name} was trimmed",
+                        remedy=f"start at entry {kept} or later",
+                    ) from None
+                raise
+            self.forget(number + 1)
+
+    def _file_batches(self, entry: LogEntry, file: DataFile) -> Iterator["LogBatch"]:
+        before = entry.files[: entry.files.index(file)]
+        first = entry.offsets[file.partition]
+        first += sum(one.record_count for one in before if one.partition == file.partition)
+        path, count = self.data_path(entry, file), 0
+        for batch in record_batches(path, self.log.arrow_schema, file.checksum):
+            yield LogBatch(entry.number, file.partition, first + count, batch)
+            count += batch.num_rows
+        self._check_count(entry, file, count)
+
+    def _check_count(self, entry: LogEntry, file: DataFile, found: int) -> None:
+        if found != file.record_count:
+            path = self.data_path(entry, file)
+            raise Damaged(
+                f"{path} holds {found} records, and entry {entry.number} of channel "
+                f"{self.log.name} says {file.record_count}",
+                path=path,
+                remedy=TO_MEND,
+            )
 
     def offsets_at(self, position: int) -> tuple[int, ...]:
         """Return for each partition how many records come before `position`."""
@@ -385,17 +436,23 @@ def write_records(path: Path, table: pa.Table) -> None:
 
 def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
     """Read a Parquet file of a log, whose checksum when it was written is given."""
+    return pa.Table.from_batches(record_batches(path, schema, checksum), schema)
+
+
+def record_batches(path: Path, schema: pa.Schema, checksum: int) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a Parquet file of a log in batches; see ``read_records``."""
     check_file(path, checksum)
     try:
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
-            table = file.read().select(schema.names)
-            # Spark writes times without their zone.
-            difference = schema_difference(schema, table.schema, with_zones=False)
-            if difference is not None:
-                raise Damaged(
-                    f"{path} is not of the columns of its channel: {difference}", path=path
-                )
-            return table.cast(schema)
+            for batch in file.iter_batches(BATCH_ROW_COUNT, columns=schema.names):
+                table = pa.Table.from_batches([batch]).select(schema.names)
+                # Spark writes times without their zone.
+                difference = schema_difference(schema, table.schema, with_zones=False)
+                if difference is not None:
+                    raise Damaged(
+                        f"{path} is not of the columns of its channel: {difference}", path=path
+                    )
+                yield from table.cast(schema).to_batches()
     except (OSError, pa.ArrowException, KeyError, UnicodeError) as error:
         raise Damaged(
             f"{path} cannot be read as records of its channel: {error}", path=path

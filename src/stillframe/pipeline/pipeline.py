@@ -12,6 +12,7 @@ from stillframe.pipeline import coordinator, restore, retention, service, snapsh
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
+from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
     PIPELINE_FILE,
     check_savepoint_name,
@@ -112,6 +113,47 @@ class Pipeline:
             NotAtRest: it crashed in this epoch, and its state is lost: restore the pipeline first.
         """
         return service.join(name, pipeline=self.path, state=state)
+
+    def records(
+        self,
+        channel: str,
+        *,
+        start: int | None = None,
+        snapshot: str | None = None,
+        target: str | None = None,
+    ) -> Iterator[LogBatch]:
+        """Return an iterator over the records of a channel, in batches, without Spark.
+
+        Memory holds one batch of at most 65,536 records at a time. Programs may append meanwhile:
+        the iterator ends at the entry that was the last one when it was made.
+
+        Args:
+            channel: its name.
+            start: the entry to start at, such as one more than the ``position`` of the last batch
+                that was read; None for the oldest one that is kept.
+            snapshot: an id or the name of a savepoint, to read only what was appended before the
+                barrier of that snapshot, on its timeline; None for the log as it is now.
+            target: a participant that reads the channel: yields only the records that were in
+                flight to it at the cut of `snapshot`.
+
+        Raises:
+            UsageError: there is no such channel, snapshot or target, or `start` was trimmed; or
+                `target` is given without `snapshot`.
+            Damaged: a file of the log was changed or is missing.
+        """
+        described = read_metadata(self.path) if snapshot is None else self.find(snapshot)
+        reader = LogReader(self.path, described.dataflow.log(channel), described.segments[channel])
+        first = reader.first_kept()
+        if isinstance(described, Manifest):
+            cut = None if target is None else described.cut(channel, target)
+            end = described.barriers[channel]
+            first = first if cut is None else min(cut.position, end)
+        elif target is not None:
+            raise UsageError("target is for the channel at a snapshot: give snapshot as well")
+        else:
+            reader.check_whole(first)
+            end = reader.tail(first)
+        return reader.batches(first if start is None else max(start, 0), end)
 
     @property
     def dataflow(self) -> Dataflow:

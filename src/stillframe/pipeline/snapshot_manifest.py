@@ -139,6 +139,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             f"snapshot {self.snapshot} has no participant {participant!r}; it has {names}"
         )
 
+    def cut(self, log: str, target: str) -> ChannelCut:
+        """Return where the cut lies on a channel; UsageError if that target does not read it."""
+        found = [cut for cut in self.channels if cut.log == log]
+        for cut in found:
+            if cut.target == target:
+                return cut
+        raise UsageError(
+            f"{target!r} does not read channel {log!r}; its targets are "
+            f"{', '.join(cut.target for cut in found) or 'none'}"
+        )
+
     def reader(self, root: Path, log: str) -> LogReader:
         """Return a reader of a log as it was at the snapshot, of the pipeline at `root`."""
         return LogReader(root, self.dataflow.log(log), self.segments[log])
