@@ -37,15 +37,29 @@ _step_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
 def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
-    """Write `trace`; an existing file is replaced completely or not at all (``write_atomically``).
-    UsageError if a step is too long for a line, or its fields cannot be JSON."""
+    """Write `trace` to a file; an existing one is replaced completely or not at all.
+
+    Args:
+        path: the file.
+        trace: the execution.
+        inputs: files that must not be replaced, because the trace is made from them.
+
+    Raises:
+        UsageError: a step is too long for a line, its fields cannot be JSON, or `path` is one of
+            the `inputs`.
+    """
     write_atomically(local_path(path), (line + b"\n" for line in _encode(trace)), inputs=inputs)
 
 
 def read(path: Path) -> Trace:
-    """Read a file that ``write`` wrote, and check it as every trace is checked, and its snapshots,
-    too; labels come out as ``clean_label`` makes them. UsageError if it is no trace file, or a line
-    of it is wrong; NotConsistent if no execution is like that."""
+    """Read a file that ``write`` wrote, and check it and its snapshots.
+
+    Labels are shortened to 500 characters, and characters that cannot be printed are escaped.
+
+    Raises:
+        UsageError: it is no trace file, or a line of it is wrong.
+        NotConsistent: no execution is like that.
+    """
     with local_path(path).open("rb") as file:
         header = _read_header(path, file)
         try:

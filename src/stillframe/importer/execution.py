@@ -151,7 +151,12 @@ class Execution(msgspec.Struct, frozen=True):
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """All executions of a log, and how many of its lines belong to none."""
+    """All executions of a log.
+
+    Attributes:
+        executions: in their order in the log.
+        ignored_line_count: how many of its lines belong to no event.
+    """
 
     executions: tuple[Execution, ...]
     ignored_line_count: int

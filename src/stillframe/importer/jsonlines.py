@@ -27,12 +27,17 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class JsonPaths(msgspec.Struct, frozen=True):
-    """Where the objects of a log have what is needed: keys, with dots between them.
+    """The places of the values of an event in its object: keys, with dots between them.
 
-    The host of an event is a string or a number, its clock an object from host to count. The kind
-    says what it does: ``>``, ``send`` or ``sent`` sends to the target, ``<``, ``receive``,
-    ``received`` or ``recv`` receives from the source, anything else does neither. The time, by the
-    physical clock of the host, is a number or a text.
+    Attributes:
+        host: a string or a number.
+        clock: the vector clock, an object from host to count.
+        kind: ``>``, ``send`` or ``sent`` for an event that sends to the target; ``<``, ``receive``,
+            ``received`` or ``recv`` for one that receives from the source; others do neither.
+        source: the host from which it receives.
+        target: the host to which it sends.
+        content: what distinguishes the messages of a channel.
+        time: a number or a text, by the physical clock of the host.
     """
 
     host: str = "node"

@@ -23,10 +23,13 @@ def read_log(
 
     Args:
         paths: the log: newline-delimited JSON if its name ends in ``.ndjson`` or ``.jsonl``, else
-            text as ``read_shiviz`` takes it. Several files, such as one of each host, have the
-            events of one execution together.
-        regex: finds one event in text; see ``read_shiviz``.
-        delimiter: finds what separates executions in text; see ``read_shiviz``.
+            text as ShiViz reads it. Several files, such as one of each host, have the events of
+            one execution together.
+        regex: finds one event in text, with groups ``host``, ``clock`` and ``event``; others become
+            its fields. By default the first line of a file for ShiViz; else an event and its host
+            with the clock take two lines, in the order that fits.
+        delimiter: finds what separates executions in text; its group ``trace`` names the next one.
+            By default the second line of a file for ShiViz.
         json_paths: where objects have what is needed; the log is then JSON, whatever its name.
         progress: called with what is done, how much of it, and how much there is.
 

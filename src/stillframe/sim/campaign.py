@@ -53,7 +53,16 @@ _LINE = re.compile(r" *(?P<at>\d{1,9}(?:\.\d{1,9})?) ms  (?P<choice>\S.*)")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The system to simulate; without a topology, every seed draws one of its own."""
+    """The system to simulate, and its load.
+
+    Attributes:
+        topology: the system; without one, every seed draws another.
+        network: what is assumed of every channel.
+        recorder: the recording rules.
+        assembler: puts the fragments of a snapshot together.
+        world: the class of the world.
+        load: the duration of the phase with faults, and the rate of snapshots.
+    """
 
     topology: Topology | None = None
     network: Network = Fifo
@@ -65,7 +74,15 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its world at the end, and the first invariant that does not hold, or None."""
+    """A finished run.
+
+    Attributes:
+        seed: the seed that it was drawn from.
+        faults: the delays and the rates of faults.
+        schedule: every choice, with its virtual time.
+        world: the world at the end.
+        violation: the first invariant that does not hold; None if all do.
+    """
 
     seed: int
     faults: Faults
@@ -75,8 +92,18 @@ class Run:
 
 
 def run_seed(seed: int, config: RunConfig) -> Run:
-    """Simulate the run of `seed`, and check it. Raises StillframeError if a handler of the system
-    failed; a bug of its own, not of a snapshot."""
+    """Simulate the run of `seed`, and check every snapshot in it.
+
+    Args:
+        seed: any number; the same one gives the same run.
+        config: the system.
+
+    Returns:
+        The run, with the first invariant that does not hold.
+
+    Raises:
+        StillframeError: a handler of the system failed: its own bug, not that of a snapshot.
+    """
     chance = Random(seed)
     world, faults = _draw(chance, config)
     scheduler = RandomScheduler(world, chance, faults, config.load)

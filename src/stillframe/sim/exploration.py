@@ -115,8 +115,8 @@ def explore(
         system: the steps to explore.
         invariants: conditions that must hold in every global state, by name.
         predicates: conditions that are sought: whether they hold in some global state.
-        always: properties of a world that must not be broken.
-        sometimes: properties of a world that are sought.
+        always: functions of a world that return what is wrong, or nothing.
+        sometimes: functions of a world that return what is seen, or nothing.
         history_count_max: more histories are refused.
         progress: called with the number of histories that were visited.
 

@@ -66,8 +66,15 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """A file that was played: its blocks, what happened in each, the comment below the last one,
-    and the world at the end."""
+    """A script that was played.
+
+    Attributes:
+        blocks: its blocks.
+        happened: the lines that say what happened in each.
+        tail: the comment below the last block.
+        world: the world at the end.
+        narrator: describes what happened in the world.
+    """
 
     blocks: tuple[Block, ...]
     happened: tuple[tuple[str, ...], ...]
