@@ -39,7 +39,8 @@ PYTHON = [
     Section("Systems", "", ROOT_PACKAGE, "Topology ExternalProcess Recorded InTransit"),
     Section(
         "Running a system",
-        "`stillframe.run` does what the command `stillframe run` does, in a script or a notebook.",
+        "`stillframe.run` does what the command `stillframe run` does, in a script or a notebook: "
+        "see [examples](python.md).",
         ROOT_PACKAGE,
         "run RunningSystem Policy Abandoned Reason",
     ),

@@ -79,6 +79,10 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     "docs/player.md": {"console": [PROVING] * 4},
     "docs/proof.md": {"console": [PROVING] * 6},
     "docs/simulator.md": {"python": [SIMULATOR] * 8},
+    "docs/python.md": {
+        "python": ["tests/test_docs_python.py::test_the_programs_of_the_page_print_what_it_shows"]
+        * 6
+    },
     "docs/snapshot-view.md": {
         "console": [
             "tests/test_docs_snapshot_view.py::test_the_commands_of_the_page_write_what_it_says"

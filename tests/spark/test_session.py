@@ -67,7 +67,7 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
         "import sys; sys.modules['pyspark'] = None; sys.modules['pyspark.sql'] = None\n"
         "from pathlib import Path\n"
         "from stillframe.errors import Unavailable\n"
-        "from stillframe.spark import audit_store\n"
+        "from stillframe.analytics import audit_store\n"
         "try: audit_store(Path('.'))\n"
         "except Unavailable as error: print(error)\n"
     )
