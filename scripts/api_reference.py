@@ -156,13 +156,28 @@ PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
     AbandonedSnapshot Audit Compacted Compaction Dataflow DecodedMessage Difference Due
-    JoinedProcess JoinedService LoadedSnapshot Manifest OutboxEntry Progress Reason RunningSystem
+    JoinedProcess JoinedService LaiYangRecorder LoadedSnapshot Manifest OutboxEntry Progress
+    Reason Recorder RunningSystem
     SnapshotEntry SnapshotStore Summary Trace World
     """.split()
 )
 """Classes whose objects are only returned: their constructors are not public."""
-ARGUMENTS = frozenset({"LaiYangRecorder", "Recorder"})
-"""Classes that are only passed as arguments: their methods are not public."""
+MEMBERS = {
+    "Awaited": "",
+    "Compacted": "",
+    "Dataflow": "participants log",
+    "Due": "items after",
+    "JoinedService": "append boundary leave receive",
+    "Keyed": "",
+    "LaiYangRecorder": "",
+    "Manifest": "cut record_count duplicate_count",
+    "Outbox": "put",
+    "Progress": "awaited stragglers",
+    "Recorder": "",
+    "StillframeError": "",
+    "Topology": "mesh ring",
+}
+"""The public members of classes that have others, which only this package calls."""
 
 
 def page(name: str) -> str:
@@ -213,16 +228,14 @@ def _class(kind: type[Any]) -> Iterator[str]:
     bases = [base.__name__ for base in kind.__bases__ if base.__module__.startswith("stillframe")]
     inherits = f"({', '.join(bases)})" if bases else ""
     head = f"class {kind.__name__}{inherits}"
-    is_plain = (
-        issubclass(kind, enum.Enum | BaseException) or kind.__name__ in NOT_CONSTRUCTED | ARGUMENTS
-    )
+    is_plain = issubclass(kind, enum.Enum | BaseException) or kind.__name__ in NOT_CONSTRUCTED
     if not is_plain:
         head = _signature(f"class {kind.__name__}", kind)
     yield _code(head)
     yield prose(inspect.getdoc(kind) or "")
     if issubclass(kind, enum.Enum):
         yield "\n".join(f"- `{one.name}`: `{one.value!r}`" for one in kind) + "\n"
-    for name, member in () if kind.__name__ in ARGUMENTS else _members(kind):
+    for name, member in _members(kind):
         yield member_text(kind, name, member)
 
 
@@ -230,13 +243,16 @@ def _members(kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the public methods and properties that a class defines, or inherits from another one of
     this package that is not public."""
     seen = set()
+    shown = MEMBERS[kind.__name__].split() if kind.__name__ in MEMBERS else None
     for base in kind.__mro__:
-        if not base.__module__.startswith("stillframe"):
+        if not base.__module__.startswith("stillframe") or base.__name__ == "StillframeError":
             continue
         for name, member in vars(base).items():
             function = getattr(member, "fget", None) or getattr(member, "func", None)
             function = function or getattr(member, "__func__", member)
             if name.startswith("_") or name in seen or not inspect.isfunction(function):
+                continue
+            if shown is not None and name not in shown:
                 continue
             seen.add(name)
             if inspect.getdoc(function):
