@@ -28,7 +28,7 @@ STILLFRAME = Path(sys.executable).with_name("stillframe")
 STATE = ROOT / "docs" / "state.md"
 PROOF = ROOT / "docs" / "proof.md"
 PLAYER = ROOT / "docs" / "player.md"
-PROVING_COMMANDS = tuple(f"stillframe {name} " for name in ("sim", "trace", "view"))
+PROVING_COMMANDS = tuple(f"stillframe {name} " for name in ("sim", "explore", "trace", "view"))
 SEEDS = ("1..200", by_night("1..200", check="1..20"))
 FLAGS = re.DOTALL | re.MULTILINE
 Answer = Callable[[str], Result]
