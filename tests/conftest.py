@@ -8,8 +8,9 @@ import pytest
 from tests import costs, nightly, sparks
 from tests.nightly import figure
 from tests.sparks import spark
+from tests.wheels import distributions
 
-__all__ = ["figure", "spark"]
+__all__ = ["distributions", "figure", "spark"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

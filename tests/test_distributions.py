@@ -1,0 +1,97 @@
+"""The source distribution can be tested, and the wheel needs no checkout."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+
+from tests.wheels import ROOT, Distributions, environment, metadata_of, outside
+
+pytestmark = pytest.mark.slow
+
+TRACKED = ("bench", "docs", "examples", "scripts", "src", "tests")
+"""The directories of which every file is in the source distribution."""
+
+
+def files_of(*directories: str) -> set[str]:
+    """Return the files in directories of this checkout, without compiled modules."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for directory in directories
+        for path in (ROOT / directory).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_source_distribution_has_every_file_and_passes_tests(
+    distributions: Distributions, tmp_path: Path
+) -> None:
+    """Sources, tests, documents and scripts are there; tests run on its own sources."""
+    with tarfile.open(distributions.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    found = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*")}
+    assert files_of(*TRACKED) - found == set()
+    assert found >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "requirements.lock"}
+    assert (unpacked / "check").stat().st_mode & 0o111
+    tests = ["tests/test_model.py", "tests/test_docs_blocks.py", "tests/test_changelog.py"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *tests],
+        cwd=unpacked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_the_wheel_has_every_module_and_asset_and_nothing_else(
+    distributions: Distributions,
+) -> None:
+    """It holds ``src/stillframe``, ``py.typed`` and the pages included, and its metadata."""
+    with zipfile.ZipFile(distributions.wheel) as archive:
+        names = set(archive.namelist())
+    package = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
+    assert package == {name.removeprefix("src/") for name in files_of("src")}
+    assert package > {"stillframe/py.typed", "stillframe/pages/assets/index.html"}
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_metadata_are_those_of_a_package_index(distributions: Distributions) -> None:
+    """Every field is well formed, the README is the description, and extras are for users."""
+    metadata = Metadata.from_email(metadata_of(distributions.wheel), validate=True)
+    assert metadata.description == (ROOT / "README.md").read_text()
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.provides_extra == ["notebook", "otel", "png", "spark", "sql", "tls"]
+    assert "Typing :: Typed" in (metadata.classifiers or [])
+
+
+def test_an_environment_with_the_wheel_has_nothing_of_the_checkout(
+    distributions: Distributions, tmp_path: Path
+) -> None:
+    """The package is the installed one, and packages that it does not require are not there."""
+    programs = environment(tmp_path / "venv", distributions.wheel)
+    look = "import stillframe, sys; print(stillframe.__file__, *sys.path, sep='\\n')"
+    said = subprocess.run(
+        [programs / "python", "-c", look],
+        cwd=tmp_path,
+        env=outside(programs),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    where, *paths = said.stdout.splitlines()
+    assert Path(where).is_relative_to(tmp_path / "venv")
+    assert not [path for path in paths if Path(path).is_relative_to(ROOT)]
+    missing = subprocess.run(
+        [programs / "python", "-c", "import pytest"],
+        env=outside(programs),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'pytest'" in missing.stderr
