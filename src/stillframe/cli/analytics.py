@@ -61,14 +61,14 @@ app = Commands()
 def audit(
     path: StorePath,
     states_sql: str | None = option(
-        "SQL", "Aggregate over process states.", "--states", show_default=False
+        "SQL", "SQL aggregate over process states.", "--states", show_default=False
     ),
     messages_sql: str | None = option(
-        "SQL", "Aggregate over messages caught.", "--messages", show_default=False
+        "SQL", "SQL aggregate over messages in transit.", "--messages", show_default=False
     ),
 ) -> None:
-    """Check bytes and books of all snapshots at once, and that the sum of both aggregates never
-    changes; exit 1 names the first that is wrong."""
+    """Check the bytes and message counts of all snapshots, and that the sum of both aggregates
+    never changes. Exit 1 if a snapshot is invalid."""
     try:
         with output.words().status("auditing on Spark"):
             found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
@@ -97,12 +97,12 @@ def audit(
 def stats(
     path: StorePath,
     event_log: Path | None = event_log_option(
-        "Directory of the event log: show the way of the markers, too."
+        "Event log of the system. Adds the paths of the slowest markers."
     ),
     where: str = MASTER,
 ) -> None:
-    """Show for every snapshot how long it took and what it waited for, its size and what was in
-    transit; over all of them the median, nine tenths and the most; and the busiest channels."""
+    """Summarize all snapshots: durations, sizes and messages in transit, with median, p90 and
+    maximum, and the busiest channels."""
     published = read_published(path)
     if published.is_empty:
         raise UsageError(f"the store {path} holds no snapshot yet: there is no history of any")
@@ -195,12 +195,12 @@ def _put_paths(hops: list[Fields]) -> None:
 @app.add("store diff money P1-16 P1-17")
 def diff(
     path: StorePath,
-    before: str = argument("A", "Id of a snapshot, or name of a savepoint."),
-    after: str = argument("B", "Another."),
+    before: str = argument("A", "First snapshot or savepoint."),
+    after: str = argument("B", "Second snapshot or savepoint."),
     where: str = MASTER,
 ) -> None:
-    """Compare two snapshots: fields, keys of keyed fields that were added, removed or changed,
-    channels, and messages that only one caught; exit 1 if they differ."""
+    """Compare two snapshots: fields, keys of keyed fields, channels, and messages that only one
+    recorded. Exit 1 if they differ."""
     published = read_published(path)
     for name in (before, after):  # before Spark is started
         published.find(name)
@@ -297,15 +297,15 @@ def detect(
     path: StorePath,
     name: str = argument(
         "PREDICATE",
-        "As 'stillframe detect' has it: termination, deadlock, loss or MODULE:FUNCTION; or a "
-        "question in SQL, over the rows of all snapshots together, that gives for each its id, "
-        "and true or false.",
+        "termination, deadlock, loss or MODULE:FUNCTION, as for 'detect'; or an SQL"
+        " query over the rows of all snapshots that returns each snapshot's id and "
+        "true or false.",
     ),
     reference: str | None = CLASSES,
     where: str = MASTER,
 ) -> None:
-    """Ask a stable predicate of every snapshot of a store, of all its epochs: whether it holds now,
-    in which it held first, and whether it stayed; exit 1 if it does not hold or did not stay."""
+    """Check a stable predicate in every snapshot of all epochs: whether it holds now, when it
+    held first, and whether it stayed. Exit 1 if it does not hold, or did not stay."""
     with spark_session.session(where, "asking all snapshots") as spark:
         from stillframe.analytics import predicate_history  # noqa: PLC0415 - PySpark is there now
 

@@ -70,23 +70,23 @@ class Verdicts:
 def follow(
     path: StorePath,
     event_log: Path | None = event_log_option(
-        "Directory of the event log: judge from there as well, 2 s later."
+        "Event log of the system. Checks snapshots against it too, after 2 s."
     ),
     timeout: str = option(
         "DURATION",
-        "After this long, a snapshot that has not ended counts as incomplete; or 'never'.",
+        "Time after which a pending snapshot counts as incomplete, or 'never'.",
         default="1m",
     ),
     checkpoint: Path | None = option(
         "DIR",
-        "Spark's checkpoint: with the same one, the command continues where it ended.  "
-        "[default: judge all snapshots]",
+        "Spark checkpoint directory. Reuse it to resume where the previous run "
+        "stopped.  [default: check all snapshots]",
     ),
     duration: str | None = DURATION,
     where: str = MASTER,
 ) -> None:
-    """Write a verdict on each snapshot as soon as it is published or given up, while a system runs:
-    consistent, inconsistent or incomplete, and why; exit 1 if some were inconsistent."""
+    """Check each snapshot of a running system as soon as it is published or abandoned:
+    consistent, inconsistent or incomplete, and why. Exit 1 if one was inconsistent."""
     timeout_s = quantities.parse_interval("--timeout", timeout)
     stop_s = None if duration is None else quantities.parse_duration("--duration", duration)
     check_is_store(path)

@@ -27,28 +27,31 @@ OptionalSnapshotName = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", 
 Timeout = Annotated[
     str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
 ]
-TOPOLOGY = argument("MODULE:TOPOLOGY", "Where the topology is, seen from this directory.")
+TOPOLOGY = argument(
+    "MODULE:TOPOLOGY", "Topology, as MODULE:ATTRIBUTE, importable from the current directory."
+)
 CLASSES = option(
-    "MODULE:TOPOLOGY", "Where the classes are.  [default: where the store says]", "--topology"
+    "MODULE:TOPOLOGY",
+    "Topology that defines the classes.  [default: the one that the store names]",
+    "--topology",
 )
 INITIATOR = option(
-    "PROCESS", "Process that initiates it.  [default: the first one declared]", "--initiator"
+    "PROCESS",
+    "Process that initiates the snapshot.  [default: the first one declared]",
+    "--initiator",
 )
-KEEP = keep_option(
-    "Remove all but the newest N snapshots as they are published; savepoints stay.  "
-    "[default: keep all]"
-)
-DURATION = option("DURATION", "Stop after this long.  [default: at Ctrl-C]", "--duration")
+KEEP = keep_option("Keep only the newest N snapshots, and all savepoints.  [default: keep all]")
+DURATION = option("DURATION", "Stop after this time.  [default: run until Ctrl-C]", "--duration")
 PIPELINE = option(
     "DIR",
-    "The pipeline in which processes of this system are services; it takes the snapshots.",
+    "Pipeline in which processes of this system are services. It then takes the snapshots.",
     "--pipeline",
 )
 INTERVAL = ("--interval", "--every")
 """The names of the option; the second one is the short form."""
 MASTER = option(
     "URL",
-    "Where Spark runs, in Spark's own words: local[2], spark://HOST:7077.",
+    "Spark master: local[2], spark://HOST:7077.",
     "--master",
     default="local[*]",
 )
@@ -60,28 +63,30 @@ class SnapshotOptions:
 
     interval: str = option(
         "DURATION",
-        "Take a snapshot this often: 250ms, 1s, 2m; or 'never'.",
+        "Interval between snapshots: 250ms, 1s, 2m, or 'never'.",
         *INTERVAL,
         default="1s",
     )
     initiator: list[str] | None = option(
-        "PROCESS", "Process that initiates; several take turns.  [default: the first one declared]"
+        "PROCESS",
+        "Process that initiates snapshots. Repeat it for several, used round-robin."
+        "  [default: the first one declared]",
     )
     timeout: Timeout = "10s"
     marker_linger: str = option(
         "DURATION",
-        "Let a marker wait this long for a message of its channel to ride on, at most 1s.",
+        "Time that a marker waits for a message to be sent with, at most 1s.",
         default="0",
     )
     on_incomplete: Policy = typer.Option(
         Policy.ABANDON,
-        help="What to do with a snapshot for which a part is missing: abandon it; retry at once "
-        "from another initiator, three times at most; or exclude from it a process without "
-        "channels, with the state that it recorded last.",
+        help="Policy for incomplete snapshots: abandon them, retry from another "
+        "initiator (up to 3 times), or exclude missing processes without channels, "
+        "reusing their last recorded state.",
     )
     max_abandoned: int | None = option(
         "COUNT",
-        "End the system when more snapshots than this in a row are abandoned.  [default: never]",
+        "Stop the system when more snapshots than this are abandoned in a row.  [default: never]",
         min=0,
     )
     duration: str | None = DURATION
@@ -91,12 +96,10 @@ class SnapshotOptions:
 class TraceOptions:
     """What processes write of themselves; elsewhere into directories of the same names."""
 
-    event_log: Path | None = event_log_option(
-        "Write what each process does into an event log in DIR."
-    )
+    event_log: Path | None = event_log_option("Write an event log of every process into DIR.")
     fragment_dir: Path | None = option(
         "DIR",
-        "Write each process's fragment of every snapshot into DIR, for 'store assemble'.",
+        "Write each process's fragments into DIR, for 'store assemble'.",
     )
 
 
@@ -106,15 +109,15 @@ class PlacementOptions:
 
     listen: str | None = option(
         "ADDRESS[:PORT]",
-        "Where the coordinator listens; its processes use the same address and other ports. "
-        "Anything but loopback needs --tls.  [default: 127.0.0.1, any port; with an address, port "
-        "8640]",
+        "Address of the coordinator. The processes use the same address and other "
+        "ports. Addresses other than loopback require --tls.  [default: 127.0.0.1 "
+        "and any port; port 8640 with an address]",
     )
     tls: Path | None = option(
-        "DIR", "Speak TLS, with ca.pem, cert.pem and key.pem of this directory."
+        "DIR", "Use TLS, with ca.pem, cert.pem and key.pem from this directory."
     )
     external: list[str] | None = option(
-        "PROCESS", "Do not start this process here: wait for it to join. May be repeated."
+        "PROCESS", "Wait for this process to join instead of starting it. Can be repeated."
     )
 
 
@@ -124,24 +127,25 @@ class ViewOptions:
 
     out: Path | None = option(
         "FILE",
-        "Where to: a picture if it ends in .svg or .png, a page that goes through the execution "
-        "step by step, or shows the snapshot of a store, if it ends in .html.  [default: the "
-        "trace's name with .svg; of a store a page]",
+        "Output file: .svg or .png for a picture, .html for a page.  [default: the "
+        "trace's name with .svg, or a page for a store]",
     )
     snapshot: str | None = option(
         "SNAPSHOT",
-        "Circle what this snapshot recorded, and list what it caught in channels; of a store: "
-        "show this one.  [default: the only snapshot, if there is no --cut; of a store the newest]",
+        "Snapshot to show. In an execution, its recorded states are circled and its"
+        " messages in transit listed.  [default: the only snapshot, or the newest "
+        "of a store]",
     )
     compare: str | None = option(
-        "SNAPSHOT", "Of a store or pipeline: compare the snapshot with this earlier one."
+        "SNAPSHOT", "Compare the snapshot with this earlier one (stores and pipelines only)."
     )
     event_log: Path | None = event_log_option(
-        "Directory of the event log: draw the true events around the cut."
+        "Event log of the system. Draws the actual events around the cut."
     )
     cut: str | None = option(
         "PROCESS=COUNT,...",
-        "Draw this cut, given how many events of each process lie before it; 0 for those left out.",
+        "Draw this cut, given as the number of events before it per process; 0 for "
+        "processes left out.",
     )
-    first: int = option("N", "Begin with this step of a long trace.", default=1, min=1)
-    steps: bool = flag("--steps", "Draw a picture after each step: FILE/FILE-001.svg and so on.")
+    first: int = option("N", "Start at this step of a long trace.", default=1, min=1)
+    steps: bool = flag("--steps", "Draw one picture per step: FILE/FILE-001.svg and so on.")

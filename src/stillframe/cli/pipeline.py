@@ -57,9 +57,9 @@ PipelinePath = Annotated[
 ]
 MODE = typer.Option(
     Mode.ALIGNED,
-    help="When each query and service records: once it stands at the barriers of all its "
-    "channels; at once, with what is on the channels; or without holding anything up, so that "
-    "a restore receives some records twice.",
+    help="When participants record: aligned waits for the barriers of all channels; "
+    "unaligned records at once, with the records on channels; at-least-once "
+    "delays nobody, but a restore delivers some records twice.",
 )
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
 SNAPSHOT = argument(
@@ -75,13 +75,14 @@ def snapshot(
     path: PipelinePath,
     mode: Mode = MODE,
     interval: str | None = option(
-        "DURATION", "Take one this often, until Ctrl-C: 10s, 5m.", *INTERVAL
+        "DURATION", "Take snapshots at this interval until Ctrl-C: 10s, 5m.", *INTERVAL
     ),
-    keep: int | None = keep_option("Afterwards delete all but the newest N; savepoints stay."),
+    keep: int | None = keep_option("Keep only the newest N snapshots, and all savepoints."),
     timeout: Timeout = "1m",
 ) -> None:
-    """Take a snapshot of all queries, services and channels while they run, and print its id;
-    exit 1 says who was missing. Ctrl-C gives it up, and nothing stays held."""
+    """Take a snapshot of all queries, services and channels of a running pipeline and print its
+    id. Exit 1 if a participant is missing. Ctrl-C abandons the snapshot and releases all
+    participants."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
     every_s = None if interval is None else quantities.parse_duration("--interval", interval)
     pipeline = Pipeline(path)
@@ -106,11 +107,11 @@ def snapshot(
 @app.add("pipeline savepoint shop.pipeline before-upgrade")
 def savepoint(
     path: PipelinePath,
-    name: str = argument("NAME", "What it is called."),
+    name: str = argument("NAME", "Name of the savepoint."),
     mode: Mode = MODE,
     timeout: Timeout = "1m",
 ) -> None:
-    """Take a snapshot that is kept under a name until it is dropped; as 'snapshot'."""
+    """Take a snapshot and keep it under a name until it is deleted."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
     pipeline = Pipeline(path)
     _take_once(pipeline, functools.partial(pipeline.savepoint, name, mode, timeout_s=timeout_s))
@@ -197,12 +198,10 @@ def twice(manifest: Manifest) -> str:
 @app.add("pipeline status shop.pipeline --watch")
 def status(
     path: PipelinePath,
-    watch: bool = flag(
-        "--watch", "Follow the snapshot until it is over; exit 1 if it was given up."
-    ),
+    watch: bool = flag("--watch", "Follow the snapshot until it ends. Exit 1 if it was abandoned."),
 ) -> None:
-    """Show how far the snapshot is that is being taken: who has recorded, who is awaited, for what
-    and since when."""
+    """Show the progress of the pending snapshot: which participants have recorded, which have
+    not, and what they wait for."""
     pipeline = Pipeline(path)
     found = pipeline.progress()
     if found is None:
@@ -307,8 +306,8 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
 
 @app.add("pipeline list shop.pipeline", name="list")
 def list_snapshots(path: PipelinePath) -> None:
-    """List the snapshots of a pipeline in the order of publishing; those of the present course,
-    and the one from which the present epoch began, are marked."""
+    """List the snapshots of a pipeline in the order of publishing. Marks show those of the
+    present timeline and the one that the present epoch started from."""
     pipeline = Pipeline(path)
     metadata = read_metadata(pipeline.path)
     manifests, damages = listing(pipeline.path)
@@ -362,10 +361,12 @@ def delete(
     snapshots: list[str] | None = argument(
         "SNAPSHOT...", "Ids of snapshots, or names of savepoints.", default=None
     ),
-    keep: int | None = keep_option("Delete all but the newest N; savepoints stay.", least=0),
+    keep: int | None = keep_option(
+        "Keep only the newest N snapshots, and all savepoints.", least=0
+    ),
 ) -> None:
-    """Delete snapshots, all those named or none, and what the channels kept for them alone. The
-    one from which the present epoch began stays."""
+    """Delete the given snapshots, all or none, and the channel data kept only for them. The
+    snapshot that the present epoch started from is kept."""
     names = snapshots or []
     if bool(names) == (keep is not None):
         raise UsageError("say which snapshots to drop, or with --keep how many stay: one of both")
@@ -402,8 +403,8 @@ def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
 
 @app.add("pipeline show shop.pipeline shop-17")
 def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
-    """Show what a snapshot holds: for each query its micro-batch, for each service its fields, and
-    what was sent, received and on each channel."""
+    """Show the contents of a snapshot: micro-batches of queries, fields of services, and record
+    counts of channels."""
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if name is None else pipeline.find(name)
     channels = [_channel_document(manifest, cut) for cut in manifest.channels]
@@ -467,7 +468,7 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
 
 @app.add("pipeline restore shop.pipeline shop-17")
 def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
-    """Verify a snapshot and take the stopped pipeline back to it, all at once or not at all; then
+    """Verify a snapshot and restore the stopped pipeline from it, completely or not at all. Then
     start its programs again."""
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if name is None else pipeline.find(name)
@@ -483,15 +484,14 @@ def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
 def fork(
     path: PipelinePath,
     snapshot: str = argument("SNAPSHOT", _SNAPSHOT),
-    target: Path = argument("TARGET", "Directory of the second: a new or empty one."),
+    target: Path = argument("TARGET", "Directory of the second pipeline: a new or empty one."),
     name: str | None = option(
         "NAME",
-        "What the snapshots of the second are called after.  [default: the name of TARGET without "
-        "its ending]",
+        "Name of the second pipeline.  [default: the name of TARGET without its suffix]",
     ),
 ) -> None:
-    """Make a second pipeline that goes on from a snapshot, beside the first, which may run; neither
-    sees what the other writes."""
+    """Create a second pipeline that continues from a snapshot. Both can run at the same time, and
+    neither reads what the other writes."""
     pipeline = Pipeline(path)
     manifest = pipeline.find(snapshot)
     with _verifying(manifest) as verified:

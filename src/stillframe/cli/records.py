@@ -30,7 +30,7 @@ ASSEMBLED_MAX = 50
 
 Fields = dict[str, Any]
 
-LOG = argument("LOG", "Directory of the event log that 'run --event-log' wrote.")
+LOG = argument("LOG", "Event log: the directory that 'run --event-log' wrote.")
 
 app = Commands()
 
@@ -39,14 +39,14 @@ app = Commands()
 def verify(
     log: Path = LOG,
     store: Path | None = option(
-        "DIR", "Store with what was published: it must be what the log says."
+        "DIR", "Store of the same system, to compare its snapshots with the log."
     ),
     epoch: int | None = option("N", "Check only this epoch of the system.  [default: all]"),
     where: str = MASTER,
 ) -> None:
-    """Check with what every process did that every snapshot is consistent: nothing is accepted
-    inside a cut that was sent outside it, every recorded channel holds what was on it, in order,
-    and one marker travelled on each; exit 1 names the first message that contradicts."""
+    """Check every snapshot against an event log: no message is received before the cut and sent
+    after it, channels were recorded completely and in order, and each carried one marker. Exit
+    1 at a contradiction, and name its first message."""
     try:
         _check(log, epoch)
         published = None if store is None else read_published(store)
@@ -254,23 +254,21 @@ def compact(
     path: StorePath,
     out: Path = option(
         "DIR",
-        "Where the tables go: a new directory, or one from before, to which only new snapshots "
-        "are added.",
+        "Directory of the tables. If it exists, only new snapshots are added.",
         default=...,
     ),
     of: str | None = option(
         "SNAPSHOT",
-        "Only this one, an id or the name of a savepoint.  [default: all]",
+        "Add only this snapshot or savepoint.  [default: all]",
         "--snapshot",
     ),
     keep: int | None = keep_option(
-        "Remove the rows of all but the newest N; savepoints stay.  [default: keep all]"
+        "Keep only the newest N snapshots, and all savepoints.  [default: keep all]"
     ),
     where: str = MASTER,
 ) -> None:
-    """Make few large Parquet tables of the thousands of small files of a store, with the full state
-    of each snapshot, also of those that hold only changes. Every byte is verified before; a crash
-    leaves the tables as they were."""
+    """Combine the small files of a store into a few large Parquet tables, with the full state of
+    every snapshot. Every byte is verified first, and a crash leaves the tables unchanged."""
     published = read_published(path)
     if of is not None:  # before Spark is started
         published.find(of)
@@ -316,28 +314,26 @@ def compact(
 def assemble(
     directory: Path = argument(
         "DIR",
-        "Directory of the fragments of all processes: what 'run --fragment-dir' and 'join "
-        "--fragment-dir' wrote, brought together.",
+        "Directory with the fragments of all processes, written with --fragment-dir.",
     ),
     out: Path = option(
         "STORE",
-        "Where the snapshots go: a new directory, or one from before, to which only what is not "
-        "there yet is added.",
+        "Directory of the store. If it exists, only new snapshots are added.",
         default=...,
     ),
     timeout: str = option(
         "DURATION",
-        "A fragment that was complete longer than this after the snapshot began is late.",
+        "Treat fragments completed later than this after the snapshot started as late.",
         default="10s",
     ),
     epoch: int | None = option(
-        "N", "Only this epoch of the system.  [default: all]", show_default=False
+        "N", "Use only this epoch of the system.  [default: all]", show_default=False
     ),
     where: str = MASTER,
 ) -> None:
-    """Assemble snapshots from the fragments that processes wrote on their own machines, including
-    snapshots that no coordinator published. The new store works like any other. Names the snapshots
-    with missing or late fragments; exit 1 if fragments contradict each other."""
+    """Build a store from the fragments that processes wrote on their own machines, including
+    snapshots that no coordinator published. Snapshots with missing or late fragments are
+    named. Exit 1 if fragments contradict each other."""
     timeout_s = quantities.parse_duration("--timeout", timeout)
     places_of(directory, epoch)  # before Spark is started
     with spark_session.session(where, "assembling") as spark:

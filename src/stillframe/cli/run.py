@@ -57,19 +57,19 @@ app = Commands()
 def run(
     reference: str = options.TOPOLOGY,
     *,
-    store: Path = option("DIR", "Where snapshots go: a new or empty directory.", default=...),
+    store: Path = option("DIR", "Directory of the new store.", default=...),
     snapshots: options.SnapshotOptions,
     until: str | None = option(
         "PREDICATE",
-        "Stop as soon as this holds in a snapshot, as 'detect' has it: termination, deadlock, "
-        "loss, MODULE:FUNCTION or SQL; exit 1 if it never did.",
+        "Stop when this predicate holds in a snapshot: termination, deadlock, loss,"
+        " MODULE:FUNCTION or SQL, as for 'detect'. Exit 1 if it never holds.",
     ),
     keep: int | None = options.KEEP,
     pipeline: Path | None = options.PIPELINE,
     traces: options.TraceOptions,
     placement: options.PlacementOptions,
 ) -> None:
-    """Start a system afresh and keep it running, with snapshots, until Ctrl-C or SIGTERM."""
+    """Start a system and take snapshots of it until Ctrl-C or SIGTERM."""
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, pipeline=pipeline)
     add_cwd_to_path()
     topology = _load_topology(reference)
@@ -91,13 +91,15 @@ def restore(
     pipeline: Path | None = options.PIPELINE,
     traces: options.TraceOptions,
     dry_run: bool = flag(
-        "--dry-run", "Say what a restore would do with the code as it is, and do nothing."
+        "--dry-run", "Report what a restore with the current code would do, without doing it."
     ),
-    migrate: bool = flag("--migrate", "Go on though the code is not what the snapshot is of."),
+    migrate: bool = flag(
+        "--migrate", "Restore even if the code has changed, migrating state to the current classes."
+    ),
     placement: options.PlacementOptions,
 ) -> None:
-    """Go back to a snapshot, by default the last: live if the system is running (the options of
-    its start stay), else by starting it again with these options."""
+    """Restore a system from a snapshot, by default the latest. A running system is restored live
+    and keeps its options; otherwise this command starts it with the given options."""
     config = SystemConfig.of(
         *(snapshots, traces, placement), keep_count=keep, pipeline=pipeline, may_migrate=migrate
     )
@@ -140,8 +142,8 @@ def resume(
     traces: options.TraceOptions,
     placement: options.PlacementOptions,
 ) -> None:
-    """Bring a system back: processes that go on without their supervisor are taken over as they
-    are; if one is missing, or none runs, all go on from the last snapshot, or start afresh."""
+    """Take over a system whose supervisor died. If its processes still run, they continue as they
+    are; otherwise the system restarts from the latest snapshot."""
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, takes_over=True)
     add_cwd_to_path()
     with contextlib.closing(open_writer(path, takes_over=True)) as store:
@@ -333,23 +335,24 @@ def _reference_of(store: Store) -> str:
 )
 def join(
     reference: str = options.TOPOLOGY,
-    process: str = argument("PROCESS", "Which process to run."),
+    process: str = argument("PROCESS", "Process to run."),
     *,
     coordinator: str = option(
-        "HOST[:PORT]", "Where the coordinator listens; port 8640 if none is given.", default=...
+        "HOST[:PORT]", "Address of the coordinator.  [default port: 8640]", default=...
     ),
     listen: str = option(
         "ADDRESS[:PORT]",
-        "Where this process listens: an address of this machine at which the others reach it; any "
-        "free port if none is given.",
+        "Address of this machine that the other processes can reach.  [default port: any]",
         default=...,
     ),
-    tls: Path = option("DIR", "Directory of its ca.pem, cert.pem and key.pem.", default=...),
+    tls: Path = option(
+        "DIR", "Directory with ca.pem, cert.pem and key.pem of the process.", default=...
+    ),
     traces: options.TraceOptions,
 ) -> None:
-    """Run one process of a system on this machine, the system being started on another with 'run
-    --external PROCESS'. It waits for the coordinator, and joins again, from the recorded state,
-    after every restore, until Ctrl-C or SIGTERM; exit 2 if it is refused at its first coming."""
+    """Run one process of a system on this machine. Start the system elsewhere with 'run
+    --external PROCESS'. The process waits for the coordinator, and rejoins after every restore
+    until Ctrl-C or SIGTERM. Exit 2 if its first attempt is rejected."""
     add_cwd_to_path()
     tls = tls.absolute()
     check_own(tls, process)
@@ -378,15 +381,12 @@ def join(
 
 @app.add("certs certificates P2 P3")
 def certs(
-    directory: Path = argument("DIR", "Directory of the CA; made if it is not there."),
-    processes: list[str] | None = argument(
-        "PROCESS...", "Processes that run elsewhere than the coordinator.", default=None
-    ),
-    days: int = typer.Option(90, help="How long they are valid.", min=1, max=DAYS_MAX),
+    directory: Path = argument("DIR", "Directory of the CA. It is created if it does not exist."),
+    processes: list[str] | None = argument("PROCESS...", "External processes.", default=None),
+    days: int = typer.Option(90, help="Days until the certificates expire.", min=1, max=DAYS_MAX),
 ) -> None:
-    """Make a CA, a certificate for the coordinator's machine and one for each process elsewhere,
-    for a test or a small system; a CA that is there already signs again. In production use the CA
-    that you have."""
+    """Create a CA and certificates for the coordinator and for each external process, for
+    testing. An existing CA is used again. In production, use your own CA."""
     if importlib.util.find_spec("cryptography") is None:
         raise UsageError("certificates need the extra 'tls': pip install 'stillframe[tls]'")
     from stillframe.runtime.network import certificate_authority as authority  # noqa: PLC0415 - needs the extra

@@ -74,19 +74,19 @@ class Extras(msgspec.Struct, frozen=True):
 
 app = Commands()
 
-NetworkName = Annotated[Network, typer.Option(help="What is assumed of every channel.")]
-RulesName = Annotated[Rules, typer.Option(help="The recording rules.")]
+NetworkName = Annotated[Network, typer.Option(help="Assumption about every channel.")]
+RulesName = Annotated[Rules, typer.Option(help="Recording rules.")]
 
 
 TRACE = option(
     "FILE",
-    "Write what happened in a script or in one seed, for 'view' and 'trace cuts'.",
+    "Write the execution of a script or seed to this trace file.",
     "--trace",
 )
 PROVE = option(
     "SNAPSHOT",
-    "Show the proof of a snapshot in a script or in one seed, step by step: the computation "
-    "in which all events before the cut come first.",
+    "Prove a snapshot of a script or seed: show the equivalent computation in "
+    "which all events before the cut come first.",
     "--prove",
 )
 
@@ -95,12 +95,12 @@ PROVE = option(
 def run(
     reference: str | None = argument(
         "MODULE:TOPOLOGY",
-        "A system.  [default: another random system from each seed]",
+        "Topology to run.  [default: a random system per seed]",
         default=None,
     ),
-    seeds: str | None = option("A..B", "Which seeds; one number for one.  [default: 1..200]"),
+    seeds: str | None = option("A..B", "Range of seeds, or one seed.  [default: 1..200]"),
     schedule: Path | None = option(
-        "FILE", "With one seed: do this schedule with its system, as a failing seed prints it."
+        "FILE", "Replay this schedule with one seed, as a failing seed prints it."
     ),
     steps: bool = flag("--steps", "Show every step of one seed."),
     network: NetworkName = Network.FIFO,
@@ -108,9 +108,9 @@ def run(
     trace: Path | None = TRACE,
     prove: str | None = PROVE,
 ) -> None:
-    """Run real processes and the real recording rules in one thread, in virtual time: many seeds
-    with crashes, partitions and lost connections, each judged. Exit 1 if a promise is broken, with
-    the shortest schedule that does."""
+    """Run real processes and recording rules in one thread, in virtual time: many seeds with
+    crashes, partitions and lost connections. Exit 1 if a promise is broken, and print the
+    shortest schedule that breaks it."""
     if reference is not None and ":" not in reference:
         raise UsageError(
             f"{reference} is not MODULE:TOPOLOGY; to play a script, use 'stillframe sim script'"
@@ -131,14 +131,12 @@ def run(
 
 @app.add("sim script lecture", "sim script mine.run --rewrite")
 def script(
-    name: str = argument(
-        "SCRIPT", "A .run file, or the name of one of those that come with stillframe."
-    ),
+    name: str = argument("SCRIPT", "A .run file, or the name of an included script."),
     trace: Path | None = TRACE,
     prove: str | None = PROVE,
-    rewrite: bool = flag("--rewrite", "Write what happens now into the script."),
+    rewrite: bool = flag("--rewrite", "Write the outcome into the script."),
 ) -> None:
-    """Play a script step by step; exit 1 if something else happens than it says."""
+    """Play a script step by step. Exit 1 if the outcome is not what the script says."""
     path = script_path(name)
     play_script(path, Extras(trace, prove, (path,)), rewrite=rewrite)
 
@@ -295,30 +293,38 @@ def _run_document(run: campaign.Run) -> dict[str, Any]:
 @app.add("sim explore --network reordering")
 def explore(
     reference: str | None = argument(
-        "MODULE:TOPOLOGY", "A small system.  [default: two accounts, each pays once]", default=None
+        "MODULE:TOPOLOGY",
+        "Topology to explore.  [default: two accounts that pay once]",
+        default=None,
     ),
     acts: list[str] | None = option(
         "PROCESS=ACTION,...",
-        "What a process does, in turn; for several processes, again.  [default: each action once]",
+        "Actions of a process, in order. Repeat it for other processes.  [default: "
+        "each action once]",
     ),
     initiator: list[str] | None = option(
         "PROCESS",
-        "Process that initiates a snapshot; again for a second one.  [default: the first one "
-        "declared]",
+        "Process that initiates a snapshot. Repeat it for a second snapshot.  "
+        "[default: the first one declared]",
         "--initiator",
     ),
     invariant: list[str] | None = option(
-        "MODULE:FUNCTION", "Your function of a global state that must hold in all; again for more."
+        "MODULE:FUNCTION",
+        "Function of a global state that must return True in every state. Can be repeated.",
     ),
     predicate: list[str] | None = option(
-        "MODULE:FUNCTION", "Report whether your function holds in any state; again for more."
+        "MODULE:FUNCTION",
+        "Function of a global state. Reports whether it returns True in any state. "
+        "Can be repeated.",
     ),
     network: NetworkName = Network.FIFO,
     rules: RulesName = Rules.CHANDY_LAMPORT,
-    most: int = option("COUNT", "Give up beyond so many histories.", default=1_000_000, min=1),
+    most: int = option(
+        "COUNT", "Stop with an error beyond this number of histories.", default=1_000_000, min=1
+    ),
 ) -> None:
-    """Visit every global state that a small system can reach, count them, and check what must hold
-    always; exit 1 if it does not, with a shortest run to where it fails."""
+    """Visit every reachable global state of a small system and check its invariants. Exit 1 if
+    one fails, and print a shortest run to it."""
     add_cwd_to_path()
     topology = pair() if reference is None else load_topology(reference)
     system = exploration.SmallSystem(

@@ -104,15 +104,14 @@ def _put_list(
 def show(
     path: StorePath,
     name: OptionalSnapshotName = None,
-    books: bool = flag("--books", "Show only the books."),
+    books: bool = flag("--books", "Show only the message counts."),
     live: bool = flag(
         "--live",
-        "Show the snapshots under way in the running system, and which processes and channels "
-        "hold them up, until none is.",
+        "Show pending snapshots of the running system and what delays them, until all have ended.",
     ),
 ) -> None:
-    """Show what a snapshot holds, by default the newest: process states, and what was sent,
-    received and in channels."""
+    """Show the contents of a snapshot, by default the newest: process states, message counts and
+    messages in transit."""
     if live and (name is not None or books):
         raise UsageError("--live shows what is under way: leave out SNAPSHOT and --books")
     store = Store.open(path)
@@ -230,8 +229,7 @@ def put_books(state: GlobalState) -> None:
 
 @app.add("events money")
 def events(path: StorePath) -> None:
-    """Show what happened to a system, one line an event: its starts and deaths, and how each
-    snapshot ended."""
+    """List the events of a system: starts, failures and the outcome of each snapshot."""
     Store.open(path)
     found, damages = readable_history(path)
     lines = [line for line in found if not isinstance(line.what, store_history.Rollover)]
@@ -350,7 +348,7 @@ def _live_table(shown: Shown, now: float) -> Table:
 
 @app.add("snapshot money --initiator P2")
 def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
-    """Take a snapshot of the running system now, and print its id; exit 1 if it is abandoned."""
+    """Take a snapshot of a running system and print its id. Exit 1 if it is abandoned."""
     Store.open(path)  # says so if there is none
     done = ask(path, admin_socket.TriggerSnapshot(initiator))
     document = {"epoch": done.epoch, "entry": done.entry, "abandoned": done.abandoned}
@@ -368,13 +366,13 @@ def savepoint(
     name: str = argument("NAME", "Name of the savepoint."),
     of: str | None = option(
         "SNAPSHOT",
-        "The snapshot, also if nothing runs.  [default: one that is taken now]",
+        "Existing snapshot to keep. The system need not run.  [default: take one now]",
         "--snapshot",
     ),
     initiator: str | None = INITIATOR,
 ) -> None:
-    """Take a snapshot of the running system now, or name one that is there, and keep it under that
-    name until it is dropped; exit 1 if it is abandoned."""
+    """Take a snapshot of a running system, or choose an existing one, and keep it under a name
+    until it is deleted. Exit 1 if the snapshot is abandoned."""
     store = Store.open(path)
     store.check_savepoint(name)
     if of is None:
@@ -397,8 +395,8 @@ def savepoint(
 
 @app.add("delete money before-upgrade")
 def delete(path: StorePath, name: SnapshotName) -> None:
-    """Remove a snapshot, or the name of a savepoint and the snapshot with it. What others are based
-    on is not lost; the newest, and the one that a restore goes back to, stay."""
+    """Delete a snapshot, or a savepoint with its snapshot. Snapshots that hold changes since it
+    stay complete. The newest snapshot and the one that a restore uses are kept."""
     chosen = Store.open(path).find(name)
     try:
         reason = ask(path, admin_socket.DropSnapshot(name)).detail
@@ -434,8 +432,8 @@ def published(entry: SnapshotEntry) -> str:
 
 @app.add("verify money")
 def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
-    """Check every byte and the books of a snapshot, by default of all; exit 1 names what is
-    wrong."""
+    """Check every byte and the message counts of a snapshot, by default of all. Exit 1 if
+    something is wrong."""
     try:
         store = Store.open(path)
         if name is None:
@@ -482,14 +480,15 @@ def detect(
     path: StorePath,
     name: str = argument(
         "PREDICATE",
-        "termination, deadlock, loss (against the oldest snapshot); MODULE:FUNCTION, a function "
-        "of yours that takes a view of a snapshot and returns True or False; or a question in SQL "
-        "that gives true or false, over the tables processes, channels and messages.",
+        "termination, deadlock, loss (since the oldest snapshot), MODULE:FUNCTION, "
+        "or an SQL query. The function takes a view of a snapshot and returns True "
+        "or False. The query returns true or false from the tables processes, "
+        "channels and messages.",
     ),
     reference: str | None = CLASSES,
 ) -> None:
-    """Say whether a stable predicate holds in the newest snapshot of a store, since which, and what
-    was found; exit 1 if it does not, or is not stable."""
+    """Check whether a stable predicate holds in the newest snapshot, and since which snapshot.
+    Exit 1 if it does not hold, or is not stable."""
     store = Store.open(path)
     # What says something of now: the snapshots of the present epoch, or the one it began from.
     entries = [entry for entry in store.entries() if entry.epoch == store.epoch]
@@ -562,10 +561,10 @@ def not_stable_sentence(name: str, held: predicate.Evaluation, lost: predicate.E
 @app.add("diff money P1-16 P1-17")
 def diff(
     path: StorePath,
-    before: str = argument("A", "Id of a snapshot."),
-    after: str = argument("B", "Id of another."),
+    before: str = argument("A", "Id of the first snapshot."),
+    after: str = argument("B", "Id of the second snapshot."),
 ) -> None:
-    """Compare two snapshots, field by field and channel by channel; exit 1 if they differ."""
+    """Compare the process states and channels of two snapshots. Exit 1 if they differ."""
     store = Store.open(path)
     found = diff_snapshots(store, store.find(before), store.find(after))
     fields, channels = found.fields, found.channels

@@ -88,37 +88,37 @@ def parse_cut(text: str, trace: Trace) -> Cut:
 def import_(
     paths: list[Path] = argument(
         "LOG...",
-        "Log with vector clocks: text in the form that ShiViz reads, or JSON in lines if its name "
-        "ends in .ndjson or .jsonl. Several, such as one of each host, are one execution.",
+        "Log with vector clocks: text as for ShiViz, or JSON lines in files that "
+        "end in .ndjson or .jsonl. Several files, such as one per host, form one "
+        "execution.",
     ),
     regex: str | None = option(
         "REGEX",
-        "Finds an event in text, with groups (?<host>...), (?<clock>...) and (?<event>...). One "
-        "that can begin anywhere, without ^, is slow where lines are long.  [default: line 1, as "
-        "in a file for ShiViz; else two lines, the event and its host with the clock, in the order "
-        "that fits]",
+        "Pattern of an event, with groups (?<host>...), (?<clock>...) and "
+        "(?<event>...). It is faster if it starts with ^.  [default: line 1 of a "
+        "file for ShiViz; otherwise two lines, the event and its host with the "
+        "clock, in the order that fits]",
     ),
     delimiter: str | None = option(
         "REGEX",
-        "Finds what separates executions in text; its group (?<trace>...) names the next.  "
-        "[default: line 2, if line 1 is an expression]",
+        "Pattern that separates executions. A group (?<trace>...) names the next "
+        "one.  [default: line 2, if line 1 is an expression]",
     ),
     json_paths: str | None = option(
         "NAME=PATH,...",
-        "The log is JSON in lines, and there host, clock, kind, source, target, content and time "
-        "are, as in host=who,clock=meta.clock.",
+        "Read JSON lines, with the paths of host, clock, kind, source, target, "
+        "content and time: host=who,clock=meta.clock.",
     ),
     number: int | None = option(
-        "N", "Take only this execution, from 1.", "--execution", show_default=False
+        "N", "Import only this execution, counted from 1.", "--execution", show_default=False
     ),
     out: Path | None = option(
         "FILE",
-        "Write the trace here; several executions get numbers: m.trace is then m-1.trace, "
-        "m-2.trace.",
+        "Trace file to write. Several executions are numbered: m-1.trace, m-2.trace.",
     ),
 ) -> None:
-    """Check that the vector clocks of a log contradict themselves nowhere, find its messages, and
-    write it as a trace; exit 1 names line and host."""
+    """Check that the vector clocks of a log agree, find its messages, and write a trace. Exit 1
+    at a contradiction, and name its line and host."""
     if out is not None:
         check_target(out, inputs=paths)
     try:
@@ -211,26 +211,28 @@ def _say_executions(
 
 @app.add("trace cuts simpledb.trace --cut P24464=3,P24468=5")
 def cuts(
-    path: Path = argument("TRACE", "Trace that 'trace import --out' or 'sim run --trace' wrote."),
+    path: Path = argument(
+        "TRACE", "Trace file, written by 'trace import --out' or 'sim run --trace'."
+    ),
     cut: str | None = option(
         "PROCESS=COUNT,...",
-        "Say whether this cut is consistent, given how many events of each process lie before it; "
-        "0 for those left out.",
+        "Check whether this cut is consistent, given as the number of events before"
+        " it per process; 0 for processes left out.",
     ),
     before: str | None = option(
         "PROCESS#INDEX",
-        "Show the smallest consistent cut that has this event: all that happened before.",
+        "Show the smallest consistent cut with this event: everything that happened before it.",
     ),
     where: str | None = option(
         "MODULE:FUNCTION",
-        "Count the consistent cuts in which this function of a CutView returns true.",
+        "Count the consistent cuts in which this function of a CutView returns True.",
     ),
     prove: str | None = option(
-        "SNAPSHOT", "Put all events before this snapshot's cut first, interchange by interchange."
+        "SNAPSHOT", "Reorder the trace so that all events before this snapshot's cut come first."
     ),
 ) -> None:
-    """Ask one question about the consistent cuts of a trace, by default how many there are; exit 1
-    if the answer is no."""
+    """Query the consistent cuts of a trace; without options, count them. Exit 1 if the answer is
+    no."""
     if sum(value is not None for value in (cut, before, where, prove)) > 1:
         raise UsageError("ask one question at a time: --cut, --before, --where, --prove")
     add_cwd_to_path()

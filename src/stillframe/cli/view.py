@@ -71,9 +71,8 @@ def view(
     *,
     options: ViewOptions,
 ) -> None:
-    """Show an execution: processes, events, messages, markers, and cuts with what is in channels,
-    as a picture, or as a page in one file that needs nothing else; long ones are cut off, and what
-    is shown says where. Or a snapshot of a store: its cut, every state and every channel."""
+    """Draw an execution as a space-time diagram, or as a page that plays it step by step. Or show
+    a snapshot of a store or pipeline: its cut, states and channels."""
     if Path(what).is_dir():
         # It loads what reads stores and pipelines, which no picture of a trace needs.
         from stillframe.cli import view_store  # noqa: PLC0415

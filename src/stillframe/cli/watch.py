@@ -41,34 +41,33 @@ app = Commands()
     "watch money", "watch shop.pipeline", "watch money --listen 0.0.0.0 --token-file money.token"
 )
 def watch(
-    path: Path = argument("STORE", "Directory of the store of a system, or of a pipeline."),
+    path: Path = argument("STORE", "Directory of a store or pipeline."),
     predicates: list[str] | None = option(
         "PREDICATE",
-        "Ask this of every snapshot, as 'stillframe detect' has it; several times for several.  "
+        "Predicate to check in every snapshot, as for 'detect'. Can be repeated.  "
         "[default: termination, deadlock, and loss if anything is conserved]",
         "--detect",
     ),
     reference: str | None = CLASSES,
     event_log: Path | None = event_log_option(
-        "Directory of the event log: snapshots show what happened around them."
+        "Event log of the system. Shows the events around each snapshot."
     ),
     listen: str | None = option(
         "HOST[:PORT]",
-        "Where to listen; on any other address than loopback the link has a token.  [default: "
-        "127.0.0.1:8641]",
+        "Address to listen on. Addresses other than loopback require a token.  "
+        "[default: 127.0.0.1:8641]",
     ),
     token_file: Path | None = option(
         "FILE",
-        "Ask for the token in this file, which is made if it is not there.  [default: a new one "
-        "each time, and none on loopback]",
+        "File with the access token. It is created if it does not exist.  [default:"
+        " a new token each time, none on loopback]",
     ),
     otlp: str | None = option(
-        "URL", "Send a trace of each snapshot to this OTLP endpoint, over HTTP."
+        "URL", "Send a trace of each snapshot to this OTLP endpoint over HTTP."
     ),
 ) -> None:
-    """Serve a page that shows the system of a store, or a pipeline, while it runs, and its
-    snapshots afterwards, until Ctrl-C; the first line written is the link to open. Metrics for
-    Prometheus are at /metrics."""
+    """Serve a live dashboard of a system or pipeline and its snapshots until Ctrl-C. The first
+    line of output is its link. Prometheus metrics are at /metrics."""
     address = Address.parse(listen or "127.0.0.1", port=PORT, may_be_any=True)
     token = token_for(address, token_file)
 
