@@ -65,7 +65,7 @@ PHRASES_MAX = {
 """Area -> how often a phrase may occur in it. These numbers only go down."""
 
 SENTENCE_WORDS_MAX = 30
-LONG_HELP_MAX = 17
+LONG_HELP_MAX = 0
 """How many sentences of help texts may be longer. It only goes down."""
 LONG_DOCSTRINGS_MAX = 73
 """How many docstrings may begin with a longer sentence. It only goes down."""

@@ -40,9 +40,9 @@ def test_a_good_store_is_a_yes_with_a_capped_table(
     pretend(monkeypatch, wrong=None)
     result = call("store", "audit", "store")
     assert result.exit_code == 0
-    assert result.stdout.count("sound") == 20
+    assert result.stdout.count("valid") == 20
     assert "and 10 more snapshots (--json has all)" in result.stderr
-    assert "yes: the verdict of Spark" in result.stderr
+    assert "PASS: the verdict of Spark" in result.stderr
 
 
 def test_what_is_wrong_comes_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_what_is_wrong_comes_first(call: Call, monkeypatch: pytest.MonkeyPatch) 
     result = call("store", "audit", "store")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[2].startswith("A-30       channel A->B: 5 sent")
-    assert "no: the verdict of Spark" in result.stderr
+    assert "FAIL: the verdict of Spark" in result.stderr
 
 
 def test_json_has_every_snapshot(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_damaged_store_is_a_no(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     found = json.loads(result.stdout)
     assert (found["ok"], found["snapshots"]) == (False, [])
     assert found["verdict"] == "store.json was changed since it was written"
-    assert "no: store.json was changed" in result.stderr
+    assert "FAIL: store.json was changed" in result.stderr
 
 
 @pytest.mark.spark
@@ -101,7 +101,7 @@ def test_spark_agrees_about_a_real_store(
     sums = ("--states", "sum(balance)", "--messages", "sum(amount)")
     result = call("store", "audit", money, *sums, "--json")
     assert result.exit_code == 1
-    assert "no: snapshot A-3" in result.stderr
+    assert "FAIL: snapshot A-3" in result.stderr
     pretend(monkeypatch, wrong=None)
     canned = call("store", "audit", "store", "--json")
     same_shape(json.loads(canned.stdout), json.loads(result.stdout))

@@ -27,9 +27,9 @@ def test_two_accounts_are_explored_by_default(call: Call) -> None:
         ["runs", "102"],
     ]
     assert result.stderr.splitlines() == [
-        "yes: every promise is kept",
-        "yes: every cut is consistent",
-        "yes: every snapshot is published in the end",
+        "PASS: every promise is kept",
+        "PASS: every cut is consistent",
+        "PASS: every snapshot is published in the end",
         "seen: a channel held a message at the cut",
         "seen: the recorded state need not have occurred",
         "never seen: two snapshots were under way at once",
@@ -97,7 +97,7 @@ def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Ca
     result = call("sim", "explore", "--network", "reordering")
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
-    begin = lines.index("no: every cut is consistent")
+    begin = lines.index("FAIL: every cut is consistent")
     assert lines[begin + 1].startswith("  the cut of snapshot P1-1 is not consistent: message P1")
     assert lines[begin + 2 : begin + 7] == [
         "  the shortest run to it:",
@@ -117,7 +117,7 @@ def test_where_order_is_not_kept_colours_are_a_yes(call: Call) -> None:
     """Lai and Yang's rules do not need it."""
     result = call("sim", "explore", "--network", "reordering", "--rules", "lai-yang")
     assert result.exit_code == 0
-    assert "yes: every cut is consistent\n" in result.stderr
+    assert "PASS: every cut is consistent\n" in result.stderr
     assert "no:" not in result.stderr
 
 
@@ -152,7 +152,7 @@ def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
     """The shortest run is one action and its message."""
     result = call("sim", "explore", f"{HERE}:dicey")
     assert result.exit_code == 1
-    assert "no: every promise is kept\n" in result.stderr
+    assert "FAIL: every promise is kept\n" in result.stderr
     assert "    P1 does talk\n    deliver P1->P2\n" in result.stderr
 
 
@@ -206,8 +206,8 @@ def test_conditions_of_ones_own_are_checked_in_every_state(call: Call) -> None:
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     assert f"seen: {paid}" in lines
-    assert lines[lines.index(f"no: {rich}") :][:5] == [
-        f"no: {rich}",
+    assert lines[lines.index(f"FAIL: {rich}") :][:5] == [
+        f"FAIL: {rich}",
         f"  {rich}: it does not hold",
         "  the shortest run to it:",
         "    P2 does pay",

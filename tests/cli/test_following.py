@@ -91,7 +91,7 @@ def test_a_damaged_line_of_the_history_is_a_no(capsys: pytest.CaptureFixture[str
         "the history: line 3 was changed",
         "snapshot A-1: consistent: all is well",
     ]
-    assert said.err == "no: 1 snapshot, 1 consistent; 1 damaged line of the history\n"
+    assert said.err == "FAIL: 1 snapshot, 1 consistent; 1 damaged line of the history\n"
 
 
 def test_an_inconsistent_snapshot_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_an_inconsistent_snapshot_is_a_no(capsys: pytest.CaptureFixture[str]) ->
         f"{at}  snapshot A-1: consistent, {much}: all is well",
         f"{at}  snapshot A-2: inconsistent, {much}: messages.parquet was changed",
     ]
-    assert said.err == "no: 2 snapshots, 1 consistent, 1 inconsistent\n"
+    assert said.err == "FAIL: 2 snapshots, 1 consistent, 1 inconsistent\n"
 
 
 def test_what_the_event_log_says_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +130,7 @@ def test_only_a_checkpoint_is_kept(
     monkeypatch.setattr(source, "follow", lambda *_, **__: frame)
     monkeypatch.setattr(follow, "_wait", waited)
     result = call("store", "follow", money, *checkpoint)
-    assert (result.exit_code, result.stderr) == (0, "yes: 0 snapshots\n")
+    assert (result.exit_code, result.stderr) == (0, "PASS: 0 snapshots\n")
     assert writer.option.called == bool(checkpoint)
     started = writer.option.return_value if checkpoint else writer
     assert waited.call_args.args[0] is started.start.return_value
@@ -187,7 +187,7 @@ def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
         (f"A-{number}", "consistent") for number in (1, 2, 3)
     ]
     assert rows[0]["initiated_at"] == "1970-01-01T00:16:40Z"
-    assert result.stderr == "yes: 3 snapshots, 3 consistent\n"
+    assert result.stderr == "PASS: 3 snapshots, 3 consistent\n"
     assert [row["snapshot"] for row in told] == ["A-1", "A-2"]
     assert all(row in really for row in told)
     same_shape([GOOD, BAD], really)
@@ -388,7 +388,7 @@ def test_ctrl_c_ends_it_while_it_judges(
     with closing(Follower(money, checkpoint)) as follower:
         file.until_read(follower)
         assert follower.interrupt() == (0, []), follower.words()
-        assert follower.words().strip() == "yes: 0 snapshots"
+        assert follower.words().strip() == "PASS: 0 snapshots"
     file.release()
     monkeypatch.setattr(follow, "_wait", judge_what_is_there)
     again = call("store", "follow", money, "--checkpoint", checkpoint, "--json", *HERE)
@@ -433,7 +433,7 @@ def test_a_follower_that_is_killed_loses_no_snapshot(
         while ended.keys() - {row["snapshot"] for row in told}:
             told += follower.rows(1)
         assert follower.interrupt() == (0, []), follower.words()
-        assert follower.words().startswith("yes: ")
+        assert follower.words().startswith("PASS: ")
     by_snapshot = {row["snapshot"]: row for row in told}
     assert all(row == by_snapshot[row["snapshot"]] for row in told), f"{SEED=}"
     for name, is_published in ended.items():

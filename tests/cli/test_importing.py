@@ -32,7 +32,7 @@ def test_a_log_becomes_a_trace_file(call: Call, log: Path) -> None:
     assert result.stderr.splitlines() == [
         "host '42[main]' is process P42-main",
         f"written: {out}",
-        "yes: the clocks of 1 execution contradict themselves nowhere",
+        "PASS: the clocks of 1 execution contradict each other nowhere",
     ]
     assert tracefile.read(out).processes == ("P42-main", "b")
 
@@ -46,7 +46,7 @@ def test_a_contradiction_is_a_no(call: Call, log: Path) -> None:
     answer = json.loads(result.stdout)
     assert answer["is_consistent"] is False
     assert answer["detail"].startswith("a.log, line 6, host 'b': the clock has 3 for its own host")
-    assert result.stderr == f"no: {answer['detail']}\n"
+    assert result.stderr == f"FAIL: {answer['detail']}\n"
     assert not out.exists()
 
 
@@ -110,7 +110,7 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
     assert result.stderr.splitlines() == [
         "1 line passed over: no event there",
         "1 receive of a message that, by the clocks, had come before: nothing accepted",
-        "yes: the clocks of 1 execution contradict themselves nowhere",
+        "PASS: the clocks of 1 execution contradict each other nowhere",
     ]
 
 

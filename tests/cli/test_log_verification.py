@@ -93,7 +93,7 @@ def test_what_is_wrong_comes_first(call: Call, log: Path, find: Find) -> None:
     result = call("log", "verify", log)
     assert result.exit_code == 1, result.output
     assert result.stderr == (
-        "no: snapshot A-1: channel A->B, message 2: accepted inside the cut, not sent inside it "
+        "FAIL: snapshot A-1: channel A->B, message 2: accepted inside the cut, not sent inside it "
         "(sent in event A#2; accepted in event B#2)\n"
     )
     assert [line.split()[:5] for line in result.stdout.splitlines()[2:]] == [
@@ -109,7 +109,7 @@ def test_a_good_log_is_a_yes_with_a_capped_table(call: Call, log: Path, find: Fi
     result = call("log", "verify", log, "--epoch", "1")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("consistent") == 20
-    assert result.stderr == "and 11 more rows (--json has all)\nyes: 30 snapshots consistent\n"
+    assert result.stderr == "and 11 more rows (--json has all)\nPASS: 30 snapshots consistent\n"
     found = json.loads(call("log", "verify", log, "--epoch", "1", "--json").stdout)
     assert (found["ok"], len(found["snapshots"])) == (True, 31)
 
@@ -147,7 +147,7 @@ def test_spark_names_a_message_that_contradicts_with_its_events(
     monkeypatch.setattr(log_events, "locate", locate_and_keep)
     result = call("log", "verify", log, "--json", *HERE)
     assert result.exit_code == 1, result.output
-    assert "no: snapshot A-1: channel A->B, message 2: accepted inside the cut" in result.stderr
+    assert "FAIL: snapshot A-1: channel A->B, message 2: accepted inside the cut" in result.stderr
     assert "(sent in event A#2; accepted in event B#2)" in result.stderr
     found = json.loads(result.stdout)["snapshots"]
     assert [(row["epoch"], row["snapshot"], row["verdict"]) for row in found] == [
@@ -233,7 +233,7 @@ def test_a_damaged_store_is_a_no_before_spark_starts(call: Call, log: Path, mone
     found = json.loads(result.stdout)
     assert (found["ok"], found["snapshots"]) == (False, [])
     assert "store.json was changed since it was written" in found["verdict"]
-    assert "no: " in result.stderr
+    assert "FAIL: " in result.stderr
 
 
 def test_a_damaged_stream_is_a_no_before_spark_starts(call: Call, log: Path) -> None:

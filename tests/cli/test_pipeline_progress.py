@@ -124,7 +124,7 @@ def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
     with waiting(shop, timeout_s=1):
         result = call("pipeline", "status", shop.path, "--watch")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "no: snapshot shop-1 was given up\n"
+    assert result.stderr == "FAIL: snapshot shop-1 was abandoned\n"
 
 
 def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> None:
@@ -135,7 +135,7 @@ def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> N
     watched = call("pipeline", "status", shop.path, "--watch")
     assert watched.exit_code == 1
     for result in (shown, watched):
-        assert "no: the program that took snapshot shop-7 is gone" in result.stderr
+        assert "FAIL: the program that took snapshot shop-7 is gone" in result.stderr
     assert call("pipeline", "snapshot", shop.path).exit_code == 0
     assert call("pipeline", "status", shop.path).stderr == "no snapshot is under way\n"
 

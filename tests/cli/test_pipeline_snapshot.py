@@ -56,7 +56,7 @@ def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipel
             call("pipeline", "snapshot", shop.path, "--timeout", "1s", "--json").stdout
         )
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("no: snapshot shop-1 was abandoned: the deadline passed")
+    assert result.stderr.startswith("FAIL: snapshot shop-1 was abandoned: the deadline passed")
     assert "missing: audit, books, till; till has its barrier in sight" in " ".join(
         result.stderr.split()
     )
@@ -172,7 +172,7 @@ def test_an_end_just_after_the_request_leaves_nothing(
     result = call("pipeline", "snapshot", shop.path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "no: the snapshot was given up: interrupted; nothing is held up any more\n"
+        "FAIL: the snapshot was abandoned: interrupted; no participant is delayed\n"
     )
     assert shop.progress() is None
 
@@ -276,7 +276,7 @@ def test_snapshots_are_taken_until_the_command_is_ended(
         command.send_signal(number)
         lines.read()
     assert command.returncode == 0
-    assert "no: snapshot shop-" in words.read_text(encoding="utf-8")
+    assert "FAIL: snapshot shop-" in words.read_text(encoding="utf-8")
     # The end may have come between a snapshot and what is dropped after it.
     assert len(shop.snapshots()) in (2, 3)
     assert shop.progress() is None

@@ -89,7 +89,7 @@ def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call, find: Find) ->
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
     assert len(result.stdout.splitlines()) == 2 + len(COVERAGE)
-    assert result.stderr == "yes: 6 seeds, 12,345 choices, 30 snapshots: every promise was kept\n"
+    assert result.stderr == "PASS: 6 seeds, 12,345 choices, 30 snapshots: every promise was kept\n"
 
 
 def test_many_seeds_are_tried_on_all_cores(
@@ -130,7 +130,7 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
     result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"no: {rules} is not made for channels that are {network}: of 6 seeds 3 broke off; of 30 "
+        f"FAIL: {rules} is not made for channels that are {network}: of 6 seeds 3 broke off; of 30 "
         "snapshots 20 were published, none of them wrong, and 7 abandoned because their parts "
         "contradicted each other\n"
     )
@@ -196,7 +196,7 @@ def test_one_seed_is_shown_step_by_step(call: Call) -> None:
     at_ms = [float(line.split(" ms  ")[0]) for line in lines if not line.startswith(" " * 14)]
     assert result.exit_code == 0
     assert at_ms == sorted(at_ms)
-    assert result.stderr == f"yes: seed 5: {len(at_ms)} choices, every promise was kept\n"
+    assert result.stderr == f"PASS: seed 5: {len(at_ms)} choices, every promise was kept\n"
     assert any(line.startswith(" " * 14 + "snapshot P") for line in lines)
     assert call("sim", "run", "--seeds", "5..5", "--steps").stdout == result.stdout
 
@@ -244,7 +244,7 @@ def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> N
     result = call("sim", "run", f"{HERE}:dicey", "--seeds", "1..3")
     assert result.exit_code == 1
     assert result.stderr.startswith("SEED=1 broke a promise; looking for the shortest schedule")
-    assert "no: seed 1: not kept: a snapshot changes nothing" in result.stderr
+    assert "FAIL: seed 1: not kept: a snapshot changes nothing" in result.stderr
     assert len(result.stdout.splitlines()) == 2
     assert result.stdout.splitlines()[0].endswith(" does talk")
     assert " deliver P" in result.stdout.splitlines()[1]
@@ -253,7 +253,7 @@ def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> N
     assert f"every step of the whole run: {command}\n" in result.stderr
     whole = call(*command.split()[1:])
     assert whole.exit_code == 1
-    assert whole.stderr.startswith("no: seed 1: not kept: a snapshot changes nothing")
+    assert whole.stderr.startswith("FAIL: seed 1: not kept: a snapshot changes nothing")
     assert len(whole.stdout.splitlines()) > 100
 
 
@@ -304,7 +304,7 @@ def test_a_script_that_says_something_else_is_a_no_with_the_difference(
     assert result.exit_code == 1
     assert "\n-P1 does A; sends nothing\n+P1 does A; sends A>B to P2\n" in result.stderr
     assert result.stderr.endswith(
-        f"no: something else happened than {script} says; if it is right: --rewrite\n"
+        f"FAIL: something else happened than {script} says; if it is right: --rewrite\n"
     )
     assert result.stdout == RIGHT
     assert script.read_text() == WRONG

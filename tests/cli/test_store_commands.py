@@ -131,7 +131,7 @@ def test_verify_says_yes_to_a_good_store(call: Call, money: Path) -> None:
     """All snapshots are read, and their number and size are told."""
     result = call("verify", money)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr.startswith("yes: 3 snapshots, ")
+    assert result.stderr.startswith("PASS: 3 snapshots, ")
     verified = json_of(call("verify", money, "--json").stdout)
     assert (verified["is_consistent"], verified["snapshot_count"]) == (True, 3)
 
@@ -155,7 +155,7 @@ def test_verify_names_a_damaged_file(
     change_a_byte(path)
     result = call("verify", money, *which)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"no: {path}")
+    assert result.stderr.startswith(f"FAIL: {path}")
     found = json_of(call("verify", money, *which, "--json").stdout)
     assert (found["is_consistent"], found["error"]) == (False, "Damaged")
     assert str(path) in found["detail"]
@@ -166,7 +166,7 @@ def test_verify_finds_damage_of_the_store_itself(call: Call, money: Path) -> Non
     change_a_byte(money / "store.json")
     result = call("verify", money)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"no: {money / 'store.json'}")
+    assert result.stderr.startswith(f"FAIL: {money / 'store.json'}")
 
 
 def test_diff_names_the_field(call: Call, money: Path) -> None:
@@ -243,7 +243,7 @@ def test_history_shows_what_a_damaged_line_does_not_hide(call: Call, money: Path
     assert [line.rpartition("  ")[2] for line in result.stdout.splitlines()] == [
         "snapshot A-1 began"
     ]
-    assert "no: line 1 of " in result.stderr
+    assert "FAIL: line 1 of " in result.stderr
     shown = call("events", money, "--json")
     assert shown.exit_code == 1
     found = json_of(shown.stdout)

@@ -74,7 +74,7 @@ def test_json_has_rows(call: Call, money: Path) -> None:
     }
     assert found["marker_paths"] is None
     assert [one["id"] for one in found["damaged"]] == ["A-2"]
-    assert "no: snapshot A-2 is left out: " in result.stderr
+    assert "FAIL: snapshot A-2 is left out: " in result.stderr
     assert "manifest.json was changed" in result.stderr
 
 

@@ -11,7 +11,7 @@ from stillframe.analytics import audit_store
 from stillframe.analytics.manifests import Published, read_published, while_published
 from stillframe.analytics.predicate_eval import DAMAGED
 from stillframe.cli import output, quantities, spark_session
-from stillframe.cli.command import Commands, argument, conclude, end_with_no, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
 from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 
@@ -75,18 +75,18 @@ def audit(
     except Damaged as error:
         verdict = {"ok": False, "verdict": str(error)}
         output.answer({**verdict, "snapshots": [], "history_damage": None})
-        end_with_no(str(error))
+        end_with_failure(str(error))
     wrong_first = sorted(found.snapshots, key=lambda row: row.is_valid)
     columns: output.Columns[SnapshotAudit] = {
         "snapshot": attrgetter("id"),
         "verdict": lambda row: (
-            row.damage or row.contradiction or ("sound" if row.is_valid else "total differs")
+            row.damage or row.contradiction or ("valid" if row.is_valid else "different total")
         ),
-        "messages caught": attrgetter("message_count"),
+        "in transit": attrgetter("message_count"),
         "in states": attrgetter("states_amount"),
         "in channels": attrgetter("messages_amount"),
         "total": attrgetter("total"),
-        "differs by": attrgetter("difference"),
+        "difference": attrgetter("difference"),
     }
     limits: Fields = {"limit": ROW_COUNT_MAX, "more": "more snapshots"}
     output.answer(found, lambda: output.put_table("", columns, wrong_first, texts=2, **limits))
@@ -112,7 +112,7 @@ def stats(
     damaged = [{"id": snapshot, "detail": why} for snapshot, why in damages.items()]
     output.answer({"store": path, "damaged": damaged} | found, lambda: _put_history(found))
     if damages:
-        end_with_no(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
+        end_with_failure(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
 
 
 def _find_history(
@@ -214,7 +214,7 @@ def diff(
         quantities.count(len(found[f"{what}s"]), what) for what in ("field", "key", "channel")
     )
     output.say(f"{before} and {after} differ in {fields}, {keys} and {channels}")
-    end_with_no()
+    end_with_failure()
 
 
 def _find_difference(
@@ -328,7 +328,7 @@ def detect(
     _say_of_epochs(found)
     _say_unasked(found.unasked)
     if not found.holds:
-        end_with_no()
+        end_with_failure()
 
 
 def _put_detection(snapshots: list[Fields]) -> None:

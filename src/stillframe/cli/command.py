@@ -4,7 +4,7 @@ The modules of commands import what is heavy (pyarrow, the event loop), and are 
 only when one of their commands is called: ``--help`` needs their names and short helps alone.
 
 0    yes, or done
-1    a true no: damaged, not consistent, different, abandoned
+1    a failure or a no: damaged, not consistent, different, abandoned
 2    wrong usage, wrong input, or something that is needed is not there
 101  a bug in stillframe
 141  whoever read stdout is gone (``| head``)
@@ -159,15 +159,28 @@ def flag(name: str, words: str) -> Any:
     return typer.Option(False, name, help=words)
 
 
-def conclude(is_yes: bool, sentence: str) -> None:
-    """Say yes or no and why; end the command with 1 if it is no."""
+def conclude(is_passed: bool, sentence: str) -> None:
+    """Print the verdict of a check, and end the command with 1 if it failed."""
+    if not is_passed:
+        end_with_failure(sentence)
+    output.say(f"PASS: {sentence}")
+
+
+def end_with_failure(*sentences: str) -> NoReturn:
+    """Print what failed, unless that was printed before, and end the command with 1."""
+    output.say(*(f"FAIL: {sentence}" for sentence in sentences))
+    raise typer.Exit(EXIT_NO)
+
+
+def conclude_answer(is_yes: bool, sentence: str) -> None:
+    """Print the answer to a question, and end the command with 1 if it is no."""
     if not is_yes:
         end_with_no(sentence)
     output.say(f"yes: {sentence}")
 
 
 def end_with_no(*sentences: str) -> NoReturn:
-    """Say why the answer is no, if that was not said yet, and end the command with 1."""
+    """Print why the answer to a question is no, and end the command with 1."""
     output.say(*(f"no: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
 

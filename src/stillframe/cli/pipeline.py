@@ -18,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, end_with_no, flag, option, signals
+from stillframe.cli.command import Commands, argument, end_with_failure, flag, option, signals
 from stillframe.cli.options import INTERVAL, Timeout, keep_option
 from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
@@ -101,7 +101,7 @@ def snapshot(
                     return
                 _keep(pipeline, keep)
             except StillframeError as error:
-                output.say(f"no: {error}")
+                output.say(f"FAIL: {error}")
 
 
 @app.add("pipeline savepoint shop.pipeline before-upgrade")
@@ -120,7 +120,7 @@ def savepoint(
 def _take_once(pipeline: Pipeline, taking: Taking) -> None:
     is_published, _ = _take(pipeline, taking)
     if not is_published:
-        end_with_no()
+        end_with_failure()
 
 
 def _keep(pipeline: Pipeline, count: int | None) -> None:
@@ -129,7 +129,7 @@ def _keep(pipeline: Pipeline, count: int | None) -> None:
 
 
 class Interrupted(msgspec.Struct, frozen=True):
-    """A snapshot that was given up because the command was ended."""
+    """A snapshot that was abandoned because the command was ended."""
 
     snapshot: SnapshotId | None
     missing: tuple[str, ...]
@@ -138,7 +138,7 @@ class Interrupted(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         which = "the snapshot" if self.snapshot is None else f"snapshot {self.snapshot}"
         missing = f"; missing: {', '.join(self.missing)}" if self.missing else ""
-        return f"{which} was given up: {self.reason}{missing}; nothing is held up any more"
+        return f"{which} was abandoned: {self.reason}{missing}; no participant is delayed"
 
 
 def _take(pipeline: Pipeline, taking: Taking) -> tuple[bool, bool]:
@@ -165,7 +165,7 @@ def _take(pipeline: Pipeline, taking: Taking) -> tuple[bool, bool]:
             outcome = newest[0]  # too late: it was published a moment before
     if not isinstance(outcome, Manifest):
         output.answer({"published": None, "abandoned": outcome})
-        output.say(f"no: {outcome}")
+        output.say(f"FAIL: {outcome}")
         return False, is_ended
     document = {"published": document_of(outcome), "abandoned": None}
     output.answer(document, lambda: output.put_lines([str(outcome.snapshot)]))
@@ -229,7 +229,7 @@ def status(
     output.answer(document, lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2))
     output.say(_progress_summary(found, now))
     if why := _left_over(pipeline, found):
-        output.say(f"no: {why}")
+        output.say(f"FAIL: {why}")
 
 
 def _watch(pipeline: Pipeline, first: Progress) -> None:
@@ -251,7 +251,7 @@ def _watch(pipeline: Pipeline, first: Progress) -> None:
         output.say(f"snapshot {first.snapshot} is published")
         return
     is_over = now is None or now.snapshot != first.snapshot
-    end_with_no(f"snapshot {first.snapshot} was given up" if is_over else why)
+    end_with_failure(f"snapshot {first.snapshot} was abandoned" if is_over else why)
 
 
 @contextlib.contextmanager
@@ -352,7 +352,7 @@ def list_snapshots(path: PipelinePath) -> None:
 
     output.answer(document, put)
     if damages:
-        end_with_no(*map(str, damages.values()))
+        end_with_failure(*map(str, damages.values()))
 
 
 @app.add("pipeline delete shop.pipeline shop-3 shop-4", "pipeline delete shop.pipeline --keep 10")

@@ -13,7 +13,7 @@ import msgspec
 from stillframe.analytics.manifests import Published, places_of, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
-from stillframe.cli.command import Commands, argument, conclude, end_with_no, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
 from stillframe.cli.options import MASTER, StorePath, keep_option
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
@@ -131,10 +131,10 @@ def _find(
         wrong_in_store = published.damages | {
             snapshot: str(error) for snapshot, error in invalid_snapshots(spark, published).items()
         }
-        sound = {one: m for one, m in published.manifests.items() if one not in wrong_in_store}
-        if sound:
+        valid = {one: m for one, m in published.manifests.items() if one not in wrong_in_store}
+        if valid:
             cuts = log_verification.channel_cuts(
-                spark, msgspec.structs.replace(published, manifests=sound)
+                spark, msgspec.structs.replace(published, manifests=valid)
             )
     if epoch is not None:
         pieces = pieces.filter(pieces["epoch"] == epoch)
@@ -360,4 +360,4 @@ def assemble(
         sentence += f"; {late:,} with fragments that came late"
     output.say(sentence)
     if INCONSISTENT in counts:
-        end_with_no()
+        end_with_failure()

@@ -16,7 +16,7 @@ import typer
 import uvloop
 
 from stillframe.cli import options, output, quantities
-from stillframe.cli.command import Commands, argument, conclude, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, conclude_answer, end_with_no, flag, option
 from stillframe.cli.snapshots import ask, not_stable_sentence
 from stillframe.cli.supervision import (
     NOT_NEEDED,
@@ -264,7 +264,7 @@ def _say_what_was_seen(condition: StopCondition) -> None:
     if shown is None:
         end_with_no(f"no snapshot was published in which {name} could have held")
     holds = "holds" if held else "did not hold"
-    conclude(bool(held), f"{name} {holds} in {shown.snapshot}: {shown.verdict.sentence}")
+    conclude_answer(bool(held), f"{name} {holds} in {shown.snapshot}: {shown.verdict.sentence}")
 
 
 @contextlib.contextmanager

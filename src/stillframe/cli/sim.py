@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.app import SCRIPT_SUFFIX, SCRIPTS
-from stillframe.cli.command import Commands, argument, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, end_with_failure, flag, option
 from stillframe.cli.trace import put_proof
 from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
@@ -215,11 +215,11 @@ def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extra
         output.answer(document, lambda: output.put_lines(lines))
     serve(run.world, extras)
     if run.violation is not None:
-        end_with_no(f"seed {seed}: {run.violation}")
+        end_with_failure(f"seed {seed}: {run.violation}")
     if not subject.rules_fit:
         ending = run.world.refusal or "nothing wrong was published, and nothing had to be"
-        end_with_no(f"seed {seed}: {subject.misfit}: {ending}")
-    output.say(f"yes: seed {seed}: {len(run.schedule)} choices, every promise was kept")
+        end_with_failure(f"seed {seed}: {subject.misfit}: {ending}")
+    output.say(f"PASS: seed {seed}: {len(run.schedule)} choices, every promise was kept")
 
 
 def _try_seeds(subject: Subject, seeds: range) -> None:
@@ -245,14 +245,14 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
         lambda: output.put_lines(map(str, shrunk.schedule)),
     )
     output.say(
-        f"no: seed {seed}: {shrunk.violation}",
+        f"FAIL: seed {seed}: {shrunk.violation}",
         f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices"
         + ("" if len(shrunk.schedule) < len(run.schedule) else ": leaving out any keeps it"),
         f"what could go wrong: {describe(run.faults)}",
         f"every step of the whole run: {subject.words(seed)}",
         f"every step of what is shown, once it is in a file: {subject.words(seed)} --schedule FILE",
     )
-    end_with_no()
+    end_with_failure()
 
 
 def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
@@ -266,14 +266,14 @@ def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
         output.say(f"never seen: {'; '.join(unseen)}")
     seeds = quantities.count(tally.seed_count, "seed")
     if not subject.rules_fit:
-        end_with_no(
+        end_with_failure(
             f"{subject.misfit}: of {seeds} {tally.refused_count:,} broke off; of "
             f"{quantities.count(tally.snapshot_count, 'snapshot')} {tally.published_count:,} were "
             f"published, none of them wrong, and {tally.inconsistent_count:,} abandoned because "
             "their parts contradicted each other"
         )
     output.say(
-        f"yes: {seeds}, {tally.choice_count:,} choices, "
+        f"PASS: {seeds}, {tally.choice_count:,} choices, "
         f"{quantities.count(tally.snapshot_count, 'snapshot')}: every promise was kept"
     )
 
@@ -362,7 +362,7 @@ def explore(
     always, sometimes = [*ALWAYS, *(invariant or [])], [*SOMETIMES, *(predicate or [])]
     output.answer(document, lambda: _put_explored(found, always, sometimes))
     if found.broken:
-        end_with_no()
+        end_with_failure()
 
 
 def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ...]]:
@@ -397,7 +397,7 @@ def _put_explored(
     )
     output.put_table("", ("every interleaving", "count"), counts)
     for name in always:
-        output.say(f"{'no' if name in found.broken else 'yes'}: {name}")
+        output.say(f"{'FAIL' if name in found.broken else 'PASS'}: {name}")
         if name in found.broken:
             what, run = found.broken[name]
             steps = (f"    {choice}" for choice in run)
@@ -483,7 +483,7 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool) -> None:
     if played.differing and not rewrite:
         names = ("as written", "as it happened")
         output.say(*difflib.unified_diff(text.splitlines(), happened, *names, n=2, lineterm=""))
-        end_with_no(f"something else happened than {path} says; if it is right: --rewrite")
+        end_with_failure(f"something else happened than {path} says; if it is right: --rewrite")
 
 
 def play(path: Path, text: str) -> scenario.Played:

@@ -20,7 +20,14 @@ from rich.live import Live
 from rich.table import Table
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, conclude, end_with_no, flag, option
+from stillframe.cli.command import (
+    Commands,
+    argument,
+    conclude_answer,
+    end_with_failure,
+    flag,
+    option,
+)
 from stillframe.cli.options import CLASSES, INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
 from stillframe.detect import predicate
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
@@ -85,7 +92,7 @@ def list_snapshots(path: StorePath) -> None:
     }
     output.answer(document, lambda: _put_list(store, entries, current, has_none=not damages))
     if damages:
-        end_with_no(*map(str, damages.values()))
+        end_with_failure(*map(str, damages.values()))
 
 
 def _put_list(
@@ -245,7 +252,7 @@ def events(path: StorePath) -> None:
     if not output.wants_json():
         output.say(quantities.count(len(lines), "event"))
     if damages:
-        end_with_no(*map(str, damages))
+        end_with_failure(*map(str, damages))
 
 
 def sentence(what: HistoryEvent) -> str:
@@ -355,7 +362,7 @@ def snapshot(path: StorePath, initiator: str | None = INITIATOR) -> None:
     entry = done.entry
     if entry is None:
         output.answer(document)
-        end_with_no(str(done.abandoned))
+        end_with_failure(str(done.abandoned))
     output.answer(document, lambda: output.put_lines([str(entry.id)]))
     output.say(published(entry))
 
@@ -379,7 +386,7 @@ def savepoint(
         done = ask(path, admin_socket.TriggerSnapshot(initiator))
         if done.entry is None:
             output.answer({"savepoint": None, "abandoned": done.abandoned})
-            end_with_no(str(done.abandoned))
+            end_with_failure(str(done.abandoned))
         chosen = done.entry.id
     else:
         chosen = store.find(of)
@@ -445,11 +452,11 @@ def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
         document = {"is_consistent": True, "snapshot": snapshot, "channels": books_document(state)}
         output.answer(document, lambda: put_books(state))
         size = quantities.size(store.entry(snapshot).bytes)
-        output.say(f"yes: snapshot {snapshot} is consistent, and its {size} are what was written")
+        output.say(f"PASS: snapshot {snapshot} is consistent, and its {size} are what was written")
     except (Damaged, NotConsistent) as error:
         kind = type(error).__name__
         output.answer({"is_consistent": False, "error": kind, "detail": str(error)})
-        end_with_no(str(error))
+        end_with_failure(str(error))
 
 
 def _verify_all(store: Store) -> None:
@@ -464,7 +471,7 @@ def _verify_all(store: Store) -> None:
         verified = store.verify_all(progress)
     output.answer({"is_consistent": True, "snapshot_count": verified, "byte_count": byte_count})
     output.say(
-        f"yes: {quantities.count(verified, 'snapshot')}, {quantities.size(byte_count)}: all "
+        f"PASS: {quantities.count(verified, 'snapshot')}, {quantities.size(byte_count)}: all "
         "consistent, and every byte is what was written"
         if verified
         else f"the store {store.path} holds no snapshot yet: there is nothing to verify"
@@ -515,7 +522,7 @@ def detect(
     first = min(held, key=lambda seen: seen.completed_at, default=None)
     document, sentence = said_of_now(name, shown, first, broken, len(evaluations))
     output.answer(document)
-    conclude(document["holds"], sentence)
+    conclude_answer(document["holds"], sentence)
 
 
 def said_of_now(
@@ -579,7 +586,7 @@ def diff(
         f"{before} and {after} differ in {quantities.count(len(fields), 'field')} of processes and "
         f"{quantities.count(len(channels), 'channel')}"
     )
-    end_with_no()
+    end_with_failure()
 
 
 def _put_difference(before: str, after: str, found: SnapshotDiff) -> None:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TimeRemainingColumn
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, end_with_no, option
+from stillframe.cli.command import Commands, argument, end_with_failure, end_with_no, option
 from stillframe.cuts import (
     CutView,
     Predicate,
@@ -136,7 +136,7 @@ def import_(
             )
     except NotConsistent as error:
         output.answer({"is_consistent": False, "detail": str(error)})
-        end_with_no(str(error))
+        end_with_failure(str(error))
     chosen = dict(enumerate(imported.executions, 1))
     if number is not None:
         if number not in chosen:
@@ -204,7 +204,7 @@ def _say_executions(
     for file in files.values():
         output.say(f"written: {file}")
     output.say(
-        f"yes: the clocks of {quantities.count(len(chosen), 'execution')} contradict themselves "
+        f"PASS: the clocks of {quantities.count(len(chosen), 'execution')} contradict each other "
         "nowhere"
     )
 
@@ -391,7 +391,7 @@ def put_proof(
         found = check()
     except NotConsistent as error:
         output.answer({"is_consistent": False, "snapshot": snapshot, "detail": str(error)})
-        end_with_no(f"snapshot {snapshot}: {error}")
+        end_with_failure(f"snapshot {snapshot}: {error}")
     output.answer(
         lambda: {
             "is_consistent": True,
@@ -413,7 +413,7 @@ def put_proof(
         "end as they did"
     )
     output.say(
-        f"yes: snapshot {snapshot}: after {count} of neighbours {white} {red}"
+        f"PASS: snapshot {snapshot}: after {count} of neighbours {white} {red}"
         f"{replayed if has_state else ''}"
     )
 
