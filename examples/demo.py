@@ -229,7 +229,7 @@ def _claims(findings: Findings, audit_exit_code: int, audited_count: int) -> dic
 def _audit(console: Console, path: Path) -> tuple[int, int]:
     """Run the command that a user would run; return its exit code and how many snapshots it saw."""
     stillframe = Path(sys.executable).with_name("stillframe")
-    command = [str(stillframe), "spark", "audit", str(path), *AUDIT, "--json"]
+    command = [str(stillframe), "store", "audit", str(path), *AUDIT, "--json"]
     with console.status("auditing all snapshots on Spark (about 20 s, most of it starting Spark)"):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -246,7 +246,7 @@ def _by_hand(path: Path, findings: Findings) -> list[str]:
         f"stillframe list {store}",
         f"stillframe show {store} {last}",
         f"stillframe verify {store}",
-        f"stillframe spark audit {store} --states 'sum(balance)' --messages 'sum(amount)'",
+        f"stillframe store audit {store} --states 'sum(balance)' --messages 'sum(amount)'",
         f"stillframe restore {store}",
     ]
 

@@ -3,7 +3,7 @@
 Customers order, `billing` writes invoices, customers pay, and `till` commits what was paid to a
 table that no restore takes back:
 
-    stillframe run examples.invoices:shop --store shop --every 200ms --for 10s
+    stillframe run examples.invoices:shop --store shop --every 200ms --duration 10s
 
 What an invoice amounts to depends on which order came first, so after a restore it may be another
 one: what is committed too early, as at `naive_shop`, is then paid twice, or wrongly.

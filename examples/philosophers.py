@@ -2,7 +2,7 @@
 
 Sooner or later each holds its left fork and waits for the right one, for ever:
 
-    stillframe run examples.philosophers:table --store dinner --for 10s
+    stillframe run examples.philosophers:table --store dinner --duration 10s
     stillframe detect dinner deadlock
 
 At `polite_table` one of them takes the right fork first, and nobody ever starves.

@@ -34,13 +34,13 @@ def main() -> None:
         directory = Path(name)
         store, log = directory / "money", directory / "money.log"
         with (
-            started(["run", BANK, "--log", str(log), "--store", str(store)]),
+            started(["run", BANK, "--event-log", str(log), "--store", str(store)]),
             served(store) as (link, _),
         ):
             live(opened, link)
         snapshot = str(Store.open(store).entries()[-2].id)
         file = directory / "snapshot.html"
-        show(store, "--snapshot", snapshot, "--log", log, "--out", file)
+        show(store, "--snapshot", snapshot, "--event-log", log, "--out", file)
         page_of(opened, file.as_uri(), "snapshot", steps=4)
         player = directory / "lecture.html"
         show("lecture", "--out", player)

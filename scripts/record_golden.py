@@ -31,7 +31,7 @@ DATA = recording.DATA
 SYSTEM = "tests.golden.systems:system"
 
 COMMAND = [sys.executable, "-m", "stillframe"]
-OPTIONS = "--every never --timeout 3s --if-incomplete exclude".split()
+OPTIONS = "--every never --timeout 3s --on-incomplete exclude".split()
 LIMIT_S = 60
 
 
@@ -86,12 +86,12 @@ def snapshot_of(store: Path, *options: str) -> str:
 def record_system(into: Path) -> None:
     """Let a system run, be restored, die and be taken over; then kill all of it."""
     store, log, fragments = into / "store", into / "log", into / "fragments"
-    written = ["--log", log, "--fragments", fragments]
+    written = ["--event-log", log, "--fragment-dir", fragments]
     supervisor = begin("run", SYSTEM, "--store", store, *written, *OPTIONS)
     until((store / "running.json").exists)
     snapshot_of(store)
     snapshot_of(store)
-    call("savepoint", store, "audited", "--of", "A-2")
+    call("savepoint", store, "audited", "--snapshot", "A-2")
     with_c_stopped(store, overlapping=True)
     with_c_stopped(store, overlapping=False)
     # One without D, which has no channels.
@@ -101,7 +101,7 @@ def record_system(into: Path) -> None:
     call("restore", store, "audited")
     snapshot_of(store)
     call("savepoint", store, "after-the-restore")
-    call("drop", store, "A-1")
+    call("delete", store, "A-1")
     os.kill(child(store, "B"), signal.SIGKILL)
     until(lambda: "ProcessDied" in (store / "history.ndjson").read_text())
     time.sleep(1)
@@ -125,7 +125,7 @@ def record_migrated(into: Path) -> None:
     """Run a system, change its code, and restore it."""
     store = into / "migrated"
     former = {**os.environ, "STILLFRAME_GOLDEN_FORMER": "yes"}
-    options = ["--every", "never", "--for", "300ms"]
+    options = ["--every", "never", "--duration", "300ms"]
     reference = "tests.golden.systems:growing"
     call("run", reference, "--store", store, *options, environment=former)
     call("restore", store, "--migrate", *options)
@@ -149,7 +149,7 @@ def with_c_stopped(store: Path, *, overlapping: bool) -> None:
 
 def record_traces(into: Path) -> None:
     """Write a trace from the log of another system, one of a script, and the script."""
-    call("import", "examples/bakery.log", "--out", into / "imported.trace")
+    call("trace", "import", "examples/bakery.log", "--out", into / "imported.trace")
     call("sim", "lecture", "--trace", into / "lecture.trace")
     shutil.copyfile(ROOT / "src/stillframe/sim/runs/lecture.run", into / "lecture.run")
 

@@ -53,7 +53,7 @@ def shape(output: str) -> list[str]:
 def widen(lines: list[str]) -> list[str]:
     """Return the lines with states and channels that may hold all or nothing made alike, and with
     numbers of messages that may happen to be the total."""
-    alike = (re.sub(r"sound(?: (?:#|300))+", "sound", line) for line in lines)
+    alike = (re.sub(r"valid(?: (?:#|300))+", "valid", line) for line in lines)
     return sorted({line.replace("with 300 messages", "with # messages") for line in alike})
 
 
@@ -88,8 +88,9 @@ def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
 
 def lasting(command: str) -> str:
     """Return a command of the README that takes its time only at night."""
-    assert "--for 1500ms" in command
-    return command.replace("--for 1500ms", by_night("--for 1500ms", check="--for 500ms"))
+    assert "--duration 1500ms" in command
+    shorter = by_night("--duration 1500ms", check="--duration 500ms")
+    return command.replace("--duration 1500ms", shorter)
 
 
 def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:

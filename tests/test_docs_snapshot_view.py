@@ -10,7 +10,7 @@ from tests.doc_pages import blocks, called
 from tests.test_docs import README, ROOT, STILLFRAME
 
 PAGE = ROOT / "docs" / "snapshot-view.md"
-RUN = "run bank:bank --store bank.store --log bank.log --every 100ms --for 600ms"
+RUN = "run bank:bank --store bank.store --event-log bank.log --every 100ms --duration 600ms"
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_their_commands_make_a_system_that_outlives_its_coordinator(machine: Mac
     coordinator; when it is killed and started again, the same processes go on in the same epoch."""
     found = manifests()
     lines = "".join(blocks("console", PAGE)).replace("$ ", "").splitlines()
-    (certificates,) = [line for line in lines if line.startswith("stillframe certificates")]
+    (certificates,) = [line for line in lines if line.startswith("stillframe certs")]
     said(certificates, machine.place)
     for name in PROCESSES:
         machine.start(name, found[f"StatefulSet/bank-{name}"])

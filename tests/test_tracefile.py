@@ -97,7 +97,7 @@ def test_a_step_that_is_too_long_is_not_written(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "line 1: .*; this is no trace file: make one with 'stillframe import"),
+        ("", "line 1: .*; this is no trace file: make one with 'stillframe trace import"),
         ('{"N": 5}\n', "line 1: .*stillframe_trace.*; this is no trace file"),
         (HEADER.replace(":1,", ":2,"), "is of version 2, and this program reads version 1"),
         (HEADER.replace("P2", "no name"), "line 1: 'no name' cannot name a process"),

@@ -36,7 +36,7 @@ HURRY = {
     "pip install": "python -m pip install",
     "sleep 5": "true",
     "sleep 4": "true",
-    "--for 2s": "--for 500ms",
+    "--duration 2s": "--duration 500ms",
 }
 """The check does not wait as long as the page does, but until what should happen meanwhile has
 happened. It uses the pip of this environment: a new one takes longer than all the rest."""

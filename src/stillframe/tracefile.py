@@ -194,5 +194,5 @@ def _decode(path: Path, number: int, decoder: msgspec.json.Decoder[_Line], line:
 def _refuse(path: Path, number: int, sentence: str) -> NoReturn:
     advice = "write the file again from its source"
     if number == 1:
-        advice = "this is no trace file: make one with 'stillframe import LOG --out FILE'"
+        advice = "this is no trace file: make one with 'stillframe trace import LOG --out FILE'"
     raise UsageError(f"{path}, line {number}: {clean_label(sentence)}; {advice}")

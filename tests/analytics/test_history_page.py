@@ -75,7 +75,7 @@ def test_commands_and_programs_of_the_page(
     assert "consistent" in command(assemble)
     assert "inconsistent" not in command(verify)
     assert "P2" in command(clock)
-    assert "consistent" in command(f"{follow.strip()} --for 100ms")
+    assert "consistent" in command(f"{follow.strip()} --duration 100ms")
     total, _ = blocks_in("sql", tmp_path)
     totals = duckdb.execute(total.replace("v000003", "v000001")).fetchall()
     assert len(totals) >= SNAPSHOT_COUNT_MIN

@@ -91,7 +91,7 @@ def test_where_no_log_is_the_reader_says_how_to_get_one(tmp_path: Path) -> None:
     """An empty directory, none at all, or a file."""
     for log in (tmp_path, tmp_path / "none"):
         assert epochs(log) == ()
-        with pytest.raises(UsageError, match=r"holds no event log.*--log"):
+        with pytest.raises(UsageError, match=r"holds no event log.*--event-log"):
             list_segments(log)
     file = tmp_path / "file"
     file.touch()

@@ -14,7 +14,7 @@ from tests.nightly import by_night
 pytestmark = [pytest.mark.slow, pytest.mark.nightly(part="soak")]
 
 ROOT = Path(__file__).parent.parent.parent
-FOR = ("--for 1s", by_night("--for 1s", check="--for 200ms"))
+FOR = ("--duration 1s", by_night("--duration 1s", check="--duration 200ms"))
 PAGE = (ROOT / "docs" / "changing-code.md").read_text()
 
 

@@ -108,8 +108,8 @@ def running_bank(place: Path, made: list[Machine]) -> Iterator[tuple[Far, dict[s
             first,
             "system",
             *("run", "examples.bank:bank", "--store", place / "store", "--every", "500ms"),
-            *("--timeout", "2s", "--listen", first.address, "--elsewhere", "P2"),
-            *("--elsewhere", "P3", "--tls", place / "papers" / "coordinator"),
+            *("--timeout", "2s", "--listen", first.address, "--external", "P2"),
+            *("--external", "P3", "--tls", place / "papers" / "coordinator"),
         )
         joined = {
             name: start(

@@ -120,7 +120,7 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
             with pytest.raises(UsageError, match="not for this system alone"):
                 await running.restore()
             os.kill(running.children["till"].pid, signal.SIGKILL)
-            with pytest.raises(Unavailable, match=r"till died.*SIGKILL.*stillframe spark restore"):
+            with pytest.raises(Unavailable, match=r"died.*SIGKILL.*stillframe pipeline restore"):
                 await running.finished
 
     async def again(store: Store) -> None:

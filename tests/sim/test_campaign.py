@@ -88,7 +88,7 @@ def note(tally: Tally, figure: Figure) -> None:
 def test_many_seeds_keep_every_promise_and_show_everything(figure: Figure) -> None:
     """Chandy and Lamport's rules on channels that keep order: each sighting is seen in some."""
     tally = run_seeds(RunConfig, PLAIN_SEEDS, ignore)
-    assert tally.broken == [], f"SEED={tally.broken[0]}: see it with stillframe sim --steps --seeds"
+    assert tally.broken == [], f"SEED={tally.broken[0]}: try stillframe sim run --steps --seeds"
     assert set(COVERAGE) - set(tally.seen) == set()
     assert tally.seed_count == len(PLAIN_SEEDS)
     note(tally, figure)

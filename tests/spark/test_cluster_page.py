@@ -28,7 +28,8 @@ def test_commands_and_program_of_the_page_run_on_a_cluster(
     subprocess.run(
         [
             *(Path(sys.executable).with_name("stillframe"), "run", "bank:bank"),
-            *("--store", "bank.store", "--log", "bank.log", "--every", "200ms", "--for", "1s"),
+            *("--store", "bank.store", "--event-log", "bank.log"),
+            *("--every", "200ms", "--duration", "1s"),
         ],
         cwd=tmp_path,
         check=True,

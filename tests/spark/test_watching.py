@@ -152,7 +152,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
 
             page.get_by_role("button", name="Restore shop-1").click()
             dialog = page.get_by_role("dialog")
-            expect(dialog).to_contain_text(f"stillframe spark restore {shop.path} shop-1")
+            expect(dialog).to_contain_text(f"stillframe pipeline restore {shop.path} shop-1")
             expect(dialog).to_contain_text("Stop these programs first")
             dialog.get_by_role("button", name="Close").click()
             gate.set()

@@ -62,7 +62,7 @@ def test_a_deleted_directory_is_found_and_its_loss_can_be_accepted(store: Path) 
     write(store, lambda writer: writer.save(writer.entries()[1].id, "good"))
     second = take_away(store)
     assert lost_snapshots(store) == [second]
-    with pytest.raises(Damaged, match=rf"{second} is missing.*'stillframe drop .* {second}'"):
+    with pytest.raises(Damaged, match=rf"{second} is missing.*'stillframe delete .* {second}'"):
         Store.open(store).verify_all(lambda *_: None)
     write(store, lambda writer: writer.drop(str(second)))
     assert lost_snapshots(store) == []

@@ -70,8 +70,8 @@ def asked(*arguments: str) -> list[dict[str, Any]]:
 
 
 def check_store(scrape: Scrape, store: Store) -> None:
-    """Check what is said of the store against ``stillframe list`` and ``stillframe history``."""
-    listed, happened = asked("list", str(store.path)), asked("history", str(store.path))
+    """Check what is said of the store against ``stillframe list`` and ``stillframe events``."""
+    listed, happened = asked("list", str(store.path)), asked("events", str(store.path))
     counts = Counter(row["event"] for row in happened)
     restores = [row for row in happened if row.get("restored_from") is not None]
     assert scrape.of("store_snapshots") == len(listed)

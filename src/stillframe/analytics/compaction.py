@@ -127,7 +127,7 @@ def read_catalog(out: Path) -> Compacted:
     if not (local_path(out) / CATALOG).exists():
         what = "holds no tables" if out.exists() else "does not exist"
         raise UsageError(
-            f"{out} {what}: give the directory that 'stillframe spark compact --out' wrote"
+            f"{out} {what}: give the directory that 'stillframe store compact --out' wrote"
         )
     catalog = read_sealed(out / CATALOG, Compacted, advice=ADVICE)
     if catalog.format == FORMAT:

@@ -250,7 +250,7 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         raise UsageError(
             f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
-            f"run SYSTEM --fragments {directory}'"
+            f"run SYSTEM --fragment-dir {directory}'"
         )
     return places
 

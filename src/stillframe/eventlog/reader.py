@@ -142,8 +142,8 @@ def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
     """
     if not epochs(local_path(log)):
         raise UsageError(
-            f"{log} holds no event log: let a system write one with 'stillframe run SYSTEM --log "
-            f"{log}'"
+            f"{log} holds no event log: let a system write one with 'stillframe run SYSTEM "
+            f"--event-log {log}'"
         )
     for _ in range(_LISTING_COUNT_MAX):
         # A process that still runs replaces and removes files.

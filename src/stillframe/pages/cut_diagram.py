@@ -47,7 +47,8 @@ WITHOUT_LOG = (
     "A store knows each cut, the counts and the messages that were on the channels; not what the "
     "processes did around the cut, nor which marker came first: the cuts of all processes stand "
     "below each other here, and only the order of messages on one channel is true. "
-    "Let the system write an event log ('stillframe run --log DIR') and give it with --log DIR."
+    "Let the system write an event log ('stillframe run --event-log DIR'), and pass it with "
+    "--event-log DIR."
 )
 MESSAGE_COUNT_MAX, CHANNEL_MESSAGES_MAX = 120, 8
 """Messages drawn without a log, and of one channel: its first."""

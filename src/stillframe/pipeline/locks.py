@@ -92,7 +92,7 @@ def coordinating(root: Path, doing: str, *, is_patient: bool = True) -> Iterator
     if not (lock.acquire() if is_patient else lock.try_acquire()):
         raise Unavailable(
             f"{doing} is not possible now: a snapshot of {root} is being taken or restored by "
-            "another program; try again when it has ended, and end a 'spark snapshot --every' "
+            "another program; try again when it has ended, and end a 'pipeline snapshot --every' "
             "that may be taking one after the other"
         )
     try:

@@ -104,7 +104,7 @@ class AbandonmentLimit:
         return (
             f"{self._count} snapshots in a row were abandoned, and {self._count_max} are "
             f"tolerated. The last of them:{last}\nMend what is named there, or give snapshots more "
-            "time (--timeout) or tolerate more of them (--tolerate)"
+            "time (--timeout) or tolerate more of them (--max-abandoned)"
         )
 
 

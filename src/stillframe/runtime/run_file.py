@@ -118,7 +118,7 @@ def find_running(store: Path) -> RunFile:
             "restore'",
         )
     if not is_alive(system.supervisor):
-        again = " and the options --listen, --tls and --elsewhere of its start"
+        again = " and the options --listen, --tls and --external of its start"
         raise Unavailable(
             f"no system is running on the store {store}: its supervisor, process "
             f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"

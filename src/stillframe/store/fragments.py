@@ -5,7 +5,7 @@
     DIR/e1/P2/P1-17/processes.parquet    as in a snapshot of a store, the rows of this process
 
 A fragment gets its name when all of it is on the disk. Copied into one directory, the fragments of
-all processes make snapshots again (``stillframe spark assemble``).
+all processes make snapshots again (``stillframe store assemble``).
 """
 
 import os
@@ -254,7 +254,7 @@ def check_own_unused(directory: Path, source: FragmentSource) -> None:
     if there:
         raise UsageError(
             f"{there[0]} is of another run of epoch {source.epoch}, and nothing there is "
-            "overwritten: give --fragments another directory"
+            "overwritten: give --fragment-dir another directory"
         )
 
 
@@ -265,7 +265,7 @@ def check_fragments_unused(directory: Path, epoch: int) -> None:
     if newest >= epoch:
         raise UsageError(
             f"{directory} holds fragments of epoch {newest} already, and nothing there is "
-            f"overwritten: this system begins epoch {epoch}; give --fragments another directory"
+            f"overwritten: this system begins epoch {epoch}; give --fragment-dir another directory"
         )
 
 
@@ -292,7 +292,7 @@ def find_fragments(directory: Path) -> list[FragmentPlace]:
     if foreign:
         raise UsageError(
             f"{directory} holds what is no fragment: {first_names(sorted(map(str, foreign)))}: "
-            "move it away, or give the directory that 'stillframe run --fragments' wrote"
+            "move it away, or give the directory that 'stillframe run --fragment-dir' wrote"
         )
     return sorted(found)
 

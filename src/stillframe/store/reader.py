@@ -84,7 +84,7 @@ class StoreReader:
         if name in known:
             raise UsageError(
                 f"there is a savepoint {name!r} already, snapshot {known[name]}: give another "
-                f"name, or drop that one with 'stillframe drop {self.path} {name}'"
+                f"name, or drop that one with 'stillframe delete {self.path} {name}'"
             )
 
     def entries(self) -> list[SnapshotEntry]:

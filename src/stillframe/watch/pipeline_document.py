@@ -59,7 +59,7 @@ def describe(path: str, flow: Dataflow) -> dict[str, Any]:
             *(columns[flow.log(log).source] + 1 for log in outputs),
         ],
         "participant_count": len(flow.participants),
-        "restore_command": f"stillframe spark restore {shlex.quote(path)}",
+        "restore_command": f"stillframe pipeline restore {shlex.quote(path)}",
     }
 
 

@@ -68,7 +68,7 @@ def require_tls_off_loopback(listen: Address, certificates: str | None) -> None:
     if certificates is None and not listen.is_loopback:
         raise UsageError(
             f"other machines could connect to {listen}: off 127.0.0.1 and ::1 TLS is required; "
-            "give a directory of certificates with --tls ('stillframe certificates' makes some)"
+            "give a directory of certificates with --tls ('stillframe certs' makes some)"
         )
 
 

@@ -25,7 +25,7 @@ CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
 COORDINATOR = "coordinator.stillframe"
 ANY_PROCESS = "*.process.stillframe"
-MAKE_NEW = "make a new one (for a test: stillframe certificates)"
+MAKE_NEW = "make a new one (for a test: stillframe certs)"
 _COMPLAINTS = {
     "expired": "it has expired",
     "not yet valid": "it is not yet valid",

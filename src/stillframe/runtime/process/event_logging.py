@@ -20,7 +20,7 @@ def check_epoch_unused(log: Path, epoch: int) -> None:
     if (newest := max(epochs(log), default=0)) >= epoch:
         raise UsageError(
             f"{log} holds the event log of epoch {newest} already, and nothing there is "
-            f"overwritten: this system begins epoch {epoch}; give --log another directory"
+            f"overwritten: this system begins epoch {epoch}; give --event-log another directory"
         )
 
 

@@ -227,7 +227,7 @@ async def send_command(
             find_running(store)  # if the supervisor is gone or stopped, that is what to say
             raise StillframeError(
                 f"waited {deadline_s:.0f} s for {waiting_for}, and it has not: it may do so yet; "
-                f"'stillframe history {store}' says what happened"
+                f"'stillframe events {store}' says what happened"
             )
         reply = exchange.result()
     finally:

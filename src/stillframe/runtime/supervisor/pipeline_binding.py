@@ -69,7 +69,7 @@ class PipelineBinding:
         return Unavailable(
             f"process {death.process} died: {death.cause}. The system is part of the pipeline "
             f"{self.root} and goes back with it alone: stop what else runs of it, restore it with "
-            f"'stillframe spark restore {self.root}', and start the system with 'stillframe "
+            f"'stillframe pipeline restore {self.root}', and start the system with 'stillframe "
             f"restore {self._store.path} --pipeline {self.root}'"
         )
 

@@ -174,7 +174,7 @@ def check_placement(
     if reason is not None and any(map(is_alive, stale.children.values())):
         raise UsageError(
             f"what runs of the system cannot be taken over: {reason}; give the options --listen, "
-            "--tls and --elsewhere that it was started with, or end it and go back to its last "
+            "--tls and --external that it was started with, or end it and go back to its last "
             "snapshot with 'stillframe restore'"
         )
 
