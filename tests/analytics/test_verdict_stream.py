@@ -277,8 +277,10 @@ def test_a_system_that_runs_is_followed(spark: SparkSession, tmp_path: Path) -> 
     """Of a bank, a process of which stops for a while, each snapshot is judged once while it runs,
     by followers one after the other, as the audit and the event log judge them all afterwards."""
     store, log = tmp_path / "store", tmp_path / "log"
-    options = ("--store", str(store), "--event-log", str(log), "--every", "200ms")
-    options = (*options, "--timeout", "500ms")
+    options = (
+        *("--store", str(store), "--event-log", str(log)),
+        *("--every", "200ms", "--timeout", "500ms"),
+    )
     bank_run = subprocess.Popen(
         [sys.executable, "-m", "stillframe", "run", "examples.bank:bank", *options],
         cwd=ROOT,

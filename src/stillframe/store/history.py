@@ -371,7 +371,7 @@ def explain_loss(store: Path, snapshot: SnapshotId) -> str:
     return (
         f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and not removed with "
         f"Stillframe: put it back from a copy of the store, or accept the loss with 'stillframe "
-        f"drop {store} {snapshot}'"
+        f"delete {store} {snapshot}'"
     )
 
 
