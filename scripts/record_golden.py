@@ -2,6 +2,7 @@
 
     .venv/bin/python scripts/record_golden.py data       the data that need no Spark, anew
     .venv/bin/python scripts/record_golden.py spark      a pipeline with a query; what Spark says
+    .venv/bin/python scripts/record_golden.py data-2     the data of 0.2.0, and what is in them
     .venv/bin/python scripts/record_golden.py expected   what the commands say of the data
     .venv/bin/python scripts/record_golden.py wire       the bytes of every message
 
@@ -121,6 +122,33 @@ def record_system(into: Path) -> None:
             shutil.rmtree(unneeded)  # those that stay are of every kind
 
 
+def record_small_system(into: Path) -> None:
+    """Let a system run, with a chain of snapshots and messages in flight, and stop it in order;
+    restore it, and kill all of it."""
+    store, log, fragments = into / "store", into / "log", into / "fragments"
+    written = ["--log", log, "--fragments", fragments]
+    supervisor = begin("run", SYSTEM, "--store", store, *written, *OPTIONS)
+    until((store / "running.json").exists)
+    snapshot_of(store)
+    snapshot_of(store)
+    call("savepoint", store, "audited", "--of", "A-2")
+    with_c_stopped(store, overlapping=True)
+    supervisor.send_signal(signal.SIGINT)
+    supervisor.wait()
+    supervisor = begin("restore", store, "audited", *written, *OPTIONS)
+    until((store / "running.json").exists)
+    snapshot_of(store)
+    children = [child(store, process) for process in "ABCD"]
+    supervisor.kill()
+    supervisor.wait()
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    (store / "running.json").unlink()
+    for unneeded in fragments.glob("*/[ABD]"):
+        shutil.rmtree(unneeded)  # those of C are of every kind
+    shutil.rmtree(fragments / "e2", ignore_errors=True)
+
+
 def record_migrated(into: Path) -> None:
     """Run a system, change its code, and restore it."""
     store = into / "migrated"
@@ -198,6 +226,14 @@ def main() -> None:
         record_traces(DATA)
         record_pipeline(DATA)
         without_empty_directories(DATA)
+    elif what == ["data-2"]:
+        shutil.rmtree(recording.DATA_2, ignore_errors=True)
+        recording.DATA_2.mkdir()
+        record_small_system(recording.DATA_2)
+        record_pipeline(recording.DATA_2)
+        without_empty_directories(recording.DATA_2)
+        text = json.dumps(recording.answers_2(recording.DATA_2), indent=1)
+        recording.EXPECTED_2.write_text(text + "\n", encoding="utf-8")
     elif what == ["expected"]:
         recording.write_expected()
     elif what == ["spark"]:

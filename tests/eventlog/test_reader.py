@@ -1,5 +1,6 @@
 """Event logs are read back as they were written; what is none is refused by name."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -143,6 +144,19 @@ def test_a_file_that_says_what_cannot_be_is_refused(tmp_path: Path, span: Segmen
     write(tmp_path, HEADER, schema_with(span))
     with pytest.raises(Damaged):
         list_segments(tmp_path)
+
+
+def test_a_newer_header_is_refused_as_such(tmp_path: Path) -> None:
+    """Its names need not be those of today; the sentence is that of the document."""
+    page = (Path(__file__).parents[2] / "docs/event-log-format.md").read_text(encoding="utf-8")
+    sentence = re.search(r"^    (FILE is of version N, .*)$", page, re.MULTILINE)
+    assert sentence
+    newer = {reader.HEADER_KEY: b'{"segment":1,"version":2}'}
+    path = write(tmp_path, HEADER, SCHEMA.with_metadata(newer))
+    with pytest.raises(Damaged) as caught:
+        list_segments(tmp_path)
+    expected = sentence[1].replace("FILE", str(path)).replace(" N,", f" {reader.VERSION + 1},")
+    assert str(caught.value) == expected.replace(" M:", f" {reader.VERSION}:")
 
 
 def test_a_file_without_a_span_is_refused(tmp_path: Path) -> None:

@@ -21,10 +21,14 @@ from stillframe.pipeline.service import join
 from stillframe.store.fragments import find_fragments, read_fragment, read_topologies
 from tests.golden import travelling
 from tests.golden.systems import SALES, Books, Till
+from tests.store.format_reader import Reader, id_of
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
+DATA_2 = HERE / "data-2"
+"""What 0.2.0 writes."""
 EXPECTED = HERE / "expected.json"
+EXPECTED_2 = HERE / "expected-2.json"
 WIRE = HERE / "wire-2.json"
 WIRE_1 = HERE / "wire.json"
 """What 0.1.0 wrote."""
@@ -134,6 +138,33 @@ def answers(root: Path) -> Iterator[tuple[str, Any]]:
     yield "fragments", fragments(root)
 
 
+def answers_2(root: Path) -> dict[str, Any]:
+    """Return what the data of 0.2.0 in `root` say to the reader of the document, and what is in
+    the event log, the fragments and the pipeline."""
+    reader = Reader(root / "store")
+    states = {}
+    for snapshot in reader.snapshots():
+        processes, channels = reader.read(snapshot)
+        text = json.dumps([processes, [*channels.items()]], default=repr)
+        states[snapshot] = {
+            "based_on": sorted(
+                {id_of(one) for one in (reader.manifest(snapshot)["bases"] or {}).values()}
+            ),
+            "in_flight": sum(map(len, channels.values())),
+            "hash": hashlib.sha256(text.encode()).hexdigest(),
+        }
+    manifests = Pipeline(root / "shop.pipeline").snapshots()
+    found = {
+        "savepoints": reader.savepoints,
+        "store": states,
+        "log": logged(root),
+        "fragments": fragments(root),
+        "pipeline": [msgspec.to_builtins(manifest, enc_hook=str) for manifest in manifests],
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=repr))
+    return plain
+
+
 def sales(*amounts: int) -> pa.Table:
     """Return records of sales."""
     return pa.table({"amount": amounts}, schema=SALES)
@@ -207,7 +238,13 @@ def write_wire() -> None:
 def checksums() -> dict[str, str]:
     """Return the SHA-256 of each recorded file, or of all files in a directory of the data."""
     found = {}
-    for path in (*sorted(HERE.glob("expected*.json")), WIRE_1, WIRE, *sorted(DATA.iterdir())):
+    for path in (
+        *sorted(HERE.glob("expected*.json")),
+        WIRE_1,
+        WIRE,
+        *sorted(DATA.iterdir()),
+        *sorted(DATA_2.iterdir()),
+    ):
         digest = hashlib.sha256()
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():

@@ -4,6 +4,7 @@
 then. A name on the disk that changes unnoticed makes one of these tests fail.
 """
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -11,14 +12,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from stillframe.cli.app import app
+from stillframe.model import GlobalState, Snapshot, SnapshotId
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
+from stillframe.store.sealed_json import FORMAT
+from stillframe.store.store import Store
+from stillframe.store.tables import as_changes
 from tests.golden import recording
 from tests.golden.systems import TOTAL, Books, Till
+from tests.store.format_reader import Reader
 
 REPOSITORY = Path(__file__).parent.parent.parent
 MONEY = (
@@ -207,3 +214,44 @@ def test_a_system_goes_on(own: Path, command: str, epoch: int, begins: str) -> N
     assert (event["event"], event["restored_from"]) == ("EpochBegan", begins)
     assert recording.answer(own, "verify store")["says"]["snapshot_count"] == 9
     assert detect(own / "store", f"select ({MONEY}) = {TOTAL}") == 0
+
+
+def test_a_snapshot_is_based_on_one_of_version_1(own: Path) -> None:
+    """A writer continues the store in place: files of both versions make one chain, which the
+    reader of the document reads as well, and 0.1.0 refuses the store from the first write on."""
+    with contextlib.closing(Store.open_writer(own / "store")) as store:
+        before = store.load(SnapshotId("A", 10))
+        assert format_of(own / "store" / "store.json") == 1
+        epoch = store.raise_epoch(before.id)
+        assert format_of(own / "store" / "store.json") == FORMAT
+        changes = [as_changes("A-11", state, store.description) for state in before.state.processes]
+        states = tuple(
+            msgspec.structs.replace(one, base=before.id) if one.keyed else one for one in changes
+        )
+        state = GlobalState(states, before.state.channels)
+        at = before.completed_at
+        store.publish(Snapshot(SnapshotId("A", 11), epoch, at, at, state))
+        assert store.load(SnapshotId("A", 11)).state == before.state
+        store.verify(SnapshotId("A", 11))
+    manifests = own / "store" / "snapshots"
+    assert format_of(manifests / "A-10" / "manifest.json") == 1
+    assert format_of(manifests / "A-11" / "manifest.json") == FORMAT
+    reader = Reader(own / "store")
+    assert reader.read("A-11") == reader.read("A-10")
+
+
+def format_of(path: Path) -> int:
+    """Return the version of the format of a sealed file."""
+    version: int = json.loads(path.read_bytes())["content"]["format"]
+    return version
+
+
+def test_a_pipeline_is_continued_in_place(own: Path) -> None:
+    """What is written is of this version; what is there stays until a restore replaces it."""
+    path = own / "shop.pipeline"
+    recording.sell(Pipeline(path), 12)
+    last = max((path / "channels/sales/epoch-2").glob("*.json"))
+    assert (format_of(last), format_of(path / "pipeline.json")) == (FORMAT, 1)
+    Pipeline(path).restore("gold")
+    assert format_of(path / "pipeline.json") == FORMAT
+    assert "segments" in json.loads((path / "pipeline.json").read_bytes())["content"]

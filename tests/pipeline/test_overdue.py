@@ -12,7 +12,7 @@ from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import OVERDUE_S
-from stillframe.pipeline.pending_snapshot import PARTS, REQUEST, Request, request_path
+from stillframe.pipeline.pending_snapshot import FRAGMENTS, REQUEST, Request, request_path
 from stillframe.pipeline.service import join
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
@@ -42,7 +42,7 @@ def test_nobody_waits_at_the_barrier_of_a_coordinator_that_is_gone(tmp_path: Pat
     log = LogWriter(pipeline.path, metadata.dataflow.log("from-left"), metadata)
     snapshot = SnapshotId(metadata.name, 1)
     directory = request_path(pipeline.path, snapshot)
-    (directory / PARTS).mkdir(parents=True)
+    (directory / FRAGMENTS).mkdir(parents=True)
 
     def ask(deadline_at: float) -> None:
         request = Request(

@@ -92,7 +92,7 @@ def test_greetings_survive(greeting: Greeting) -> None:
 
 def test_another_version_is_refused_with_both_numbers() -> None:
     """The version stands before anything that could have changed."""
-    with pytest.raises(Refused, match="version 1 of the protocol, we speak 2"):
+    with pytest.raises(Refused, match="version 1 of the protocol, we speak 3"):
         feed(reader(is_open=False), wire.encode_greeting(HELLO, version=1), 100)
 
 
@@ -112,7 +112,7 @@ def test_another_version_is_refused_with_both_numbers() -> None:
         (LONG_MARKER, "MARKED_MESSAGES frame cannot be read", True),
         (MARKER_ALONE, "ends before its messages begin", True),
         (b"\x00\x00\x00\x07\x01STFX\x00\x01", "does not speak Stillframe's", False),
-        (b"\x00\x00\x00\x09\x01STFR\x00\x02\xc1\xc1", "GREETING frame cannot be read", False),
+        (b"\x00\x00\x00\x09\x01STFR\x00\x03\xc1\xc1", "GREETING frame cannot be read", False),
     ],
 )
 def test_what_is_no_frame_is_a_violation_that_says_so(
@@ -191,7 +191,7 @@ def test_random_bytes_are_refused_or_waited_for(stream: bytes, is_open: bool) ->
 
 def test_deep_nesting_is_a_violation() -> None:
     """A greeting of brackets without end does not break us."""
-    body = b"STFR\x00\x02" + b"\x91" * 4000
+    body = b"STFR\x00\x03" + b"\x91" * 4000
     with pytest.raises(ProtocolViolation):
         feed(reader(is_open=False), (len(body) + 1).to_bytes(4, "big") + b"\x01" + body, 9999)
 

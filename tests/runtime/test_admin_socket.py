@@ -12,6 +12,7 @@ import pytest
 from examples.bank import bank
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.model import SnapshotId
+from stillframe.protocol import wire
 from stillframe.runtime import events, run_file
 from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.os_process import OsProcess, current_process
@@ -36,6 +37,7 @@ def announced(path: Path, supervisor: OsProcess) -> run_file.RunFile:
         commands=str(path / "commands"),
         children={},
         pipeline=None,
+        protocol_version=wire.VERSION,
     )
     run_file.write_run_file(path, system)
     return system

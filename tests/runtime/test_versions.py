@@ -277,7 +277,11 @@ def test_a_command_says_which_version_it_speaks(tmp_path: Path) -> None:
             ).epoch == 3
 
     asyncio.run(main())
-    assert json.loads(lines[0]) == {"type": "Drop", "text": "gold", "protocol_version": OURS}
+    assert json.loads(lines[0]) == {
+        "type": "DropSnapshot",
+        "text": "gold",
+        "protocol_version": OURS,
+    }
 
 
 def test_a_run_file_that_says_no_version_is_of_the_one_before_it_was_written(
@@ -289,4 +293,8 @@ def test_a_run_file_that_says_no_version_is_of_the_one_before_it_was_written(
     document = json.loads((path / run_file.FILE).read_bytes())
     del document["protocol_version"]
     (path / run_file.FILE).write_text(json.dumps(document))
-    assert run_file.find_running(path).protocol_version == 2
+    left = run_file.read_run_file(path)
+    assert left is not None
+    assert left.protocol_version == 2
+    with pytest.raises(Refused, match="speaks version 2 of the protocol, we speak 3"):
+        run_file.find_running(path)

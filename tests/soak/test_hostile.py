@@ -74,7 +74,7 @@ def test_a_process_refuses_to_begin_elsewhere() -> None:
 
 def test_a_port_that_there_is_not_is_refused() -> None:
     """It never comes to whoever would connect to it."""
-    listening = {"type": "Listening", "address": {"host": "127.0.0.1", "port": 2**16}}
+    listening = {"type": "ListeningOn", "address": {"host": "127.0.0.1", "port": 2**16}}
     data = frame(wire.Kind.CONTROL, msgspec.msgpack.encode(listening))
     assert answer("a process at the coordinator", data) == "refused: ProtocolViolation"
 

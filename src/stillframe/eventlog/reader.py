@@ -53,6 +53,10 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lost_count: Count = 0
 
 
+class _Versioned(msgspec.Struct):
+    version: int
+
+
 def schema_with(header: SegmentHeader) -> pa.Schema:
     """Return the schema of a segment with this header."""
     return SCHEMA.with_metadata({HEADER_KEY: msgspec.json.encode(header)})
@@ -65,17 +69,19 @@ def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
     if encoded is None:
         raise _foreign(path)
     try:
+        # First: another version may have other names.
+        version = msgspec.json.decode(encoded, type=_Versioned).version
+        if version != VERSION:
+            raise Damaged(
+                f"{path} is of version {version}, and this program reads version {VERSION}: use a "
+                "newer one",
+                path=path,
+            )
         header = msgspec.json.decode(encoded, type=SegmentHeader)
         for process in (header.process, *header.sent, *header.received):
             check_process_id(process)
     except (*DECODING_ERRORS, UsageError) as error:
         raise Damaged(f"{path} does not say what it is a part of: {error}", path=path) from error
-    if header.version != VERSION:
-        raise Damaged(
-            f"{path} is of version {header.version}, and this program reads version {VERSION}: use "
-            "a newer one",
-            path=path,
-        )
     if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
         raise Damaged(
             f"{path} says that it is part {header.number} of {header.process} in epoch "

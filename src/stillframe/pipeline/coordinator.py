@@ -134,7 +134,7 @@ def _ask(root: Path, metadata: Metadata, mode: Mode, name: str | None, timeout_s
     directory = pending_snapshot.request_path(root, request.snapshot)
     partial = directory.with_name(f".{directory.name}.partial")
     with explain_io_errors(directory, "made"):
-        (partial / pending_snapshot.PARTS).mkdir(parents=True)
+        (partial / pending_snapshot.FRAGMENTS).mkdir(parents=True)
         replace_durably(partial / pending_snapshot.REQUEST, seal(request))
         partial.rename(directory)
     return request

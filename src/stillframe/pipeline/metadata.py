@@ -62,7 +62,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dataflow: Dataflow
     epoch: int
     restored_from: SnapshotId | None
-    segments: dict[str, tuple[Segment, ...]] = msgspec.field(name="stretches")
+    segments: dict[str, tuple[Segment, ...]]
     batches: dict[str, tuple[Segment, ...]]
     starts: dict[str, dict[str, int]]
 

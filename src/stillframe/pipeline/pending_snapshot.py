@@ -1,7 +1,7 @@
 """A pending snapshot, as files: the request, and what each participant recorded for it.
 
     ROOT/under-way/shop-17/request.json           which snapshot, in which mode, until when
-    ROOT/under-way/shop-17/parts/enrich.json      what one participant recorded
+    ROOT/under-way/shop-17/fragments/enrich.json  what one participant recorded
     ROOT/under-way/shop-17/checkpoints/enrich/    the files of a query's checkpoint, as hard links
     ROOT/under-way/shop-17/systems/P1.json        the system whose first service is P1
 
@@ -35,7 +35,7 @@ from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
 UNDER_WAY = "under-way"
 REQUEST = "request.json"
-PARTS = "parts"
+FRAGMENTS = "fragments"
 PINNED = "checkpoints"
 SYSTEMS = "systems"
 WHOLE = ".whole"
@@ -115,7 +115,7 @@ def under_way(root: Path) -> Request | None:
 
 def fragment_path(root: Path, snapshot: SnapshotId, participant: str) -> Path:
     """Return where a participant's fragment is written."""
-    return request_path(root, snapshot) / PARTS / f"{participant}.json"
+    return request_path(root, snapshot) / FRAGMENTS / f"{participant}.json"
 
 
 def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:

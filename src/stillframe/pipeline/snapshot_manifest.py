@@ -122,9 +122,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     completed_at: float
     published_at: float
     dataflow: Dataflow
-    segments: dict[str, tuple[Segment, ...]] = msgspec.field(name="stretches")
+    segments: dict[str, tuple[Segment, ...]]
     batches: dict[str, tuple[Segment, ...]]
-    fragments: tuple[ParticipantFragment, ...] = msgspec.field(name="parts")
+    fragments: tuple[ParticipantFragment, ...]
     systems: tuple[SystemCut, ...]
     channels: tuple[ChannelCut, ...]
     files: tuple[PinnedFile, ...]

@@ -169,7 +169,7 @@ class UnderWay(msgspec.Struct, frozen=True):
     initiated_at: float
     deadline: float
     missing: tuple[ProcessId, ...]
-    stragglers: tuple[Straggler, ...] = msgspec.field(default=(), name="holdups")
+    stragglers: tuple[Straggler, ...] = ()
 
     @property
     def at_fault(self) -> tuple[ProcessId, ...]:

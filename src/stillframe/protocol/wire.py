@@ -21,7 +21,7 @@ from stillframe.errors import ProtocolViolation, Refused
 from stillframe.model import ARRAY32, DECODING_ERRORS, Batch, Marker
 from stillframe.protocol.handshake import Greeting
 
-VERSION = 2
+VERSION = 3
 """Of the protocol: of these frames, and of the messages and commands that both ends must know."""
 MAGIC = b"STFR"
 GREETING_BYTES_MAX = 4096

@@ -24,18 +24,18 @@ MESSAGE_EXTRA_BYTES = 256
 """What a chunk counts beyond its bytes: many small ones cost too."""
 
 
-class JoinRequest(msgspec.Struct, frozen=True, tag="Joining"):
+class JoinRequest(msgspec.Struct, frozen=True, tag=True):
     """From a process, the first message: it is new in this epoch. ``Setup`` is the reply."""
 
 
-class RejoinRequest(msgspec.Struct, frozen=True, tag="Returning"):
+class RejoinRequest(msgspec.Struct, frozen=True, tag=True):
     """From a process, the first message on a new connection: it kept running without one.
     ``Rejoined`` is the reply. `is_connected` says whether all its outgoing channels have been."""
 
     is_connected: bool
 
 
-class Rejoined(msgspec.Struct, frozen=True, tag="Resumed"):
+class Rejoined(msgspec.Struct, frozen=True, tag=True):
     """To a process that has come back: what happened meanwhile.
 
     Every snapshot with a number up to `last_number` whose fragment it has not sent has ended.
@@ -49,7 +49,7 @@ class Rejoined(msgspec.Struct, frozen=True, tag="Resumed"):
     marker_wait_s: float
 
 
-class Dismissed(msgspec.Struct, frozen=True, tag="Over"):
+class Dismissed(msgspec.Struct, frozen=True, tag=True):
     """To a process: it has no place, or no longer one, in the system; `detail` says why."""
 
     detail: str
@@ -68,7 +68,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     marker_wait_s: float
 
 
-class ListeningOn(msgspec.Struct, frozen=True, tag="Listening"):
+class ListeningOn(msgspec.Struct, frozen=True, tag=True):
     """From a process: the address at which it accepts connections."""
 
     address: Address
@@ -80,7 +80,7 @@ class Addresses(msgspec.Struct, frozen=True, tag=True):
     addresses: dict[ProcessId, Address]
 
 
-class Ready(msgspec.Struct, frozen=True, tag="Running"):
+class Ready(msgspec.Struct, frozen=True, tag=True):
     """From a process: all its outgoing channels are connected."""
 
 
@@ -90,7 +90,7 @@ class Initiate(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
-class FragmentRows(msgspec.Struct, frozen=True, tag="PartRows"):
+class FragmentRows(msgspec.Struct, frozen=True, tag=True):
     """From a process: rows of a keyed field, sent before the fragment that they belong to."""
 
     snapshot: SnapshotId
@@ -98,27 +98,27 @@ class FragmentRows(msgspec.Struct, frozen=True, tag="PartRows"):
     rows: KeyedRows
 
 
-class FragmentChunk(msgspec.Struct, frozen=True, tag="PartPiece"):
+class FragmentChunk(msgspec.Struct, frozen=True, tag=True):
     """From a process: the next bytes of its encoded state, sent before their fragment."""
 
     snapshot: SnapshotId
-    chunk: bytes = msgspec.field(name="piece")
+    chunk: bytes
 
 
-class FragmentComplete(msgspec.Struct, frozen=True, tag="Part"):
+class FragmentComplete(msgspec.Struct, frozen=True, tag=True):
     """From a process: its fragment of a snapshot, except for the rows and chunks sent before."""
 
     fragment: Fragment
 
 
-class SnapshotDeclined(msgspec.Struct, frozen=True, tag="CouldNotRecord"):
+class SnapshotDeclined(msgspec.Struct, frozen=True, tag=True):
     """From a process: its state could not be captured."""
 
     snapshot: SnapshotId
     detail: str
 
 
-class SnapshotRequested(msgspec.Struct, frozen=True, tag="Wanted"):
+class SnapshotRequested(msgspec.Struct, frozen=True, tag=True):
     """From a process: it asks to initiate a snapshot."""
 
 
@@ -128,7 +128,7 @@ class Abandon(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
-class StatusRequest(msgspec.Struct, frozen=True, tag="Ask"):
+class StatusRequest(msgspec.Struct, frozen=True, tag=True):
     """To a process: report, between two atomic actions, your status and that of these snapshots;
     with `has_quantities` your conserved quantities too."""
 
@@ -137,11 +137,11 @@ class StatusRequest(msgspec.Struct, frozen=True, tag="Ask"):
     has_quantities: bool = False
 
 
-class StatusReply(msgspec.Struct, frozen=True, tag="Answer"):
+class StatusReply(msgspec.Struct, frozen=True, tag=True):
     """From a process: its status, in reply to the request with this number."""
 
     number: int
-    status: ProcessStatus = msgspec.field(name="standing")
+    status: ProcessStatus
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):
@@ -150,20 +150,20 @@ class Published(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
-class SnapshotDurable(msgspec.Struct, frozen=True, tag="InStore"):
+class SnapshotDurable(msgspec.Struct, frozen=True, tag=True):
     """To a process: this snapshot is in the store, so the next fragment may hold only what changed
     since. None: one that the process took for published is missing."""
 
     snapshot: SnapshotId | None
 
 
-class ConnectionWarning(msgspec.Struct, frozen=True, tag="Trouble"):
+class ConnectionWarning(msgspec.Struct, frozen=True, tag=True):
     """From a process: a connection failed, and the failure was handled."""
 
     detail: str
 
 
-class OutputFailed(msgspec.Struct, frozen=True, tag="LogTrouble"):
+class OutputFailed(msgspec.Struct, frozen=True, tag=True):
     """From a process: its event log or fragments cannot be written; it keeps running."""
 
     detail: str
@@ -302,5 +302,5 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     orphaned_s: float
     pipeline: str | None = None
     system: str = ""
-    outputs: OutputDirs = msgspec.field(default=NO_OUTPUT, name="traces")
+    outputs: OutputDirs = NO_OUTPUT
     is_elsewhere: bool = False

@@ -9,7 +9,7 @@ Executors of a cluster import this module: it needs no more than Python.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_KEYS = {"bases": "parent"}
+_KEYS = {"bases": "parent", "segments": "stretches", "fragments": "parts"}
 """Key in a sealed file -> its name in version 1."""
 
 _OWN = {

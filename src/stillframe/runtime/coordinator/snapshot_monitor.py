@@ -175,7 +175,7 @@ class SnapshotTimeline(msgspec.Struct):
     ended_at: float | None = None
     is_published: bool = False
     times: dict[ProcessId, MarkerTimes] = {}
-    fragment_at: dict[ProcessId, float] = msgspec.field(default_factory=dict, name="part_at")
+    fragment_at: dict[ProcessId, float] = {}
     epoch: int = 0
 
 

@@ -80,7 +80,7 @@ class NotForked(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class ProcessTerminated(msgspec.Struct, frozen=True, tag="Ended"):
+class ProcessTerminated(msgspec.Struct, frozen=True, tag=True):
     """The process `pid` has ended: with an exit code, or by minus a signal."""
 
     pid: int

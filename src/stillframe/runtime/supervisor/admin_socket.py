@@ -32,7 +32,7 @@ REPLY_BYTES_MAX = 2**26
 """The status of hundreds of processes contains each end of each channel."""
 
 
-class TriggerSnapshot(msgspec.Struct, frozen=True, tag="TakeSnapshot"):
+class TriggerSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Take a snapshot now; `initiator` None lets the system choose."""
 
     initiator: ProcessId | None
@@ -44,40 +44,40 @@ class RestoreSnapshot(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId | None
 
 
-class CreateSavepoint(msgspec.Struct, frozen=True, tag="Save"):
+class CreateSavepoint(msgspec.Struct, frozen=True, tag=True):
     """Keep a snapshot under a name, as a savepoint."""
 
     snapshot: SnapshotId
     name: str
 
 
-class DropSnapshot(msgspec.Struct, frozen=True, tag="Drop"):
+class DropSnapshot(msgspec.Struct, frozen=True, tag=True):
     """Remove a snapshot by its id, or a savepoint by its name."""
 
     text: str
 
 
-class GetPendingSnapshots(msgspec.Struct, frozen=True, tag="Look"):
+class GetPendingSnapshots(msgspec.Struct, frozen=True, tag=True):
     """Return the snapshots under way, and their stragglers."""
 
 
-class GetStatus(msgspec.Struct, frozen=True, tag="Observe"):
+class GetStatus(msgspec.Struct, frozen=True, tag=True):
     """Return the status of the system at once, even while nothing runs; with the timelines of the
     snapshots that ended later than `timelines_after`, by the coordinator's clock."""
 
-    timelines_after: float = msgspec.field(default=0.0, name="waves_after")
+    timelines_after: float = 0.0
 
 
-class SystemStatus(msgspec.Struct, frozen=True, tag="Observed"):
+class SystemStatus(msgspec.Struct, frozen=True, tag=True):
     """The status of the system in its `epoch`, and of each process that replied in time.
     `is_running` is false while processes start; then nothing else is known. `timelines` are of the
     last snapshots that ended, and `now` is the time by the clock of the snapshots."""
 
     epoch: int
     is_running: bool
-    statuses: dict[ProcessId, ProcessStatus] = msgspec.field(default_factory=dict, name="standings")
+    statuses: dict[ProcessId, ProcessStatus] = {}
     under_way: tuple[UnderWay, ...] = ()
-    timelines: tuple[SnapshotTimeline, ...] = msgspec.field(default=(), name="waves")
+    timelines: tuple[SnapshotTimeline, ...] = ()
     now: float = 0.0
 
 
