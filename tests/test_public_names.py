@@ -110,7 +110,7 @@ PROGRAM = '''
     )
     from stillframe.analytics import audit_store
     from stillframe.pipeline import channel
-    from stillframe.spark import start_query
+    from stillframe.spark import register, start_query
 
 
     class Coin(Message):
@@ -175,8 +175,10 @@ PROGRAM = '''
 '''
 WRONG = """
     import stillframe
+    import stillframe.analytics
+    import stillframe.spark
 
-    stillframe.open_shop("x")
+    stillframe.open_shop("x"), stillframe.spark.detect, stillframe.analytics.detekt
     store = stillframe.open_store("x")
     store.load(17)
     stillframe.run(store, store="x")
@@ -199,7 +201,7 @@ def test_a_type_checker_knows_the_types_of_a_user(tmp_path: Path) -> None:
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert [line for line in errors if line.startswith("good.py")] == []
     assert [re.sub(r"^wrong.py:(\d+):.*\[([\w-]+)\]$", r"\1 \2", line) for line in errors] == [
-        "4 attr-defined",
-        "6 arg-type",
-        "7 arg-type",
+        *["6 attr-defined"] * 3,
+        "8 arg-type",
+        "9 arg-type",
     ]

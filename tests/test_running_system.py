@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import reference_of
 from stillframe.model import Abandoned, Reason
 from stillframe.runtime import events
+from stillframe.runtime.os_process import identify, is_alive
 from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
 from tests.runtime import programs
 from tests.runtime.programs import rally
@@ -40,6 +43,12 @@ def test_a_program_runs_a_system(tmp_path: Path) -> None:
         system.restore(first.id)
         assert (system.is_running, system.epoch) == (True, 2)
         assert not system.wait(timeout_s=0)
+        system.snapshot()
+        system.delete("kept")
+        assert system.store.savepoints == {}
+        with pytest.raises(UsageError, match="there is no snapshot A-99"):
+            system.delete("A-99")
+        assert isinstance(system.savepoint("kept"), SnapshotEntry)
     assert not system.is_running
     last = system.stop()
     assert isinstance(last, SnapshotEntry)
@@ -233,6 +242,62 @@ def test_a_program_that_forgets_to_stop_leaves_nothing_running(tmp_path: Path) -
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     with stillframe.run(rally, store=tmp_path / "store", restore="newest") as system:
         assert system.epoch == 3
+
+
+RUN = """
+    import sys, stillframe
+    from tests.runtime import programs
+
+    system = stillframe.run(getattr(programs, sys.argv[1]), store=sys.argv[2], interval_s=None)
+    print("runs", *(child.pid for child in system._system.children.values()), flush=True)
+    system.wait()
+"""
+
+
+def test_processes_outlive_the_program_and_are_taken_over(tmp_path: Path) -> None:
+    """After a SIGKILL of the program, another one continues in the same epoch; without
+    ``take_over`` they would be ended."""
+    with _begun("rally", tmp_path / "store") as program:
+        assert program.stdout is not None
+        pids = map(int, program.stdout.readline().split()[1:])
+        children = [known for known in map(identify, pids) if known is not None]
+        program.kill()
+    with stillframe.run(rally, store=tmp_path / "store", interval_s=None, take_over=True) as system:
+        assert system.epoch == 1
+        assert [is_alive(child) for child in children] == [True, True]
+        assert isinstance(system.snapshot(), SnapshotEntry)
+    assert [is_alive(child) for child in children] == [False, False]
+
+
+@pytest.mark.parametrize("name", ["rally", "only_joining"])
+def test_ctrl_c_ends_a_program_that_waits_for_its_system(tmp_path: Path, name: str) -> None:
+    """While it runs, and while it starts: here it waits for another program to join."""
+    with _begun(name, tmp_path / "store") as program:
+        if name == "rally":
+            assert program.stdout is not None
+            assert program.stdout.readline().startswith("runs")
+        else:
+            _until((tmp_path / "store" / "running.json").exists)
+        program.send_signal(signal.SIGINT)
+        assert program.wait(timeout=30) != 0
+        assert program.stderr is not None
+        assert program.stderr.read().endswith("KeyboardInterrupt\n")
+    assert not (tmp_path / "store" / "running.json").exists()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        os.sched_yield()
+
+
+def _begun(name: str, store: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(RUN), name, str(store)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+    )
 
 
 def _python(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -154,8 +154,9 @@ class RunningSystem:
         outcome = self.snapshot(initiator)
         if isinstance(outcome, Abandoned):
             return outcome
-        self._writer.save(outcome.id, name)
-        return self.store.entry(outcome.id)
+        entry = outcome
+        self._call(lambda system: asyncio.to_thread(system.store.save, entry.id, name))
+        return self.store.entry(entry.id)
 
     def restore(self, snapshot: SnapshotId | str = NEWEST) -> None:
         """Roll the whole running system back to a snapshot; returns when it runs again.
@@ -170,6 +171,21 @@ class RunningSystem:
         """
         found = _found(self._writer, snapshot)
         self._call(lambda system: system.restore(found))
+
+    def delete(self, snapshot: SnapshotId | str) -> str | None:
+        """Delete a snapshot, or the name of a savepoint and its snapshot with it.
+
+        Args:
+            snapshot: an id, or the name of a savepoint.
+
+        Returns:
+            None if it was deleted. If only the name was, because the snapshot is still needed: why
+            it stays, as a sentence continues after "it".
+
+        Raises:
+            UsageError: there is no such snapshot, or it is still needed.
+        """
+        return self._call(lambda system: asyncio.to_thread(system.store.drop, str(snapshot)))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the system has ended, or another thread has stopped it.

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stillframe import spark as stillframe_spark
+from stillframe import analytics
 from stillframe.analytics import snapshot_stats, verified_parquet
 from stillframe.analytics.full_snapshots import CHANNELS_SCHEMA
 from stillframe.analytics.manifests import read_published
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_each_snapshot_says_where_its_time_went(spark: SparkSession, store: Path) -> None:
     """What was no pause and no encoding was waiting; publishing is by itself."""
-    rows = stillframe_spark.snapshot_history(spark, store).orderBy("sequence").collect()
+    rows = analytics.snapshot_history(spark, store).orderBy("sequence").collect()
     assert [row["snapshot"] for row in rows] == ["P1-1", "P1-2", "P1-3"]
     assert [row["savepoints"] for row in rows] == [[], ["payday"], []]
     assert [row["message_count"] for row in rows] == [5, 5, 0]

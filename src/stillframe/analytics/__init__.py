@@ -84,9 +84,11 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import what needs PySpark when it is used."""
-    return lazy_attribute(__name__, _MODULES, name)
+if not TYPE_CHECKING:  # a type checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Import what needs PySpark when it is used."""
+        return lazy_attribute(__name__, _MODULES, name)
 
 
 def audit_store(

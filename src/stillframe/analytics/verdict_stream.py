@@ -83,9 +83,7 @@ def follow(
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know ``stillframe``, ``stillframe.snapshot``, ``stillframe.log`` and
-    ``stillframe.verdicts`` as formats; Unavailable: Spark is older than 4.2, or keeps our sources
-    from this session."""
+    """Let a session know our formats: see ``stillframe.spark.register``."""
     from stillframe.spark import queries
 
     queries.register(spark, VerdictSource)

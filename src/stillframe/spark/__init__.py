@@ -10,6 +10,8 @@ from stillframe.renamed import renamed
 from stillframe.spark.session import import_with_pyspark, lazy_attribute, spark_session
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from stillframe.spark.queries import (
         checkpoint_location,
         read_channels,
@@ -38,12 +40,27 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import what needs PySpark when it is used."""
-    if name == "register":  # it registers the format of the analytics, too
-        return import_with_pyspark("stillframe.analytics.verdict_stream").register
-    if name in __all__:
-        return lazy_attribute(__name__, _MODULES, name)
-    module, attribute = renamed(__name__, name)
-    found = getattr(import_with_pyspark(module), attribute, None)
-    return found or import_with_pyspark(f"{module}.{attribute}")
+def register(spark: "SparkSession") -> None:
+    """Let a session read the formats ``stillframe``, ``stillframe.snapshot``, ``stillframe.log``
+    and ``stillframe.verdicts``.
+
+    Args:
+        spark: the session.
+
+    Raises:
+        Unavailable: PySpark is missing, Spark is older than 4.2, or it keeps our sources from this
+            session.
+    """
+    # It registers the format of the analytics, too, which no module here may import.
+    import_with_pyspark("stillframe.analytics.verdict_stream").register(spark)
+
+
+if not TYPE_CHECKING:  # a type checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Import what needs PySpark when it is used."""
+        if name in __all__:
+            return lazy_attribute(__name__, _MODULES, name)
+        module, attribute = renamed(__name__, name)
+        found = getattr(import_with_pyspark(module), attribute, None)
+        return found or import_with_pyspark(f"{module}.{attribute}")
