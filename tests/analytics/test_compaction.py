@@ -1,6 +1,7 @@
 """Large tables of all snapshots: the same rows as in the store, added to, cut, and never half."""
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from stillframe.analytics.verified_parquet import write
 from stillframe.durable_files import partial_path
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.store.sealed_json import FORMAT
 from stillframe.store.store import Store
 from tests.analytics import bank
 from tests.analytics.chains import make_chains
@@ -346,3 +348,43 @@ def test_the_directory_must_be_its_own(
         compact_store(spark, other, out)
     with pytest.raises(UsageError, match="does not exist: give the directory that"):
         compacted_tables(spark, tmp_path / "nowhere")
+
+
+def as_version_1(out: Path) -> None:
+    """Give the tables the names that 0.1.0 gave them."""
+    sealed = json.loads((out / "tables.json").read_bytes())["content"]
+    directory = version_path(out, sealed["version"])
+    own = ("_snapshot", "_process", "_kind", "_encoded", "_source", "_target", "_number", "_key")
+    for part in sealed["parts"]:
+        for name, files in part["files"].items():
+            for file in files:
+                path = directory / name / file["name"]
+                table = pq.read_table(path, partitioning=None)
+                names = [one.removeprefix("_") if one in own else one for one in table.column_names]
+                pq.write_table(table.rename_columns(names), path, store_schema=False)
+                content = path.read_bytes()
+                file |= {"bytes": len(content), "hash": hashlib.sha256(content).hexdigest()}
+    for columns in sealed["columns"].values():
+        if columns and columns[0]["name"] == "_key":
+            columns[0]["name"] = "key"
+    encoded = json.dumps(sealed | {"format": 1}, separators=(",", ":")).encode()
+    digest = hashlib.sha256(encoded).hexdigest().encode()
+    (out / "tables.json").write_bytes(b'{"content":%b,"hash":"%b"}' % (encoded, digest))
+
+
+def test_tables_of_version_1_are_read_and_written_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """All files of a table have the same names after the next run, also of what the store lacks."""
+    store, out = tmp_path / "store", tmp_path / "out"
+    make_chains(store, 2)
+    ids = [str(entry.id) for entry in Store.open(store).entries()]
+    compact_store(spark, store, out, of=ids[0])
+    before = {name: texts(table.toArrow()) for name, table in compacted_tables(spark, out).items()}
+    as_version_1(out)
+    assert here(out, "processes").column_names[0] == "snapshot"
+    found = {name: texts(table.toArrow()) for name, table in compacted_tables(spark, out).items()}
+    assert found == before
+    compact_store(spark, store, out)
+    check_same(out, store, ids)
+    assert read_catalog(out).format == FORMAT

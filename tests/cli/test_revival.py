@@ -125,6 +125,7 @@ def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Pa
             commands="",
             children={},
             pipeline="/data/shop",
+            protocol_version=wire.VERSION,
         ),
     )
     refused = call("resume", path)

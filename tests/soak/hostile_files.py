@@ -23,6 +23,7 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
+from stillframe.protocol import wire
 from stillframe.restore import start_states
 from stillframe.runtime import run_file
 from stillframe.runtime.network.addresses import ANY_PORT
@@ -79,6 +80,7 @@ class Sample:
             commands="commands",
             children={"A": current_process()},
             pipeline=None,
+            protocol_version=wire.VERSION,
         )
         run_file.write_run_file(self.store, system)
         message = MessageId(Channel("A", "B"), 1)

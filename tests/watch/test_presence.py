@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from stillframe.errors import StillframeError
+from stillframe.protocol import wire
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import OsProcess, identify, is_stopped
 from stillframe.runtime.run_file import RunFile, identity, write_run_file
@@ -53,6 +54,7 @@ def target_of(directory: Path, supervisor: OsProcess) -> SystemTarget:
         commands=str(directory / "commands"),
         children={},
         pipeline=None,
+        protocol_version=wire.VERSION,
     )
     write_run_file(store.path, system)
     return SystemTarget(store, PredicateMonitor(store, (), REFERENCE), None)
