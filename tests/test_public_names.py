@@ -62,6 +62,15 @@ def test_names_are_sorted_and_found_by_a_type_checker() -> None:
     assert sorted(" ".join(stillframe._MODULES.values()).split()) == stillframe.__all__
 
 
+def test_a_notebook_completes_names_that_are_not_imported_yet() -> None:
+    """It takes them from ``dir``."""
+    program = "import stillframe; print(*dir(stillframe))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert set(stillframe.__all__) <= set(done.stdout.split())
+
+
 @pytest.mark.parametrize("old", sorted(RENAMED))
 def test_an_old_name_still_works_and_says_what_is_new(old: str) -> None:
     """With a DeprecationWarning at the line that uses it."""

@@ -1,6 +1,7 @@
 """``run``: a real system that a Python program starts and controls."""
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -17,11 +18,14 @@ from stillframe import SnapshotEntry, Topology
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import reference_of
 from stillframe.model import Abandoned, Reason
+from stillframe.pipeline import Manifest
 from stillframe.runtime import events
 from stillframe.runtime.os_process import identify, is_alive
 from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
 from tests.runtime import programs
+from tests.runtime.mixed import START
 from tests.runtime.programs import rally
+from tests.runtime.test_pipeline_binding import minting, money, new_pipeline
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -189,6 +193,53 @@ def test_an_abandoned_snapshot_is_a_value(tmp_path: Path) -> None:
         assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("B",))
         assert system.store.savepoints == {}
         assert isinstance(system.stop(), Abandoned)
+
+
+def test_a_system_that_is_part_of_a_pipeline_continues_with_it(tmp_path: Path) -> None:
+    """The pipeline takes the snapshots, the last one included, and says where to start."""
+    pipeline = new_pipeline(tmp_path)
+    run = functools.partial(
+        stillframe.run, "tests.runtime.mixed:system", store=tmp_path / "store", timeout_s=30
+    )
+    with minting(pipeline), run(pipeline=pipeline.path) as system:
+        with pytest.raises(UsageError, match="pipeline"):
+            system.snapshot()
+        last = system.stop()
+    assert isinstance(last, Manifest)
+    assert money(pipeline, last) == START
+    pipeline.restore()
+    with minting(pipeline), run(pipeline=pipeline.path) as system:
+        assert system.epoch == 2
+        again = system.stop()
+    assert isinstance(again, Manifest)
+    assert money(pipeline, again) == START
+
+
+def test_a_program_joins_a_system_that_another_thread_starts(tmp_path: Path) -> None:
+    """``run`` returns when the external process has joined."""
+    path = tmp_path / "store"
+    waits = threading.Event()
+
+    def on_event(event: events.Event) -> None:
+        if isinstance(event, events.AwaitingProcesses):
+            waits.set()
+
+    async def join() -> None:
+        async with stillframe.join(
+            "J", topology=programs.only_joining, store=path, state=programs.Books()
+        ) as me:
+            joined.set()
+            with pytest.raises(Unavailable):
+                async for _ in me:
+                    pass
+
+    joined = threading.Event()
+    joining = threading.Thread(target=lambda: waits.wait(30) and asyncio.run(join()))
+    joining.start()
+    with stillframe.run(programs.only_joining, store=path, on_event=on_event) as system:
+        assert joined.wait(30)
+        assert isinstance(system.snapshot(), SnapshotEntry)
+    joining.join()
 
 
 PROGRAM = """

@@ -117,3 +117,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
         module, attribute = renamed(__name__, name)
         return getattr(importlib.import_module(module), attribute)
+
+    def __dir__() -> list[str]:
+        """Return all names, for completion in a notebook."""
+        return sorted({*globals(), *__all__})
