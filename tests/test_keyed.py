@@ -208,3 +208,12 @@ def test_a_key_that_is_popped_and_a_full_dict_hide_no_other_key(key_count: int) 
     rest = cut.take(key_count) or ([], [], [])
     assert dict(zip(keys + rest[0], values + rest[1], strict=True)) == held
     assert not removed + rest[2]
+
+
+def test_the_values_of_a_million_keys_are_those_of_a_dict() -> None:
+    """A sum over them costs no call of Python for each key."""
+    keyed = Keyed({1: 10, 2: 20})
+    values = keyed.values()
+    assert type(values) is type({}.values())
+    keyed[3] = 30
+    assert sum(values) == 60

@@ -6,7 +6,15 @@ and starts a new one; their values at the cut are read from the live rows afterw
 Values cannot be changed in place, so a reference to the old one is enough.
 """
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping
+from collections.abc import (
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    MutableMapping,
+    ValuesView,
+)
 from itertools import islice, repeat
 from operator import is_, is_not
 from typing import Any, Generic, TypeVar
@@ -80,6 +88,10 @@ class Keyed(MutableMapping[Key, Value]):
     def items(self) -> ItemsView[Key, Value]:
         """Return a view of the pairs of key and value."""
         return self._rows.items()
+
+    def values(self) -> ValuesView[Value]:
+        """Return a view of the values."""
+        return self._rows.values()
 
     def popitem(self) -> tuple[Key, Value]:
         """Remove and return some key with its value.

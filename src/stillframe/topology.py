@@ -197,6 +197,10 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
         """The targets of the channels out of `process`, sorted."""
         return tuple(c.target for c in self.channels if c.source == process)
 
+    def channel_count(self, process: ProcessId) -> int:
+        """How many channels lead into and out of `process`."""
+        return sum(process in (c.source, c.target) for c in self.channels)
+
     def check_process(self, process: ProcessId) -> None:
         """Raise a UsageError that lists the processes if `process` is none of them."""
         if process not in self.processes:

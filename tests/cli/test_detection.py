@@ -1,12 +1,17 @@
 """``detect``: stable predicates on the snapshots of a store."""
 
+import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from stillframe import SnapshotId
+from stillframe.cli import output
+from stillframe.detect import predicate
 from stillframe.detect.view import SnapshotView
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
@@ -192,3 +197,24 @@ def test_where_nothing_is_conserved_nothing_can_be_lost(
         monkeypatch.delattr(kind, "conserved")
     words = call("detect", money, "loss", *PURSES).stderr
     assert "in snapshot A-1 nobody has anything that is conserved" in words
+
+
+def test_a_terminal_shows_how_many_snapshots_were_evaluated(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the moment when the first one is read: that one is the oldest, which loss needs."""
+    terminal = io.StringIO()
+    words = Console(file=terminal, force_terminal=True, width=100, highlight=False)
+    monkeypatch.setattr(output, "words", lambda: words)
+    began: list[str] = []
+    resolve = predicate.resolve_predicate
+
+    def resolve_later(*arguments: Any) -> predicate.Evaluate:
+        began.append(terminal.getvalue())
+        return resolve(*arguments)
+
+    monkeypatch.setattr(predicate, "resolve_predicate", resolve_later)
+    assert call("detect", money, "loss", *PURSES).exit_code == 0
+    assert "evaluating snapshots" in began[0]
+    assert "0/3" in began[0]
+    assert "3/3" in terminal.getvalue()

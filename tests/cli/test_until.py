@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.cli import supervision
+from stillframe.cli import run, supervision
 from stillframe.detect.view import SnapshotView
+from stillframe.runtime.os_process import current_process
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 
@@ -95,3 +96,44 @@ def test_what_is_no_predicate_is_refused_before_anything_starts(call: Call, tmp_
     assert result.exit_code == 2
     assert "there is no predicate 'love'" in result.stderr
     assert not (tmp_path / "dinner").exists()
+
+
+@pytest.mark.slow
+def test_a_restore_stops_when_the_predicate_holds(call: Call, tmp_path: Path) -> None:
+    """As ``run`` does."""
+    path, table = tmp_path / "dinner", "examples.philosophers:table"
+    assert (
+        call("run", table, "--store", path, "--every", "never", "--duration", "1ms").exit_code == 0
+    )
+    ended = call("restore", path, "--every", "100ms", "--until", "deadlock", *LONG)
+    assert ended.exit_code == 0, ended.stderr
+    assert "yes: deadlock holds in " in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_restore_says_nothing_of_snapshots_that_it_left_behind(
+    call: Call, tmp_path: Path
+) -> None:
+    """The newest snapshot of the epoch before is not the state of the system any more."""
+    path = tmp_path / "rally"
+    assert call("run", RALLY, "--store", path, *SHORT).exit_code == 0
+    first = str(Store.open(path).entries()[0].id)
+    options = ("--every", "never", "--until", "select true", "--duration", "1ms")
+    ended = call("restore", path, first, *options)
+    assert ended.exit_code == 0, ended.stderr
+    newest = Store.open(path).entries()[-1]
+    assert newest.epoch == 2
+    assert f"holds in {newest.id}" in ended.stderr
+
+
+def test_what_a_restore_should_stop_at_is_checked_first(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name, and that the system does not run already: a live restore lets it run on."""
+    result = call("restore", money, "--until", "love")
+    assert result.exit_code == 2
+    assert "there is no predicate 'love'" in result.stderr
+    monkeypatch.setattr(run, "supervisor_of", lambda _: current_process())
+    result = call("restore", money, "--until", "deadlock")
+    assert result.exit_code == 2
+    assert "is running, and a restore lets it run: leave out --until, or stop it" in result.stderr

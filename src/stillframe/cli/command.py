@@ -12,6 +12,7 @@ only when one of their commands is called: ``--help`` needs their names and shor
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib
 import inspect
@@ -29,7 +30,7 @@ from typer.core import TyperCommand
 
 from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
-from stillframe.durable_files import local_path
+from stillframe.durable_files import disk_advice, local_path
 from stillframe.errors import StillframeError
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -209,7 +210,9 @@ def _errors_as_sentences() -> Iterator[None]:
     except StillframeError as error:
         _end(str(error), EXIT_WRONG)
     except OSError as error:
-        _end(f"{error.filename or 'input or output'}: {error.strerror or error}", EXIT_WRONG)
+        advice = f"; {disk_advice(error)}" if error.errno == errno.EMFILE else ""
+        place = error.filename or "input or output"
+        _end(f"{place}: {error.strerror or error}{advice}", EXIT_WRONG)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
         typer.echo(traceback.format_exc(), err=True)
         _end(

@@ -41,6 +41,12 @@ INITIATOR = option(
     "--initiator",
 )
 KEEP = keep_option("Keep only the newest N snapshots, and all savepoints.  [default: keep all]")
+UNTIL = option(
+    "PREDICATE",
+    "Stop when this predicate holds in a snapshot: termination, deadlock, loss, MODULE:FUNCTION "
+    "or SQL, as for 'detect'. Exit 1 if it never holds.",
+    "--until",
+)
 DURATION = option("DURATION", "Stop after this time.  [default: run until Ctrl-C]", "--duration")
 PIPELINE = option(
     "DIR",

@@ -38,6 +38,7 @@ from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import current_process
+from stillframe.runtime.run_file import supervisor_of
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
 from stillframe.runtime.supervisor.operation import create_store, keep_newest, open_writer
@@ -59,11 +60,7 @@ def run(
     *,
     store: Path = option("DIR", "Directory of the new store.", default=...),
     snapshots: options.SnapshotOptions,
-    until: str | None = option(
-        "PREDICATE",
-        "Stop when this predicate holds in a snapshot: termination, deadlock, loss,"
-        " MODULE:FUNCTION or SQL, as for 'detect'. Exit 1 if it never holds.",
-    ),
+    until: str | None = options.UNTIL,
     keep: int | None = options.KEEP,
     pipeline: Path | None = options.PIPELINE,
     traces: options.TraceOptions,
@@ -77,8 +74,7 @@ def run(
     if until is not None:
         check_predicate_name(until)
     with contextlib.closing(create_store(store, topology.description, reference)) as made:
-        condition = None if until is None else StopCondition(until, store, topology)
-        _supervise(reference, made, config, condition)
+        _supervise(reference, made, config, until)
 
 
 @app.add("restore money P1-17")
@@ -87,6 +83,7 @@ def restore(
     name: options.OptionalSnapshotName = None,
     *,
     snapshots: options.SnapshotOptions,
+    until: str | None = options.UNTIL,
     keep: int | None = options.KEEP,
     pipeline: Path | None = options.PIPELINE,
     traces: options.TraceOptions,
@@ -107,6 +104,13 @@ def restore(
         _foretell(path, name, pipeline)
         return
     store = Store.open(path)
+    if until is not None:
+        check_predicate_name(until)
+        if supervisor_of(path) is not None:
+            raise UsageError(
+                f"the system of {path} is running, and a restore lets it run: leave out --until, "
+                "or stop it first"
+            )
     requested = None if name is None else store.find(name)
     if pipeline is not None:
         if migrate:
@@ -119,18 +123,18 @@ def restore(
                 "the pipeline says with which snapshot this system begins: leave out the snapshot, "
                 f"and choose one with 'stillframe pipeline restore {pipeline}'"
             )
-        _restore_stopped(path, None, config)
+        _restore_stopped(path, None, config, until)
         return
     if (store.current() if requested is None else store.entry(requested)) is None:
         raise _no_snapshot_yet(path)
     if migrate:
-        _restore_stopped(path, requested, config)
+        _restore_stopped(path, requested, config, until)
         return
     config.check_initiators(store.description)
     try:
         _restore_live(path, requested)
     except Unavailable:
-        _restore_stopped(path, requested, config)
+        _restore_stopped(path, requested, config, until)
 
 
 @app.add("resume money")
@@ -170,18 +174,21 @@ def _restore_live(path: Path, requested: SnapshotId | None) -> None:
     )
 
 
-def _restore_stopped(path: Path, requested: SnapshotId | None, config: SystemConfig) -> None:
+def _restore_stopped(
+    path: Path, requested: SnapshotId | None, config: SystemConfig, until: str | None
+) -> None:
     add_cwd_to_path()
     with contextlib.closing(open_writer(path)) as store:
         config = msgspec.structs.replace(config, restore=requested)
-        _supervise(_reference_of(store), store, config)
+        _supervise(_reference_of(store), store, config, until)
 
 
 def _supervise(
-    reference: str, store: Store, config: SystemConfig, condition: StopCondition | None = None
+    reference: str, store: Store, config: SystemConfig, until: str | None = None
 ) -> None:
     # Import it before the event loop runs, which takes no signal meanwhile.
     topology = _load_topology(reference)
+    condition = None if until is None else StopCondition(until, store.path, topology)
     # With other code the processes can be others; else the supervisor sees that they are the same.
     description = topology.description if config.may_migrate else store.description
     config.check_initiators(description)

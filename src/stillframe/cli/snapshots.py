@@ -497,10 +497,7 @@ def detect(
     """Check whether a stable predicate holds in the newest snapshot, and since which snapshot.
     Exit 1 if it does not hold, or is not stable."""
     store = Store.open(path)
-    # What says something of now: the snapshots of the present epoch, or the one it began from.
-    entries = [entry for entry in store.entries() if entry.epoch == store.epoch]
-    if not entries and store.restored_from is not None:
-        entries = [store.entry(store.restored_from)]
+    entries = predicate.entries_of_now(store)
     if not entries:
         raise UsageError(f"the store {store.path} holds no snapshot yet: take one")
 
@@ -509,10 +506,14 @@ def detect(
             store, reference, store.description_of(entries[0].id).hash
         )[1]
 
-    evaluate = predicate.resolve_predicate(name, store, load)
-    tracked = output.tracked(entries, "looking at snapshots", len(entries))
-    seen = (predicate.if_present(entry, evaluate) for entry in tracked)
-    evaluations = [evaluation for evaluation in seen if evaluation is not None]
+    evaluations = []
+    with output.progress_bar("evaluating snapshots", total=len(entries)) as update:
+        # Within the bar: this may read the oldest snapshot.
+        evaluate = predicate.resolve_predicate(name, store, load)
+        for entry in entries:
+            if (seen := predicate.if_present(entry, evaluate)) is not None:
+                evaluations.append(seen)
+            update(advance=1)
     if not evaluations:
         raise UsageError("every snapshot was dropped while it was looked at: ask again")
     held = [seen for seen in evaluations if seen.verdict.holds]

@@ -17,7 +17,13 @@ from rich.text import Text
 from stillframe.cli import output, quantities
 from stillframe.cli.options import PlacementOptions, SnapshotOptions, TraceOptions
 from stillframe.cli.snapshots import published
-from stillframe.detect.predicate import Evaluate, Evaluation, if_present, resolve_predicate
+from stillframe.detect.predicate import (
+    Evaluate,
+    Evaluation,
+    entries_of_now,
+    if_present,
+    resolve_predicate,
+)
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
@@ -334,10 +340,10 @@ class StopCondition:
         return done
 
     def _evaluate(self, entry: SnapshotEntry | None) -> Evaluation | None:
-        """Ask of a snapshot, by default the newest; None if that was done, there is none, or it was
-        dropped while one before was asked of."""
+        """Ask of a snapshot, by default the newest of now; None if that was done, there is none, or
+        it was dropped while one before was asked of."""
         if entry is None:
-            entry = next(reversed(Store.open(self._path).entries()), None)
+            entry = next(reversed(entries_of_now(Store.open(self._path))), None)
             if entry is None or any(seen.snapshot == entry.id for seen in self.evaluations):
                 return None
         self._resolved = self._resolved or resolve_predicate(

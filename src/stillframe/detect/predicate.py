@@ -455,6 +455,15 @@ def _own(name: str) -> StablePredicate:
     return asking(load_function(name), name)
 
 
+def entries_of_now(store: Store) -> list[SnapshotEntry]:
+    """Return the snapshots that show something of now: those of the present epoch, or else the one
+    from which it started."""
+    entries = [entry for entry in store.entries() if entry.epoch == store.epoch]
+    if not entries and store.restored_from is not None:
+        entries = [store.entry(store.restored_from)]
+    return entries
+
+
 def if_present(entry: SnapshotEntry, read: Callable[[SnapshotEntry], Read]) -> Read | None:
     """Return what `read` gives for a snapshot; None if it was dropped meanwhile, as ``run --keep``
     does. Raises a StillframeError if it cannot be read."""

@@ -6,13 +6,16 @@ opened before the three are compared, so that no stranger is ever hit.
 """
 
 import os
+import resource
 import select
 import signal
 from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Unavailable
+from stillframe.errors import Unavailable, UsageError
+from stillframe.model import ProcessId
+from stillframe.topology import Description
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STATUS = 0
@@ -20,6 +23,9 @@ _START_TICKS = 19
 """Where these stand in ``/proc/PID/stat`` behind the program's name; man page proc(5)."""
 _STOPPED = b"T"
 END_TIMEOUT_S = 10.0
+PROGRAM_FILE_COUNT = 64
+"""How many files a program of a system has open at most, besides those of its processes and
+channels: its event loop, log, fragments and store take up to 32, and the application the rest."""
 
 
 class OsProcess(msgspec.Struct, frozen=True):
@@ -28,6 +34,31 @@ class OsProcess(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
     boot_id: str
+
+
+def require_open_files(count: int, what: str) -> None:
+    """Let this program, and those that it starts from now on, have `count` files open, because
+    `what` needs them: raises the soft limit if the hard one is enough, else a UsageError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= count or soft == resource.RLIM_INFINITY:
+        return
+    if hard >= count or hard == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return
+    raise UsageError(
+        f"{what} needs up to {count:,} open files, and the hard limit of this program is "
+        f"{hard:,}: raise it with 'ulimit -Hn {count}' in a shell of root, with "
+        f"'LimitNOFILE={count}' in a unit of systemd, or with '--ulimit nofile={count}' in Docker"
+    )
+
+
+def require_channel_files(description: Description, process: ProcessId) -> None:
+    """Let this program, and those that it starts from now on, have as many files open as `process`
+    needs; else a UsageError."""
+    count = description.channel_count(process)
+    require_open_files(
+        PROGRAM_FILE_COUNT + count, f"process {process}, which has {count:,} channels,"
+    )
 
 
 def identify(pid: int) -> OsProcess | None:

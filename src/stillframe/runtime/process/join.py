@@ -14,6 +14,7 @@ from stillframe.renamed import renamed
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.network.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.network.connection import Credentials
+from stillframe.runtime.os_process import require_channel_files
 from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.run_file import find_running
@@ -129,8 +130,8 @@ async def join(
 
     Raises:
         UsageError: the topology has no such process to join, `state` is of another class, a
-            directory is an address such as ``s3://bucket/x``, or the certificates are not what
-            they must be.
+            directory is an address such as ``s3://bucket/x``, the certificates are not what they
+            must be, or the limit of open files is too low.
         Unavailable: no system is running there; or, inside the body, this epoch is over because
             the system was stopped or restored: join again.
         Refused: the system runs another topology, the process has already joined, or a
@@ -147,6 +148,7 @@ async def join(
         raise UsageError(
             f"process {process!r} records a {place.state.__name__}, not a {type(state).__name__}"
         )
+    require_channel_files(topology.description, process)
     outputs = OutputDirs(
         log=None if log is None else str(local_path(log)),
         fragments=None if fragments is None else str(local_path(fragments)),

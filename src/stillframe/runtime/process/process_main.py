@@ -24,7 +24,7 @@ from stillframe.restore import Start
 from stillframe.runtime import control
 from stillframe.runtime.control import EXIT_FAILED, EXIT_JOIN_REJECTED, LaunchSpec
 from stillframe.runtime.network.connection import Credentials
-from stillframe.runtime.os_process import OsProcess, wait_for
+from stillframe.runtime.os_process import OsProcess, require_channel_files, wait_for
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime, RetryLater, traceback_of
@@ -127,7 +127,8 @@ async def _register(launch: LaunchSpec) -> tuple[ProcessRuntime, Start | None]:
 
 
 def _with_topology_hash(launch: LaunchSpec) -> Credentials:
-    """Return the credentials with the hash of the topology as its module has it."""
+    """Return the credentials with the hash of the topology as its module has it. A UsageError if
+    there is no such process, or it cannot have as many files open as it needs."""
     topology, name = load_topology(launch.reference), launch.me.process
     topology.description.check_process(name)
     if not isinstance(topology.processes[name], Process):
@@ -135,6 +136,7 @@ def _with_topology_hash(launch: LaunchSpec) -> Credentials:
             f"process {name!r} is a program of its own: its place in the topology is "
             "ExternalProcess(...), and the program calls stillframe.join"
         )
+    require_channel_files(topology.description, name)
     return msgspec.structs.replace(launch.me, topology_hash=topology.description.hash)
 
 

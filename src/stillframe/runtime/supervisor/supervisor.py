@@ -35,7 +35,12 @@ from stillframe.runtime.coordinator.membership import EpochStart
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimelines
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import Credentials
-from stillframe.runtime.os_process import current_process
+from stillframe.runtime.os_process import (
+    PROGRAM_FILE_COUNT,
+    current_process,
+    require_channel_files,
+    require_open_files,
+)
 from stillframe.runtime.process.event_logging import check_epoch_unused
 from stillframe.runtime.supervisor import recovery
 from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProcesses, first_completed
@@ -322,8 +327,9 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         """Start the system; returns when it runs."""
+        self._load_topology()
         self.server = ForkServer(self.reference)
-        # First of all: it gets ready while we do.
+        # Before all else: it gets ready while we do.
         self.server.warm()
         try:
             stale = self._prepare()
@@ -340,17 +346,29 @@ class Supervisor:
             raise
         return self
 
-    def _prepare(self) -> run_file.RunFile | None:
-        """Check all that can be checked before anything begins; return what an earlier supervisor
-        left running."""
+    def _load_topology(self) -> None:
+        """Load and check the topology, and let what it needs inherit a limit of open files that is
+        high enough."""
         self.topology = topology = load_topology(self.reference)
         is_other = topology.description.hash != self.store.description.hash
         if is_other and not self._may_migrate:
             raise recovery.changed_code(
                 self.store.path, self._restore, self.store.description, topology
             )
+        self.local_processes = self.config.placement.local_processes(topology)
+        # Of each process its connection, and of those started here a descriptor and a pipe.
+        process_count = len(topology.processes)
+        count = PROGRAM_FILE_COUNT + process_count + 2 * len(self.local_processes)
+        require_open_files(count, f"the supervisor of {process_count:,} processes")
+        if self.local_processes:
+            busiest = max(self.local_processes, key=topology.description.channel_count)
+            require_channel_files(topology.description, busiest)
+
+    def _prepare(self) -> run_file.RunFile | None:
+        """Check all that can be checked before anything begins; return what an earlier supervisor
+        left running."""
+        topology, local_processes = self.topology, self.local_processes
         placement, outputs = self.config.placement, self.config.outputs
-        self.local_processes = local_processes = placement.local_processes(topology)
         if self.binding is not None:
             self.binding.check_outboxes(topology)
             if self.config.policy is not Policy.ABANDON:
