@@ -113,7 +113,7 @@ def _progress(findings: Findings, phase: str, began: float) -> Table:
         "phase": f"[bold]{phase}[/bold]  ({time.monotonic() - began:.0f} s)",
         "messages per second": f"{findings.rate:,.0f}",
         "snapshots": f"{len(findings.entries)}, {findings.overlap_count} overlapping",
-        "messages caught in channels": f"{findings.caught_count:,}",
+        "messages in transit": f"{findings.caught_count:,}",
         "total by asking around": naive + last,
         "total in the snapshots": f"{right} of {len(findings.totals)} right ({TOTAL:,})",
     }

@@ -153,7 +153,7 @@ def test_their_commands_make_a_system_that_outlives_its_coordinator(machine: Mac
     coordinator.send_signal(signal.SIGKILL)
     coordinator.wait()
     machine.start("coordinator", found["StatefulSet/bank-coordinator"])
-    machine.wait_for("coordinator", "epoch 1: the system had gone on without its supervisor")
+    machine.wait_for("coordinator", "epoch 1: the processes kept running without a supervisor")
     said("stillframe snapshot /store/bank", machine.place)
     assert all(machine.running[name].poll() is None for name in PROCESSES)
     assert "epoch 2" not in machine.log("coordinator")

@@ -67,7 +67,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
         (
             published(7),
             (
-                "snapshot P1-7: 1,234 messages caught in channels, recorded in 20 ms, "
+                "snapshot P1-7: 1,234 messages in transit, recorded in 20 ms, "
                 "published after 30 ms, 9.5 kB"
             ),
         ),
@@ -93,11 +93,11 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
         ),
         (
             events.ProcessDied("P3", "it was ended by SIGKILL"),
-            "process P3 died: it was ended by SIGKILL; going back to the last snapshot",
+            "process P3 died: it was ended by SIGKILL; restoring the latest snapshot",
         ),
         (
             events.ProcessDied("P3", "it raised", "Traceback\n  line\n"),
-            "process P3 died: it raised; going back to the last snapshot\nTraceback\n  line",
+            "process P3 died: it raised; restoring the latest snapshot\nTraceback\n  line",
         ),
         (events.ConnectionWarning("a frame was too long"), "a frame was too long"),
     ],

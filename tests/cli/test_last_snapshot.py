@@ -93,7 +93,7 @@ def test_a_stop_without_a_last_snapshot_says_what_is_lost(start: Start, tmp_path
     path = tmp_path / "store"
     options = ("--every", "200ms", "--timeout", "500ms")
     system = start("run", "counting:counting", "--store", path, *options, cwd=tmp_path)
-    system.until("caught in channels")
+    system.until("in transit")
     (tmp_path / "block").touch()
     system.until("is still under way")
     code, _, err = system.end(signal.SIGTERM)
@@ -117,7 +117,7 @@ def test_a_second_signal_stops_without_a_last_snapshot(start: Start, tmp_path: P
     system.until("stopping after one last snapshot")
     code, _, err = system.end(signal.SIGINT)
     assert code == 0
-    assert "no last snapshot: as you wish" in err
+    assert "no last snapshot, as requested" in err
 
 
 def test_a_stop_whose_words_nobody_can_read_takes_the_last_snapshot(
@@ -238,6 +238,6 @@ def test_a_second_stop_while_processes_come_back_ends_them(start: Start, tmp_pat
     assert "P2" in again.until(" to come back, to stop after one last snapshot")
     code, _, err = again.end(signal.SIGTERM)
     assert code == 0, err
-    assert "no last snapshot: as you wish" in err
+    assert "no last snapshot, as requested" in err
     assert not Store.open(path).entries()
     assert not any(map(is_alive, left.children.values()))

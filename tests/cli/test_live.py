@@ -85,7 +85,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
         ):
             idle = await asyncio.to_thread(call, "show", store.path, "--live")
             assert (idle.exit_code, idle.stdout) == (0, "")
-            assert "no snapshot is under way" in idle.stderr
+            assert "no snapshot is pending" in idle.stderr
             os.kill(system.children["C"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("A")
             once = await asyncio.to_thread(call, "show", store.path, "--live", "--json")

@@ -70,7 +70,7 @@ def test_the_commands_of_the_page_run_a_system(
     assert "waiting for P2, P3 to join" in system.until("waiting for")
     joined = [start(command) for command in joins]
     system.until("epoch 1: the system runs")
-    system.until("caught in channels")
+    system.until("in transit")
     code, _, err = joined[0].end(signal.SIGTERM)
     assert code == 0
     assert err.endswith("process P2: stopped; the system waits until it joins again\n")

@@ -69,7 +69,7 @@ def test_a_dry_run_of_unchanged_code(call: Call, tmp_path: Path) -> None:
     result = call("restore", path, "A-1", "--dry-run")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == (
-        "a restore would go on from snapshot A-1: 2 processes, 5 messages in channels; nothing was "
+        "a restore would start from snapshot A-1: 2 processes, 5 messages in channels; nothing was "
         "changed\n"
     )
 

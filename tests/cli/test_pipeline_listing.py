@@ -92,7 +92,7 @@ def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
         "deleted": ["shop-1", "shop-2"],
         "left": ["shop-3"],
     }
-    assert result.stderr == "dropped 2 snapshots (shop-1, shop-2); 1 snapshot left\n"
+    assert result.stderr == "deleted 2 snapshots (shop-1, shop-2); 1 snapshot left\n"
 
 
 def test_a_damaged_snapshot_is_dropped_by_its_id(call: Call, shop: Pipeline) -> None:
@@ -102,7 +102,7 @@ def test_a_damaged_snapshot_is_dropped_by_its_id(call: Call, shop: Pipeline) -> 
     changed(shop.path / "snapshots/shop-1/manifest.json")
     result = call("pipeline", "delete", shop.path, "shop-1")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "dropped 1 snapshot (shop-1); 1 snapshot left\n"
+    assert result.stderr == "deleted 1 snapshot (shop-1); 1 snapshot left\n"
 
 
 def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
@@ -112,14 +112,14 @@ def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
         shop.snapshot()
     result = call("pipeline", "delete", shop.path, "--keep", "1")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "dropped 2 snapshots (shop-2, shop-3); 2 snapshots left\n"
+    assert result.stderr == "deleted 2 snapshots (shop-2, shop-3); 2 snapshots left\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "say which snapshots to drop, or with --keep how many stay"),
-        (["shop-2", "--keep", "1"], "say which snapshots to drop, or with --keep how many stay"),
+        ([], "give either the snapshots to delete or --keep N"),
+        (["shop-2", "--keep", "1"], "give either the snapshots to delete or --keep N"),
         (["shop-2", "shop-9"], "there is no snapshot and no savepoint 'shop-9'"),
         (["shop-2", "shop-1"], "the present epoch began from snapshot shop-1"),
         (["--keep", "-1"], "Invalid value for '--keep'"),

@@ -64,7 +64,7 @@ def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
     for options in ((), ("--watch",)):
         result = call("pipeline", "status", shop.path, *options)
         assert (result.exit_code, result.stdout) == (0, "")
-        assert result.stderr == "no snapshot is under way\n"
+        assert result.stderr == "no snapshot is pending\n"
         found = call("pipeline", "status", shop.path, "--json", *options)
         assert json.loads(found.stdout) == {"version": 1, "snapshot": None}
 
@@ -137,7 +137,7 @@ def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> N
     for result in (shown, watched):
         assert "FAIL: the program that took snapshot shop-7 is gone" in result.stderr
     assert call("pipeline", "snapshot", shop.path).exit_code == 0
-    assert call("pipeline", "status", shop.path).stderr == "no snapshot is under way\n"
+    assert call("pipeline", "status", shop.path).stderr == "no snapshot is pending\n"
 
 
 def test_moving_lines_are_capped() -> None:
@@ -174,4 +174,4 @@ def test_a_snapshot_that_ends_while_it_is_read_is_over(
     monkeypatch.setattr(stillframe.pipeline.progress, "progress_of", read_too_late)
     result = call("pipeline", "status", shop.path)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "no snapshot is under way\n"
+    assert result.stderr == "no snapshot is pending\n"

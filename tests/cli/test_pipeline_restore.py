@@ -27,7 +27,7 @@ def test_a_stopped_pipeline_goes_back(call: Call, saved: Pipeline) -> None:
     """The epoch rises, the services stand where they stood, and the words say to start them."""
     result = call("pipeline", "restore", saved.path, "gold")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert f"epoch 2: pipeline {saved.path} went back to snapshot shop-1 in" in result.stderr
+    assert f"epoch 2: pipeline {saved.path} was restored from snapshot shop-1 in" in result.stderr
     assert "its 51 B of checkpoints verified" in result.stderr
     assert "next, start its programs" in result.stderr
     assert result.stderr.endswith("each goes on from there: audit, books, till\n")

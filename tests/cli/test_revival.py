@@ -39,7 +39,7 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
     that one stands still, and the one that stood still goes on when it may. No money is lost."""
     path = tmp_path / "money"
     system = start("run", BANK, "--store", path, "--every", "100ms")
-    system.until("caught in channels")
+    system.until("in transit")
     system.process.kill()
     assert system.process.wait() == -signal.SIGKILL
     refused = call("snapshot", path)

@@ -125,7 +125,7 @@ def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path:
 
     taken = call("snapshot", path, "--initiator", "P2")
     assert (taken.exit_code, taken.stdout) == (0, "P2-1\n")
-    assert "caught in channels, recorded in" in taken.stderr
+    assert "in transit, recorded in" in taken.stderr
     taken = call("snapshot", path, "--json")
     assert json.loads(taken.stdout)["entry"]["id"] == "P1-2"
     refused = call("snapshot", path, "--initiator", "Q")
@@ -182,7 +182,7 @@ def test_periodic_snapshots_initiators_and_an_end(
     published = [e["entry"]["id"] for e in events if e["event"] == "SnapshotPublished"]
     assert published == snapshot_ids(path)
     assert {name.split("-")[0] for name in published} == {"P2", "P3"}
-    assert sum("caught in channels" in line for line in ended.stderr.splitlines()) == 1
+    assert sum("in transit" in line for line in ended.stderr.splitlines()) == 1
 
 
 def test_ctrl_c_before_the_system_runs(start: Start, tmp_path: Path) -> None:

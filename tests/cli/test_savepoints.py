@@ -38,13 +38,13 @@ def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:
     call("savepoint", money, "audited", "--snapshot", "A-1")
     assert "drop it by that name" in call("delete", money, "A-1").stderr
     assert "A-3 stays: it" in call("delete", money, "A-3").stderr
-    assert "snapshot A-2 is gone" in call("delete", money, "A-2").stderr
+    assert "snapshot A-2 was deleted" in call("delete", money, "A-2").stderr
     assert json.loads(call("delete", money, "audited", "--json").stdout)["is_deleted"]
     assert [str(entry.id) for entry in Store.open(money).entries()] == ["A-3"]
     call("savepoint", money, "last", "--snapshot", "A-3")
     dropped = call("delete", money, "last")
     assert (dropped.exit_code, Store.open(money).savepoints) == (0, {})
-    assert "no savepoint last any more; snapshot A-3 stays: it is" in dropped.stderr
+    assert "savepoint last was deleted; snapshot A-3 is kept: it is" in dropped.stderr
 
 
 def test_diff_shows_only_the_keys_that_differ(call: Call, tmp_path: Path) -> None:

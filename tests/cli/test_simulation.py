@@ -304,7 +304,7 @@ def test_a_script_that_says_something_else_is_a_no_with_the_difference(
     assert result.exit_code == 1
     assert "\n-P1 does A; sends nothing\n+P1 does A; sends A>B to P2\n" in result.stderr
     assert result.stderr.endswith(
-        f"FAIL: something else happened than {script} says; if it is right: --rewrite\n"
+        f"FAIL: the outcome differs from {script}; if it is right, use --rewrite\n"
     )
     assert result.stdout == RIGHT
     assert script.read_text() == WRONG

@@ -59,7 +59,7 @@ MODE = typer.Option(
     Mode.ALIGNED,
     help="When participants record: aligned waits for the barriers of all channels; "
     "unaligned records at once, with the records on channels; at-least-once "
-    "delays nobody, but a restore delivers some records twice.",
+    "delays no participant, but a restore delivers some records twice.",
 )
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
 SNAPSHOT = argument(
@@ -206,7 +206,7 @@ def status(
     found = pipeline.progress()
     if found is None:
         output.answer({"snapshot": None})
-        output.say("no snapshot is under way")
+        output.say("no snapshot is pending")
         return
     if watch:
         _watch(pipeline, found)
@@ -369,7 +369,7 @@ def delete(
     snapshot that the present epoch started from is kept."""
     names = snapshots or []
     if bool(names) == (keep is not None):
-        raise UsageError("say which snapshots to drop, or with --keep how many stay: one of both")
+        raise UsageError("give either the snapshots to delete or --keep N")
     pipeline = Pipeline(path)
     before = published_ids(pipeline.path)
     damaged = pipeline.drop(*names) if keep is None else pipeline.keep(keep)
@@ -378,7 +378,7 @@ def delete(
     output.answer({"deleted": dropped, "left": left})
     words = f" ({', '.join(map(str, dropped))})" if dropped else ""
     output.say(
-        f"dropped {quantities.count(len(dropped), 'snapshot')}{words}; "
+        f"deleted {quantities.count(len(dropped), 'snapshot')}{words}; "
         f"{quantities.count(len(left), 'snapshot')} left",
         *([sentence_on_damaged(damaged)] if damaged else []),
     )
@@ -476,7 +476,7 @@ def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     with _verifying(manifest) as verified:
         pipeline.restore(str(manifest.snapshot), progress=verified)
     seconds = time.monotonic() - began
-    which = f" went back to snapshot {manifest.snapshot} in {quantities.duration(seconds)}"
+    which = f" was restored from snapshot {manifest.snapshot} in {quantities.duration(seconds)}"
     _answer_restored(manifest, path, which, {"epoch": pipeline.epoch, "seconds": seconds})
 
 

@@ -169,7 +169,7 @@ def _restore_live(path: Path, requested: SnapshotId | None) -> None:
     snapshot = Store.open(path).restored_from
     output.answer({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
     output.say(
-        f"epoch {done.epoch}: the running system went back to snapshot {snapshot} in "
+        f"epoch {done.epoch}: the running system was restored from snapshot {snapshot} in "
         f"{quantities.duration(seconds)}; it keeps the options that it was started with"
     )
 
@@ -239,12 +239,12 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
     try:
         current = store.current()
     except StillframeError as error:
-        output.say(f"stopped; choose a snapshot to go on from with 'stillframe list': {error}")
+        output.say(f"stopped; choose a snapshot to continue from with 'stillframe list': {error}")
         return
     output.say(
-        "stopped; no snapshot was published, so there is nothing to go on from"
+        "stopped; no snapshot was published, so there is nothing to continue from"
         if current is None
-        else f"stopped; to go on from snapshot {current.id}: stillframe restore {store.path}"
+        else f"stopped; to continue from snapshot {current.id}: stillframe restore {store.path}"
     )
 
 
@@ -319,7 +319,7 @@ def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
     output.answer(document, put if changes else None)
     lost = quantities.count(len(losses), "change")
     output.say(
-        f"a restore would go on from snapshot {entry.id}: "
+        f"a restore would start from snapshot {entry.id}: "
         f"{quantities.count(len(state.processes), 'process')}, "
         f"{quantities.count(state.message_count, 'message')} in channels"
         + ("" if is_agreed else ", with --migrate, since the code is not what the store is of")

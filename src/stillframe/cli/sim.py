@@ -483,7 +483,7 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool) -> None:
     if played.differing and not rewrite:
         names = ("as written", "as it happened")
         output.say(*difflib.unified_diff(text.splitlines(), happened, *names, n=2, lineterm=""))
-        end_with_failure(f"something else happened than {path} says; if it is right: --rewrite")
+        end_with_failure(f"the outcome differs from {path}; if it is right, use --rewrite")
 
 
 def play(path: Path, text: str) -> scenario.Played:

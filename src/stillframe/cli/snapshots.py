@@ -58,7 +58,7 @@ LIST_COLUMNS: output.Columns[SnapshotEntry] = {
     "restore point": lambda entry: "yes" if entry.is_restore_point else "no",
     "processes": lambda entry: str(entry.process_count),
     "channels": lambda entry: str(entry.channel_count),
-    "messages caught": lambda entry: entry.message_count,
+    "in transit": lambda entry: entry.message_count,
     "paused for": lambda entry: quantities.duration(entry.pause_s),
     "encoded in": lambda entry: quantities.duration(entry.capture_s),
     "recorded in": lambda entry: quantities.duration(entry.completed_at - entry.initiated_at),
@@ -212,7 +212,7 @@ def _put_channels(snapshot: Snapshot, description: Description) -> None:
     }
     output.put_table("channels, counts in messages", columns, snapshot.state.channels, texts=2)
     output.say(
-        f"{quantities.count(snapshot.state.message_count, 'message')} caught in channels; at most "
+        f"{quantities.count(snapshot.state.message_count, 'message')} in transit; at most "
         f"{MESSAGE_COUNT_MAX} of each channel are shown, and {output.VALUE_LENGTH_MAX} characters "
         "of each value (--json has the values whole, messages.parquet has every message)"
     )
@@ -298,7 +298,7 @@ async def _follow(path: Path) -> None:
         announced: dict[SnapshotId, str] = {}
         async for shown, now in _poll(path, console):
             _put_changes(shown, announced, now)
-    output.say("no snapshot is under way")
+    output.say("no snapshot is pending")
 
 
 async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, float]]:
@@ -412,9 +412,9 @@ def delete(path: StorePath, name: SnapshotName) -> None:
             reason = writer.drop(name)
     output.answer({"snapshot": chosen, "is_deleted": reason is None, "reason": reason})
     if reason is None:
-        output.say(f"snapshot {chosen} is gone")
+        output.say(f"snapshot {chosen} was deleted")
     else:
-        output.say(f"there is no savepoint {name} any more; snapshot {chosen} stays: it {reason}")
+        output.say(f"savepoint {name} was deleted; snapshot {chosen} is kept: it {reason}")
 
 
 def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
@@ -429,8 +429,8 @@ def published(entry: SnapshotEntry) -> str:
     """Say what a published snapshot is."""
     by_name = "; it overlapped another and is no restore point: only its name restores it"
     return (
-        f"snapshot {entry.id}: {quantities.count(entry.message_count, 'message')} caught in "
-        f"channels, recorded in {quantities.duration(entry.completed_at - entry.initiated_at)}, "
+        f"snapshot {entry.id}: {quantities.count(entry.message_count, 'message')} in transit, "
+        f"recorded in {quantities.duration(entry.completed_at - entry.initiated_at)}, "
         f"published after {quantities.duration(entry.published_at - entry.initiated_at)}, "
         f"{quantities.size(entry.bytes)}{without(entry.excluded)}"
         f"{'' if entry.is_restore_point else by_name}"
@@ -515,7 +515,7 @@ def detect(
                 evaluations.append(seen)
             update(advance=1)
     if not evaluations:
-        raise UsageError("every snapshot was dropped while it was looked at: ask again")
+        raise UsageError("every snapshot was deleted meanwhile: try again")
     held = [seen for seen in evaluations if seen.verdict.holds]
     broken = predicate.not_stable(evaluations)
     # One that overlaps with the newest may show what that one does not: both are true of now.

@@ -44,7 +44,7 @@ from stillframe.topology import Topology
 
 MARKER_WAIT_S_MAX = 1.0
 NOT_NEEDED = "to go on from a snapshot does not need it"
-_NO_LAST_SNAPSHOT = "no last snapshot: as you wish"
+_NO_LAST_SNAPSHOT = "no last snapshot, as requested"
 
 LAST_EVALUATION_S = 5.0
 """Timeout of the last answer, in seconds; the system has stopped already."""
@@ -68,12 +68,12 @@ def sentence(event: events.Event) -> str:
             text = _running(event)
         case events.SupervisorReplaced(epoch, seconds):
             text = (
-                f"epoch {epoch}: the system had gone on without its supervisor; all processes came "
-                f"back, after {quantities.duration(seconds)}"
+                f"epoch {epoch}: the processes kept running without a supervisor, and "
+                f"reconnected after {quantities.duration(seconds)}"
             )
         case events.OrphansKilled(processes, reason):
             names = ", ".join(processes)
-            text = f"{names} had gone on without their supervisor and were ended: {reason}"
+            text = f"{names} kept running without a supervisor and were terminated: {reason}"
         case events.AwaitingProcesses(joining):
             hint = f"; start {'its program' if len(joining) == 1 else 'their programs'}"
             text = f"waiting for {event}{hint if joining else ''}"
@@ -85,7 +85,7 @@ def sentence(event: events.Event) -> str:
             text = skipped_sentence(1, under_way)
         case events.ProcessDied(process, cause, story):
             lines = f"\n{story.rstrip()}" if story else ""
-            text = f"process {process} died: {cause}; going back to the last snapshot{lines}"
+            text = f"process {process} died: {cause}; restoring the latest snapshot{lines}"
         case (
             events.NotShared(detail)
             | events.ConnectionWarning(detail)

@@ -41,8 +41,8 @@ def check_unused(root: Path, head: Metadata, service: str) -> None:
     raise UsageError(
         f"service {service} ran by itself in the present epoch of the pipeline {root}, and left: "
         "as a process of a system it would begin again where the epoch began; run it by itself "
-        "again, or restore the pipeline from a snapshot of the system with 'stillframe spark "
-        f"restore {root}'"
+        "again, or restore the pipeline from a snapshot of the system with 'stillframe "
+        f"pipeline restore {root}'"
     )
 
 

@@ -88,7 +88,7 @@ class PipelineBinding:
         """Return the error for what the system must not do alone."""
         return UsageError(
             f"{doing} is not for this system alone: it is part of the pipeline {self.root}; use "
-            f"'stillframe spark' with that directory"
+            f"'stillframe pipeline' with that directory"
         )
 
     async def follow(self, coordinator: Coordinator, emit: Callable[[events.Event], None]) -> None:
