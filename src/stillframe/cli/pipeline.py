@@ -57,9 +57,9 @@ PipelinePath = Annotated[
 ]
 MODE = typer.Option(
     Mode.ALIGNED,
-    help="When participants record. With aligned, they first wait for the barriers of all channels. "
-    "With unaligned, they record at once, with the records on channels. With at-least-once, nothing "
-    "is delayed, but a restore delivers some records twice.",
+    help="When participants record. With aligned, they first wait for the barriers of all "
+    "channels. With unaligned, they record at once, with the records on channels. With "
+    "at-least-once, nothing is delayed, but a restore delivers some records twice.",
 )
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
 SNAPSHOT = argument(
