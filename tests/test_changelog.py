@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-ENTRY_MAX = 180
+ENTRY_MAX = 200
 """How many characters an entry may have."""
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Old and new names"]
 """The sections of a version, in their order: those of Keep a Changelog, and our tables."""

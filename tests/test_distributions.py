@@ -1,14 +1,19 @@
 """The source distribution can be tested, and the wheel needs no checkout."""
 
+import shlex
+import site
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
 
+from tests.doc_pages import blocks
 from tests.wheels import ROOT, Distributions, environment, metadata_of, outside
 
 pytestmark = pytest.mark.slow
@@ -95,3 +100,28 @@ def test_an_environment_with_the_wheel_has_nothing_of_the_checkout(
         check=False,
     )
     assert "No module named 'pytest'" in missing.stderr
+
+
+def test_the_install_commands_of_the_readme_work(tmp_path: Path) -> None:
+    """From a checkout and from the address of a repository; what they would download is here."""
+    page = (ROOT / "README.md").read_text()
+    (session,) = (one for one in blocks("console", page) if one.startswith("$ pip install"))
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "there.pth").write_text("\n".join(site.getsitepackages()))
+    pip = {"NO_BUILD_ISOLATION": "0", "NO_DEPS": "1", "NO_INDEX": "1", "NO_COMPILE": "1"}
+    variables = {f"PIP_{name}": value for name, value in pip.items()}
+    variables["PIP_PYTHON"] = str(tmp_path / "venv" / "bin" / "python")
+    for line in session.replace("ADDRESS", f"file://{ROOT}").splitlines():
+        _, *command = shlex.split(line, comments=True)
+        subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**outside(Path(sys.executable).parent), **variables},
+            capture_output=True,
+            check=True,
+        )
+        program = tmp_path / "venv" / "bin" / "stillframe"
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        assert said.stdout == f"stillframe {version('stillframe')}\n"
+        program.unlink()

@@ -21,10 +21,10 @@ from stillframe.sim.scenario import play_text
 from stillframe.state_codec import StateCodec
 from tests.doc_pages import blocks, called
 from tests.nightly import by_night
+from tests.wheels import Distributions, environment, outside
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-STILLFRAME = Path(sys.executable).with_name("stillframe")
 STATE = ROOT / "docs" / "state.md"
 PROOF = ROOT / "docs" / "proof.md"
 PLAYER = ROOT / "docs" / "player.md"
@@ -50,47 +50,50 @@ def shape(output: str) -> list[str]:
     return lines
 
 
-def widen(lines: list[str]) -> list[str]:
-    """Return the lines with states and channels that may hold all or nothing made alike, and with
-    numbers of messages that may happen to be the total."""
-    alike = (re.sub(r"valid(?: (?:#|300))+", "valid", line) for line in lines)
-    return sorted({line.replace("with 300 messages", "with # messages") for line in alike})
-
-
-@pytest.mark.nightly(part="pipelines")
+@pytest.mark.nightly(part="soak")
 @pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_the_readme_program_does_what_the_readme_shows(tmp_path: Path) -> None:
-    """The program and both commands, run in an empty directory, print what stands there."""
-    (program,) = blocks("python", README.read_text())
+def test_the_readme_program_does_what_the_readme_shows(
+    distributions: Distributions, tmp_path: Path
+) -> None:
+    """In an empty directory, with the installed wheel, both programs print what the page shows."""
+    programs = environment(tmp_path / "venv", distributions.wheel)
+    directory = tmp_path / "empty"
+    directory.mkdir()
+    for program in blocks("python", README.read_text()):
+        (directory / program.splitlines()[0].removeprefix("# ")).write_text(program)
     session = next(
         block
         for block in blocks("console", README.read_text())
         if block.startswith("$ stillframe run")
     )
-    (tmp_path / "bank.py").write_text(program)
-    run, audit = (step.partition("\n") for step in session.split("$ ")[1:])
-    began = subprocess.run(
-        [STILLFRAME, *shlex.split(lasting(run[0]))[1:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert began.returncode == 0, began.stderr
-    assert widen(shape(began.stdout + began.stderr)) == widen(shape(run[2]))
-    # Spark is where the first test began, and not here.
-    audited = called(audit[0].replace("bank.store", str(tmp_path / "bank.store")), tmp_path)
-    assert audited.exit_code == 0, audited.stderr
-    assert widen(shape(audited.stdout + audited.stderr)) == widen(shape(audit[2]))
+    steps = [step.partition("\n") for step in session.split("$ ")[1:]]
+    printed = []
+    for command, _, _ in steps:
+        ended = subprocess.run(
+            shlex.split(lasting(command)),
+            cwd=directory,
+            env=outside(programs),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        printed.append(ended.stdout + ended.stderr)
+    run, totals = printed
+    assert sorted(shape(run)) == sorted(shape(steps[0][2]))
+    for lines in (totals, steps[1][2]):
+        assert len(lines.splitlines()) >= 2
+        for line in lines.splitlines():
+            sums = re.fullmatch(r"P1-\d+ (\d+) (\d+) 300", line)
+            assert sums
+            assert int(sums[1]) + int(sums[2]) == 300
 
 
 def lasting(command: str) -> str:
     """Return a command of the README that takes its time only at night."""
-    assert "--duration 1500ms" in command
-    shorter = by_night("--duration 1500ms", check="--duration 500ms")
-    return command.replace("--duration 1500ms", shorter)
+    return command.replace(
+        "--duration 1500ms", by_night("--duration 1500ms", check="--duration 500ms")
+    )
 
 
 def test_the_process_of_the_page_on_large_states_can_be_recorded() -> None:

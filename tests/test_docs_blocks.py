@@ -35,11 +35,12 @@ WATCH = "tests/watch/test_server.py::test_the_command_of_the_page_prints_the_lin
 
 RUN_BY: dict[str, dict[str, list[str]]] = {
     "README.md": {
-        "python": [README],
+        "python": [README, README],
         "console": [
-            "-",
+            "tests/test_distributions.py::test_the_install_commands_of_the_readme_work",
             README,
             "tests/cli/test_readme_pipeline.py::test_the_pipeline_commands_of_the_readme",
+            "-",
             PROVING,
         ],
     },

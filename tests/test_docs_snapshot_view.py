@@ -2,13 +2,15 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.doc_pages import blocks, called
-from tests.test_docs import README, ROOT, STILLFRAME
+from tests.test_docs import README, ROOT
 
+STILLFRAME = Path(sys.executable).with_name("stillframe")
 PAGE = ROOT / "docs" / "snapshot-view.md"
 RUN = "run bank:bank --store bank.store --event-log bank.log --every 100ms --duration 600ms"
 
@@ -16,7 +18,7 @@ RUN = "run bank:bank --store bank.store --event-log bank.log --every 100ms --dur
 @pytest.mark.slow
 def test_the_commands_of_the_page_write_what_it_says(tmp_path: Path) -> None:
     """Each ends with 0, and its file is there; the one with a log has the steps."""
-    (program,) = blocks("python", README.read_text())
+    program, _ = blocks("python", README.read_text())
     (tmp_path / "bank.py").write_text(program)
     shown = "\n".join(blocks("console", PAGE.read_text()))
     commands = re.findall(r"^\$ (stillframe .*)$", shown, re.MULTILINE)

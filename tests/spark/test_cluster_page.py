@@ -21,7 +21,7 @@ def test_commands_and_program_of_the_page_run_on_a_cluster(
     cluster: Cluster, driver: Driver, tmp_path: Path
 ) -> None:
     """Each command ends with 0; the audit says yes of every snapshot, and the tables have them."""
-    (bank,) = blocks("python", (ROOT / "README.md").read_text())
+    bank, _ = blocks("python", (ROOT / "README.md").read_text())
     (program,) = blocks("python", PAGE)
     _, session = blocks("console", PAGE)
     (tmp_path / "bank.py").write_text(bank)
