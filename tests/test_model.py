@@ -57,7 +57,7 @@ def test_a_snapshot_id_is_read_as_it_was_written(initiator: str, number: int) ->
 )
 def test_what_is_no_snapshot_id(text: str) -> None:
     """The error shows what one looks like."""
-    with pytest.raises(UsageError, match="no snapshot id: they look like P1-17"):
+    with pytest.raises(UsageError, match="not a snapshot id, which looks like P1-17"):
         SnapshotId.parse(text)
 
 

@@ -108,7 +108,7 @@ def test_a_step_that_is_too_long_is_not_written(
         ),
         (HEADER + TO_SEND % ("P2", 0), "line 2: it has a message with a number below 1"),
         (HEADER + TO_SEND % ("x\\ny", 1), r"line 2: it names what is no .*: x\\ny"),
-        (HEADER + MARKER % (1, -1, ""), "line 2: 'P1--1' is no snapshot id"),
+        (HEADER + MARKER % (1, -1, ""), "line 2: 'P1--1' is not a snapshot id"),
         (
             HEADER + MARKER % (2, 1, ',"source":"P1"'),
             "line 2: a marker of P1-1 comes from P1 to P2, but none is on its way there",

@@ -65,12 +65,12 @@ class SnapshotId(msgspec.Struct, frozen=True, order=True):
         """Read what ``str`` writes, for example ``P1-17``.
 
         Raises:
-            UsageError: `text` is no snapshot id.
+            UsageError: `text` is not a snapshot id.
         """
         initiator, dash, number = text.rpartition("-")
         plain = number.isascii() and number.isdigit() and len(number) <= 18
         if not dash or not plain or _PROCESS_ID.fullmatch(initiator) is None:
-            raise UsageError(f"{text!r} is no snapshot id: they look like P1-17")
+            raise UsageError(f"{text!r} is not a snapshot id, which looks like P1-17")
         return cls(initiator, int(number))
 
 

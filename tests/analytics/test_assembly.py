@@ -167,7 +167,7 @@ def test_tables_that_are_of_another_process_are_found(
     (mine / "manifest.json").write_bytes(seal(msgspec.structs.replace(manifest, files=forged)))
     rows = assemble(spark, tmp_path / "parts", tmp_path / "out").collect()
     assert [(row["verdict"], row["missing"]) for row in rows] == [("incomplete", ["P2"])]
-    assert f"{mine / file} is no table as the store writes it" in rows[0]["why"]
+    assert f"{mine / file} is not a table of a store" in rows[0]["why"]
 
 
 def test_counts_that_both_ends_forge_are_found(spark: SparkSession, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_lost_topology_is_an_error(spark: SparkSession, tmp_path: Path) -> Non
     path.unlink()
     rows = assemble(spark, tmp_path / "parts", tmp_path / "out").collect()
     assert [row["verdict"] for row in rows] == ["incomplete"]
-    assert "part of a topology that is not in" in rows[0]["why"]
+    assert "belongs to a topology that is not in" in rows[0]["why"]
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def test_there_must_be_something_to_audit(spark: SparkSession, tmp_path: Path) -
 def test_what_is_no_snapshot_is_named(spark: SparkSession, store: Path) -> None:
     """A directory of yours among the snapshots is an error that says where it is."""
     (store / "snapshots" / "mine").mkdir()
-    with pytest.raises(StoreError, match="snapshots/mine is no snapshot"):
+    with pytest.raises(StoreError, match="snapshots/mine is not a snapshot"):
         audit(spark, store)
 
 

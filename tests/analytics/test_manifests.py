@@ -76,7 +76,7 @@ def test_what_is_no_snapshot_is_named(tmp_path: Path) -> None:
     """So is a directory that is no store."""
     store = bank.make_store(tmp_path / "store", snapshot_count=1)
     (store / "snapshots" / "mine").mkdir()
-    with pytest.raises(StoreError, match="mine is no snapshot: move it out of the store"):
+    with pytest.raises(StoreError, match="mine is not a snapshot: move it out of the store"):
         manifests.read_published(store)
     with pytest.raises(UsageError, match="does not exist"):
         manifests.read_published(tmp_path / "nowhere")

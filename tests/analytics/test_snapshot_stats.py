@@ -152,7 +152,7 @@ def test_what_a_sealed_file_says_wrongly_is_found(spark: SparkSession, store: Pa
         store / "snapshots" / "P1-2", "channels.parquet", lambda table: table.drop(["sent_count"])
     )
     with (
-        pytest.raises(Damaged, match=r"P1-2/channels\.parquet is no table as the store writes"),
+        pytest.raises(Damaged, match=r"P1-2/channels\.parquet is not a table of a store"),
         verified_parquet.spark_errors(store),
     ):
         snapshot_stats.channel_counts(spark, read_published(store)).collect()

@@ -92,13 +92,13 @@ def test_a_task_needs_no_more_than_arrow(store: Path) -> None:
     [
         (lambda m: m.update(topology="0" * 64), "is of a store with another topology"),
         (lambda m: m.update(format=3), "has format 3, and this version of Stillframe knows 2: use"),
-        (lambda m: m.update(epoch="1"), "does not hold what it should: epoch is '1'"),
-        (lambda m: m.update(sequence=2**70), "does not hold what it should: sequence is"),
-        (lambda m: m.update(published_at=1e300), "does not hold what it should"),
-        (lambda m: m.pop("files"), "does not hold what it should: 'files'"),
+        (lambda m: m.update(epoch="1"), "has an invalid content: epoch is '1'"),
+        (lambda m: m.update(sequence=2**70), "has an invalid content: sequence is"),
+        (lambda m: m.update(published_at=1e300), "has an invalid content"),
+        (lambda m: m.pop("files"), "has an invalid content: 'files'"),
         (lambda m: m["files"][0].update(name="../../x"), "lists other files than processes"),
         (lambda m: m["files"][0].update(bytes=-1), "has more than the -1 bytes that it may have"),
-        (lambda m: m["snapshot"].update(number=3), "is of snapshot P1-3"),
+        (lambda m: m["snapshot"].update(number=3), "belongs to snapshot P1-3"),
     ],
 )
 def test_a_forged_manifest_is_refused(

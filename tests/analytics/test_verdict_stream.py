@@ -226,7 +226,7 @@ def test_what_takes_too_long_is_told_and_not_told_again(reader: Reader, system: 
     assert told(reader.run()) == [("P1-2", "consistent")]
     rows = reader.run(timeout_s=1e-6)
     assert told(rows) == [("P1-1", "incomplete"), ("P1-2", "consistent")]
-    assert rows[0]["why"] == "it has not ended 1e-06 s after it began"
+    assert rows[0]["why"] == "it did not end within 1e-06 s of its start"
     system.store.publish(bank.snapshot(1))
     system.history.append(SnapshotPublished(SnapshotId("P1", 1)))
     system.publish(3)

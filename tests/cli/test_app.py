@@ -157,7 +157,7 @@ def test_wrong_input_is_named_and_nothing_is_made(
     ("arguments", "says"),
     [
         (["show", "A-9"], "there is no snapshot A-9 in the store"),
-        (["show", "9"], "'9' is no snapshot id: they look like P1-17"),
+        (["show", "9"], "'9' is not a snapshot id, which looks like P1-17"),
         (["verify", "A-9"], "there is no snapshot A-9"),
         (["diff", "A-1", "A-9"], "there is no snapshot A-9"),
         (["restore", "A-9"], "there is no snapshot A-9"),

@@ -66,7 +66,7 @@ def test_wrong_input_is_named_before_spark_starts(call: Call, tmp_path: Path) ->
     (tmp_path / "something").mkdir()
     result = call("store", "assemble", tmp_path, "--out", out)
     assert result.exit_code == 2
-    assert "holds what is no fragment" in result.stderr
+    assert "holds files that are not fragments" in result.stderr
     result = call("store", "assemble", tmp_path, "--out", out, "--timeout", "soon")
     assert (result.exit_code, "--timeout 'soon' is no duration" in result.stderr) == (2, True)
     assert not out.exists()

@@ -92,8 +92,8 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
             "a snapshot was due and skipped: P1-7 is still under way",
         ),
         (
-            events.ProcessDied("P3", "it was ended by SIGKILL"),
-            "process P3 died: it was ended by SIGKILL; restoring the latest snapshot",
+            events.ProcessDied("P3", "it was killed by SIGKILL"),
+            "process P3 died: it was killed by SIGKILL; restoring the latest snapshot",
         ),
         (
             events.ProcessDied("P3", "it raised", "Traceback\n  line\n"),
@@ -176,5 +176,5 @@ def test_the_status_line_tells_where_the_system_is() -> None:
     printer.emit(published(1))
     assert "epoch 1 | 5 processes | 1 snapshot | P1-1 " in str(printer.__rich__())
     assert " s ago in 30 ms, 1,234 messages" in str(printer.__rich__())
-    printer.emit(events.ProcessDied("P3", "it was ended by SIGKILL"))
+    printer.emit(events.ProcessDied("P3", "it was killed by SIGKILL"))
     assert str(printer.__rich__()).startswith("epoch 1 starting | ")

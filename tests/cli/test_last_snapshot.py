@@ -73,7 +73,7 @@ def test_a_stop_during_a_snapshot_loses_nothing(
     system.until("stopping after one last snapshot")
     refused = call("snapshot", path)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "the system is being stopped, and its last snapshot comes first" in refused.stderr
+    assert "the system is stopping and takes its last snapshot" in refused.stderr
     (tmp_path / "gate").touch()
     code, _, err = system.end()
     assert code == 0, err

@@ -74,10 +74,10 @@ def test_the_commands_of_the_page_run_a_system(
     code, _, err = joined[0].end(signal.SIGTERM)
     assert code == 0
     assert err.endswith("process P2: stopped; the system waits until it joins again\n")
-    system.until("process P2 died: its connection to the coordinator ended; going back")
+    system.until("process P2 died: its connection to the coordinator was lost; going back")
     start(joins[0])
     assert "from snapshot P1-" in system.until("epoch 2: the system runs")
-    joined[1].until("this epoch is over for it; joining again")
+    joined[1].until("this epoch has ended for it; joining again")
     code, _, err = system.end(signal.SIGINT)
     assert code == 0
     assert "to go on from snapshot" in err
@@ -113,7 +113,7 @@ def test_who_is_refused_at_its_first_coming_ends(
     both = [Program(*joining, *place) for _ in range(2)]
     programs.extend(both)
     system.until("epoch 1: the system runs")
-    assert "each can join once" in system.until("process 'B' is already there")
+    assert "each process can join once" in system.until("process 'B' has joined already")
     assert [program.process.poll() for program in both] == [None, None]
     ends = [program.end(signal.SIGTERM) for program in (system, *both)]
     assert [code for code, _, _ in ends] == [0, 0, 0]
@@ -185,7 +185,10 @@ AWAY = ("--coordinator", "127.0.0.1:1", "--listen", "127.0.0.1")
             ["run", BANK, "--store", "s", "--listen", "10.0.0.1"],
             "TLS is required; give a directory",
         ),
-        (["run", BANK, "--store", "s", "--listen", "0.0.0.0"], "does not say at which address"),
+        (
+            ["run", BANK, "--store", "s", "--listen", "0.0.0.0"],
+            "is not an address at which other machines can reach",
+        ),
         (["run", BANK, "--store", "s", "--listen", "a:b"], "'a:b' is not an address"),
         (["join", BANK, "P2", *AWAY, "--tls", "none"], "none/cert.pem cannot be read"),
         (["join", BANK, "P2", *AWAY], "Missing option '--tls'"),

@@ -104,7 +104,7 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
         (
             "changed",
             (),
-            "class Purse: note is gone: what was recorded of it is lost ... --dry-run', and go",
+            "class Purse: note is gone: what was recorded of it is lost ... --dry-run', and cont",
         ),
         ("deaf", ("--migrate",), "B takes no Coin any more"),
         ("purses", ("--pipeline", "x", "--migrate"), "--migrate is for a system alone"),

@@ -98,7 +98,7 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
     ("options", "sentence"),
     [
         (("--snapshot", "P2-7"), "the trace has no snapshot P2-7; it has P1-1"),
-        (("--snapshot", "7"), "'7' is no snapshot id"),
+        (("--snapshot", "7"), "'7' is not a snapshot id"),
         (("--cut", "P1"), "'P1' is no part of a cut"),
         (("--cut", "P1=1,P1=2"), "'P1=2' is no part of a cut"),
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),

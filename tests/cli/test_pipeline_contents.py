@@ -87,7 +87,7 @@ def test_an_unknown_snapshot_is_named(call: Call, shop: Pipeline) -> None:
     """With those that there are; and where there is none, that one has to be taken."""
     none = call("pipeline", "show", shop.path)
     assert (none.exit_code, none.stdout) == (2, "")
-    assert "has no snapshot to go back to" in none.stderr
+    assert "has no snapshot to restore" in none.stderr
     shop.savepoint("gold")
     result = call("pipeline", "show", shop.path, "silver")
     assert (result.exit_code, result.stdout) == (2, "")

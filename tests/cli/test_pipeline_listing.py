@@ -121,7 +121,7 @@ def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
         ([], "give either the snapshots to delete or --keep N"),
         (["shop-2", "--keep", "1"], "give either the snapshots to delete or --keep N"),
         (["shop-2", "shop-9"], "there is no snapshot and no savepoint 'shop-9'"),
-        (["shop-2", "shop-1"], "the present epoch began from snapshot shop-1"),
+        (["shop-2", "shop-1"], "the current epoch started from snapshot shop-1"),
         (["--keep", "-1"], "Invalid value for '--keep'"),
     ],
 )
@@ -157,9 +157,12 @@ def test_a_directory_without_a_pipeline_is_named(
     command, *rest = arguments
     nowhere = tmp_path / "nowhere"
     for path, says in (
-        (nowhere, f"{nowhere} does not exist: give the directory that the program made"),
-        (tmp_path, f"{tmp_path} is no pipeline"),
-        (money, f"{money} is a store, the snapshots of a system of processes, and no pipeline"),
+        (nowhere, f"{nowhere} does not exist: give the directory in which the program created"),
+        (tmp_path, f"{tmp_path} is not a pipeline"),
+        (
+            money,
+            f"{money} is a store, with the snapshots of a system of processes, and not a pipeline",
+        ),
     ):
         before = sorted(tmp_path.rglob("*"))
         result = call("pipeline", command, path, *rest)

@@ -44,7 +44,7 @@ def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
     assert "savepoint gold, snapshot shop-1: aligned" in result.stderr
     again = call("pipeline", "savepoint", shop.path, "gold")
     assert (again.exit_code, again.stdout) == (2, "")
-    assert "there is a savepoint 'gold' already" in again.stderr
+    assert "the savepoint 'gold' exists already" in again.stderr
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipel
         )
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("FAIL: snapshot shop-1 was abandoned: the deadline passed")
-    assert "missing: audit, books, till; till has its barrier in sight" in " ".join(
+    assert "missing: audit, books, till; till has reached its barrier" in " ".join(
         result.stderr.split()
     )
     assert found["published"] is None

@@ -44,7 +44,7 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
     assert system.process.wait() == -signal.SIGKILL
     refused = call("snapshot", path)
     assert refused.exit_code == 2
-    assert f"bring it back with 'stillframe resume {path}'" in refused.stderr
+    assert f"start a new one with 'stillframe resume {path}'" in refused.stderr
 
     both = [start("resume", path, "--every", "never") for _ in range(2)]
     words = dict(first_word_of(*both))
@@ -58,7 +58,7 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
     for command in ("resume", "snapshot", "restore"):
         refused = call(command, path)
         assert refused.exit_code == 2
-        assert f"let it go on (kill -CONT {winner.process.pid}), or end it" in refused.stderr
+        assert f"continue it (kill -CONT {winner.process.pid}), or kill it" in refused.stderr
     winner.process.send_signal(signal.SIGCONT)
     assert call("snapshot", path, "--initiator", "P2").exit_code == 0
 
@@ -130,7 +130,7 @@ def test_a_part_of_a_pipeline_is_not_brought_back_alone(call: Call, tmp_path: Pa
     )
     refused = call("resume", path)
     assert refused.exit_code == 2
-    assert "use 'stillframe pipeline restore /data/shop', then 'stillframe restore" in (
+    assert "use 'stillframe pipeline restore /data/shop', and then 'stillframe restore" in (
         refused.stderr
     )
 

@@ -23,12 +23,16 @@ def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
     assert "snapshot A-1" in call("show", money, "audited").stderr
     assert call("verify", money, "audited").exit_code == 0
     assert json.loads(call("diff", money, "audited", "A-2", "--json").stdout)["fields"]
-    for name, cause in (("audited", "already"), ("A-9", "have ids like that"), ("a b", "use 1 to")):
+    for name, cause in (
+        ("audited", "already"),
+        ("A-9", "snapshot ids look like that"),
+        ("a b", "use 1 to"),
+    ):
         refused = call("savepoint", money, name, "--snapshot", "A-2")
         assert refused.exit_code == 2
         assert cause in refused.stderr
     assert (
-        "'lost' is no snapshot id: they look like P1-17; nor is it a savepoint"
+        "'lost' is not a snapshot id, which looks like P1-17, and not a savepoint"
         in call("show", money, "lost").stderr
     )
 
@@ -36,7 +40,7 @@ def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
 def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:
     """By its id; a savepoint only by its name; and never the one that a restore goes back to."""
     call("savepoint", money, "audited", "--snapshot", "A-1")
-    assert "drop it by that name" in call("delete", money, "A-1").stderr
+    assert "delete it by that name" in call("delete", money, "A-1").stderr
     assert "A-3 stays: it" in call("delete", money, "A-3").stderr
     assert "snapshot A-2 was deleted" in call("delete", money, "A-2").stderr
     assert json.loads(call("delete", money, "audited", "--json").stdout)["is_deleted"]

@@ -231,7 +231,7 @@ def test_a_damaged_line_of_the_history_keeps_no_supervisor_back(
     assert first == f"this command supervises the system of {money} until it is stopped"
     assert second.startswith("warning: line 1 of ")
     assert second.endswith("to go on from a snapshot does not need it")
-    assert "the code is not what the store" in " ".join(rest)
+    assert "the code differs from that of the store" in " ".join(rest)
     assert result.exit_code == 2
 
 

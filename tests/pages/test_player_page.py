@@ -288,7 +288,7 @@ def test_interchanges_that_play_end_when_another_cut_is_chosen(
     document = player_document(trace_of("lecture"), title="two", cuts=[(2, 2, 1)])
     page = opened(page_with_a_clock, tmp_path / "page.html", document, "#snapshot=P1-1")
     page.locator(".changes .playing").click()
-    page.get_by_label("colours of").select_option("the cut asked for")
+    page.get_by_label("colours of").select_option("the selected cut")
     said = page.locator("#announcements").inner_text()
     page.clock.run_for(10_000)
     assert page.locator("#announcements").inner_text() == said
@@ -301,7 +301,7 @@ def test_a_cut_that_is_not_consistent_shows_the_message_that_makes_it_so(show: S
     assert "message P2->P1 #1 is red" in page.locator(".changes .problem").inner_text()
     assert page.locator(".event-chip.broken b").all_inner_texts() == ["H", "D"]
     assert page.locator(".play .stage-picture g:not(.away) > .message.orphan").count() == 1
-    assert rows(page)["P2->P1"].startswith("impossible: H→D came before the cut")
+    assert rows(page)["P2->P1"].startswith("impossible: H→D arrived before the cut")
     check_accessible(page)
 
 

@@ -221,7 +221,7 @@ def test_whatever_is_dragged_is_what_the_simulator_records(
     seen = set()
     for _ in range(by_night(14, check=6)):
         if rng.random() < 0.25:
-            page.get_by_role("button", name="As it was").click()
+            page.get_by_role("button", name="Reset").click()
             look = Look(page)
         handle = initiation(page) if rng.random() < 0.5 else marker(page, rng.choice(look.markers))
         if rng.random() < 0.6:
@@ -255,7 +255,7 @@ def test_it_begins_as_the_script_says(page: Page, tmp_path: Path, which: str | i
     assert first[1] == contents[-1].strip()
     initiation(page).press("End")
     assert shown(page) != first
-    page.get_by_role("button", name="As it was").click()
+    page.get_by_role("button", name="Reset").click()
     assert shown(page) == first
 
 
@@ -342,7 +342,7 @@ def test_a_process_that_no_marker_reaches_is_named(page: Page, tmp_path: Path) -
     assert shown(page) == ({"P1": "{}", "P2": "{}", "P1->P2": "empty"}, "so it was after 0 events")
     initiation(page).press("ArrowDown")
     assert shown(page)[0]["P1"] == "never"
-    assert shown(page)[1] == "the snapshot is never complete: no marker comes to P1"
+    assert shown(page)[1] == "the snapshot is never complete: no marker arrives at P1"
     check_accessible(page)
 
 

@@ -189,7 +189,7 @@ def test_the_recording_is_gone_through(
     expect(page.get_by_role("button", name="one step on")).to_be_disabled()
     page.get_by_role("button", name="one step back").click()
     expect(page.locator(".sentence")).to_have_text(steps[-2]["sentence"])
-    page.get_by_role("button", name="to the beginning").click()
+    page.get_by_role("button", name="to the start").click()
     assert page.locator(".picture .now, .picture .later").count() == 0
     assert page.evaluate("location.hash") == f"#snapshot={name}"
 

@@ -76,7 +76,7 @@ def test_an_offset_of_a_channel_that_is_no_whole_number_is_damage(
     path = make_checkpoint(tmp_path / "checkpoint", planned=0, done=0)
     plan = path / "offsets" / "0"
     plan.write_text(f'v1\n{{}}\n{{"topic": {{"0": 5}}}}\n{{"stillframe": {{"in": {position}}}}}')
-    with pytest.raises(Damaged, match="is no offset of a channel: Expected `int`"):
+    with pytest.raises(Damaged, match="is not an offset of a channel: Expected `int`"):
         checkpoint.last_committed(path)
     plan.write_text('v1\n{}\n{"topic": {"0": 5}}\n-\n{"stillframe": {"in": 7}}')
     assert checkpoint.last_committed(path) == checkpoint.Committed(0, {"in": 7})
@@ -110,7 +110,7 @@ def test_a_full_file_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     path = make_checkpoint(tmp_path / "checkpoint", planned=4, done=4)
     store = path / "state" / "0" / "0"
     write_full_file(store / "3.zip", metadata_naming(name))
-    with pytest.raises(Damaged, match=r"3\.zip is not what Spark writes: it refers to"):
+    with pytest.raises(Damaged, match=r"3\.zip was not written by Spark: it refers to"):
         checkpoint.pin(path, 3, tmp_path / "under-way" / "pinned")
     linked = [file.name for file in (tmp_path / "under-way").rglob("*")]
     assert not {"secret.key", "secret.sst", "passwd"} & set(linked)
@@ -150,11 +150,11 @@ def test_a_full_file_that_cannot_be_unpacked_is_damaged(tmp_path: Path) -> None:
     for name, method in (("other", zipfile.ZIP_DEFLATED), ("metadata", zipfile.ZIP_BZIP2)):
         write_full_file(file, metadata_naming("000008-a.sst"), name=name, method=method)
         found.append(damage(path, tmp_path / f"strange-{name}"))
-    assert all("1.zip is not what Spark writes" in one for one in found)
+    assert all("1.zip was not written by Spark" in one for one in found)
     for place in range(0, len(whole), 5):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         found.append(damage(path, tmp_path / f"changed-{place}"))
-    assert all("1.zip is not what Spark writes" in one for one in found if one)
+    assert all("1.zip was not written by Spark" in one for one in found if one)
     # Dates, and what else says nothing of the content, do not matter.
     assert found.count("") < len(found) // 3
 
@@ -177,8 +177,8 @@ def test_nothing_is_no_contradiction(tmp_path: Path) -> None:
         (["offsets/4", "commits/4", "offsets/3", "commits/3"], "state of micro-batch 4"),
         (["commits/4", "commits/3"], "micro-batch 4 is the last one planned, and 2 the last"),
         (["offsets/4", "offsets/3"], "micro-batch 2 is the last one planned, and 4 the last"),
-        (["metadata"], "its metadata is gone"),
-        ([f"offsets/{batch}" for batch in range(5)], "its plans of micro-batches are gone"),
+        (["metadata"], "its metadata is missing"),
+        ([f"offsets/{batch}" for batch in range(5)], "its plans of micro-batches are missing"),
     ],
 )
 def test_going_back_by_hand_shows(tmp_path: Path, gone: list[str], what: str) -> None:

@@ -132,7 +132,7 @@ def test_a_pipeline_is_made_again_after_a_crash(
         patch.setattr(Path, "replace", lambda *args: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             line(tmp_path / "run")
-    with pytest.raises(UsageError, match="is no pipeline"):
+    with pytest.raises(UsageError, match="is not a pipeline"):
         Pipeline(tmp_path / "run")
     assert durable_files.partial_path(tmp_path / "run" / "pipeline.json").exists()
     assert line(tmp_path / "run").epoch == 1

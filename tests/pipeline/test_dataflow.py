@@ -25,28 +25,28 @@ def flow(*edges: str) -> Dataflow:
         ({"source": "x"}, "no query or service 'x'; there are: a, b"),
         ({"targets": ["x"]}, "no query or service 'x'"),
         ({"targets": ["b", "b"]}, "a target is named twice"),
-        ({"targets": ["a"]}, "a would read what it writes itself"),
+        ({"targets": ["a"]}, "a would read its own output"),
         ({"partition_count": 0}, "0 partitions"),
         ({"partition_count": 1025}, "1025 partitions"),
         ({"schema": pa.schema([])}, "its schema has no column"),
         (
             {"schema": pa.schema([("at", pa.timestamp("s"))])},
-            r"ab: column 'at' is of type timestamp\[s\], .* timestamp\[ms\]: declare it so",
+            r"ab: column 'at' is of type timestamp\[s\], .* timestamp\[ms\]: declare that type",
         ),
-        ({"schema": pa.schema([("day", pa.date64())])}, r"'day' .* as date32\[day\]: declare it"),
-        ({"schema": pa.schema([("at", pa.time32("s"))])}, r"'at' .* as time32\[ms\]: declare it"),
+        ({"schema": pa.schema([("day", pa.date64())])}, r"'day' .* as date32\[day\]: declare that"),
+        ({"schema": pa.schema([("at", pa.time32("s"))])}, r"'at' .* as time32\[ms\]: declare that"),
         (
             {"schema": pa.schema([("x", pa.struct([("at", pa.timestamp("s"))]))])},
             r"'x' .* as struct<at: timestamp\[ms\]>",
         ),
-        ({"schema": pa.schema([("x", pa.struct([]))])}, "'x' .* cannot be kept: Cannot write"),
+        ({"schema": pa.schema([("x", pa.struct([]))])}, "'x' .* cannot be stored: Cannot write"),
         ({"schema": pa.schema([("a", pa.int64()), ("a", pa.int64())])}, "'a' and 'a'"),
         ({"schema": pa.schema([("a", pa.int64()), ("A", pa.int64())])}, "'a' and 'A'"),
         (
             {"schema": pa.schema([("l", pa.list_(pa.struct([("b", INT), ("B", INT)])))])},
             "'b' and 'B'",
         ),
-        ({"key": ["x"]}, "the key 'x' is no column; there are amount"),
+        ({"key": ["x"]}, "the key 'x' is not a column; the columns are amount"),
     ],
 )
 def test_a_channel_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -57,7 +57,7 @@ def test_a_channel_that_cannot_be_is_refused(changes: dict[str, Any], message: s
 
 
 def test_names_are_given_once() -> None:
-    """Neither two participants nor two channels share a name; nothing at all is no pipeline."""
+    """Neither two participants nor two channels share a name; nothing at all is not a pipeline."""
     with pytest.raises(UsageError, match="two queries or services are called 'a'"):
         dataflow(queries=["a"], services={"a": Account}, logs=[])
     twice = [channel("ab", SCHEMA, source="a", targets=["b"])] * 2

@@ -57,7 +57,7 @@ def test_two_writers_never_both_win(tmp_path: Path) -> None:
     first, second = writer_of(pipeline), writer_of(pipeline)
     second.reader.tail = lambda position: 0  # type: ignore[method-assign] # it looked before
     first.append(records(1))
-    with pytest.raises(Unavailable, match="entry 0 was just written by another program"):
+    with pytest.raises(Unavailable, match="another program has just written entry 0"):
         second.append(records(2))
     reader = reader_of(pipeline)
     assert amounts(reader, 0, reader.tail(0)) == [1]
@@ -69,7 +69,7 @@ def test_a_micro_batch_is_in_the_log_once(tmp_path: Path) -> None:
     first, second = writer_of(pipeline), writer_of(pipeline)
     assert first.last_batch() is second.last_batch() is None
     first.append_files([], batch=0)
-    with pytest.raises(Unavailable, match="entry 0 was just written by another program"):
+    with pytest.raises(Unavailable, match="another program has just written entry 0"):
         second.append_files([], batch=0)
     assert second.last_batch() == 0
     assert second.append_files([], batch=1) == 1

@@ -193,7 +193,7 @@ def test_a_deadline_names_the_straggler_and_its_barriers_are_stepped_over(tmp_pa
         (outcome,) = taking
         assert isinstance(outcome, Abandoned)
         assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("till",))
-        assert "till has its barrier in sight" in outcome.detail
+        assert "till has reached its barrier" in outcome.detail
         state.balance -= 5
         mint.append("coins", records(5))
     found = taken(pipeline, "aligned")

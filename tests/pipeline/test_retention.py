@@ -67,7 +67,7 @@ def test_the_snapshot_from_which_the_epoch_began_goes_once_there_is_another(tmp_
     leave_behind(pipeline, 1)
     assert money_now(pipeline) == TOTAL
     pipeline.restore("run-1")
-    with pytest.raises(UsageError, match="the present epoch began from snapshot run-1"):
+    with pytest.raises(UsageError, match="the current epoch started from snapshot run-1"):
         pipeline.drop("run-1")
     pipeline.keep(0)
     assert ids(pipeline) == ["run-1"]

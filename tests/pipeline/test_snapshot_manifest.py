@@ -61,7 +61,7 @@ def test_damage_is_named_and_nothing_is_restored(
     [
         ("manifest", "or delete the directory of that snapshot and use another one"),
         ("item", "or restore the pipeline from a snapshot that does not need it"),
-        ("head", "copy that was made since the last restore"),
+        ("head", "copy made since the last restore"),
     ],
 )
 @pytest.mark.parametrize("damage", [changed, truncated])
@@ -96,7 +96,7 @@ def test_a_stranger_among_the_snapshots_is_named(tmp_path: Path) -> None:
     """A file that is no snapshot is refused with its path."""
     pipeline = shop(tmp_path / "run")
     (pipeline.path / "snapshots" / "notes.txt").touch()
-    with pytest.raises(Damaged, match=r"notes\.txt is no snapshot"):
+    with pytest.raises(Damaged, match=r"notes\.txt is not a snapshot"):
         pipeline.snapshots()
 
 

@@ -237,7 +237,7 @@ def test_a_handler_that_raises_is_named_with_the_message() -> None:
 @pytest.mark.parametrize(
     ("action", "named"),
     [
-        ("give_back", "give_back() raised TypeError: it returned something"),
+        ("give_back", "give_back() raised TypeError: it returned a value"),
         ("leave", "leave() raised SystemExit: 3"),
         ("fail_later", "fail_later() raised KeyError: 'gone'"),
     ],

@@ -45,7 +45,7 @@ def test_who_says_nothing_makes_room_for_who_comes_next(
         for reader, _ in silent[: 3 * CAP]:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-        assert f"closed: {CAP} newer ones have not said either who they are" in pair.troubles[0]
+        assert f"closed: {CAP} newer ones have not identified themselves" in pair.troubles[0]
         await pair.cut("B")
         pair.begin("A", "B")
         await pair.until(lambda: b.received_count == 3)
@@ -76,7 +76,7 @@ def test_so_many_words_and_no_more_are_said_of_strangers(monkeypatch: pytest.Mon
         now += acceptor_module.REPORT_PERIOD_S
         acceptor.refused("another")
         assert said[REPORT_COUNT_MAX:] == [
-            "7 more connections were refused, for such reasons",
+            "7 more connections were refused for similar reasons",
             "another",
         ]
 
@@ -90,11 +90,11 @@ def test_an_acceptor_opens_only_where_it_may_and_can() -> None:
     async def main() -> None:
         with pytest.raises(UsageError, match="TLS is required"):
             await Acceptor(_nobody, print).open(Address("192.0.2.1", 0), None)
-        with pytest.raises(Unavailable, match="an address of this machine, and the port free"):
+        with pytest.raises(Unavailable, match="an address of this machine, and is the port free"):
             await Acceptor(_nobody, print).open(Address("192.0.2.1", 5), str(everybody()))
         first = Acceptor(_nobody, print)
         address = await first.open(ANY_PORT, None)
-        with pytest.raises(Unavailable, match=f"can be taken on {address}: "):
+        with pytest.raises(Unavailable, match=f"cannot listen on {address}: "):
             await Acceptor(_nobody, print).open(address, None)
         first.close()
 

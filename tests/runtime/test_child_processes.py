@@ -134,7 +134,7 @@ def test_what_forks_them_must_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             async with Supervisor(program("rally"), store):
                 pass
 
-    with pytest.raises(Unavailable, match="ended at once, with 1"):
+    with pytest.raises(Unavailable, match="exited at once with 1"):
         asyncio.run(main())
     store.close()
 
@@ -155,7 +155,7 @@ def test_one_that_a_signal_ends_is_named_with_it(number: int, name: str) -> None
                 await begun.stop()
                 await server.close()
 
-    assert asyncio.run(main()) == f"it was ended by {name}"
+    assert asyncio.run(main()) == f"it was killed by {name}"
 
 
 HANG = "import time; time.sleep(1000)"

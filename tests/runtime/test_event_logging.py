@@ -189,7 +189,10 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     check_epoch_unused(tmp_path / "none", 1)
     (tmp_path / "e3").mkdir()
     check_epoch_unused(tmp_path, 4)
-    with pytest.raises(UsageError, match=r"epoch 3 already.*begins epoch 2.*another directory"):
+    with pytest.raises(
+        UsageError,
+        match=r"already holds the event log of epoch 3.*starts epoch 2.*another directory",
+    ):
         check_epoch_unused(tmp_path, 2)
 
 
@@ -285,7 +288,7 @@ def test_a_process_that_is_terminated_writes_its_log_to_the_end(tmp_path: Path) 
             os.kill(system.children["B"].pid, signal.SIGTERM)
             await watch.until_epoch(2)
             (died,) = watch.of(events.ProcessDied)
-            assert (died.process, died.cause) == ("B", "it was ended by SIGTERM")
+            assert (died.process, died.cause) == ("B", "it was killed by SIGTERM")
         store.close()
 
     asyncio.run(main())

@@ -74,8 +74,8 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
         assert left is not None
         port = 1 + left.coordinator.port % 65535
         for site, what in (
-            (Placement(elsewhere=("B",)), "A are the processes of this machine now, and A, B were"),
-            (Placement(Address(LOOPBACK, port)), f"the coordinator is at {LOOPBACK}:{port} now"),
+            (Placement(elsewhere=("B",)), "the processes of this machine are now A, and were A, B"),
+            (Placement(Address(LOOPBACK, port)), f"the coordinator is now at {LOOPBACK}:{port}"),
             (Placement(certificates=str(everybody())), "they run without TLS"),
         ):
             with (

@@ -112,7 +112,10 @@ def divide(process: Process) -> None:
         ),
         pytest.param(
             lambda self: self.send("B", Blob(bytes(LARGE_BYTES), [])),
-            ["channel A->B: message 1 has 17,825,8", "16,777,216 are possible: send it in parts"],
+            [
+                "channel A->B: message 1 has 17,825,8",
+                "more than the limit of 16,777,216: send it in parts",
+            ],
             id="too large",
         ),
     ],

@@ -181,7 +181,7 @@ def test_a_topology_that_cannot_be_shared_is_loaded_by_each_process(
         assert found["A"]["environment"]["TWICE"] == "1"
 
 
-UNSHARED = "each start of a process imports the topology anew, which is slower"
+UNSHARED = "every process imports the topology separately, which is slower"
 
 
 @pytest.mark.slow
@@ -329,18 +329,18 @@ def test_what_keeps_a_topology_from_being_shared_is_named() -> None:
     acts = {
         "x = {number: str(number) for number in range(1000)}": None,
         "with open(os.devnull) as file: file.read()": None,
-        "chance = random.SystemRandom(); chance.random()": "made a generator",
+        "chance = random.SystemRandom(); chance.random()": "created a random number generator",
         "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()": "has 2 threads",
         "file = open(os.devnull)": "opened /dev/null",
         "one, other = socket.socketpair()": "opened socket:",
         "os.dup2(os.open('/dev/zero', 0), 1)": "opened /dev/zero",
         "sleeping = subprocess.Popen(['sleep', '1'])": "started process",
         "signal.setitimer(signal.ITIMER_REAL, 1000)": "set a timer",
-        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)": "changed what a signal does",
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)": "changed a signal handler",
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])": "blocked a signal",
-        "import mmap; memory = mmap.mmap(-1, 64)": "made shared memory",
+        "import mmap; memory = mmap.mmap(-1, 64)": "created shared memory",
         "random.random()": "used or seeded",
-        "chance = random.Random(7)": "made a generator",
+        "chance = random.Random(7)": "created a random number generator",
         "import numpy.random; chance = numpy.random.default_rng(7)": "it ",
     }
     told = subprocess.run(
@@ -364,7 +364,7 @@ def test_a_generator_of_numpy_is_seen_where_numpy_has_no_threads() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
-    assert done.stdout == "it made a generator of random numbers\n"
+    assert done.stdout == "it created a random number generator\n"
 
 
 UNTOUCHED = Footprint(
@@ -398,11 +398,11 @@ def test_a_topology_that_did_nothing_can_be_shared() -> None:
         ({"descriptors": {0: "/tmp/new"}}, "it opened /tmp/new"),
         ({"children": (7, 9, 8)}, "it started process 8"),
         ({"timers": (0.0, 2.5, 0.0)}, "it set a timer"),
-        ({"handlers": (print,)}, "it changed what a signal does"),
+        ({"handlers": (print,)}, "it changed a signal handler"),
         ({"blocked": frozenset({17})}, "it blocked a signal"),
-        ({"shared_memory": frozenset({"7f00"})}, "it made shared memory"),
+        ({"shared_memory": frozenset({"7f00"})}, "it created shared memory"),
         ({"random_state": (1, 3)}, "it used or seeded the generator of the module random"),
-        ({"generator_count": 2}, "it made a generator of random numbers"),
+        ({"generator_count": 2}, "it created a random number generator"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -525,7 +525,7 @@ def test_a_system_outlives_what_its_processes_are_forked_from(tmp_path: Path) ->
             # From now on it is known again how a process ends.
             os.kill(system.children["B"].pid, signal.SIGKILL)
             await watch.until_epoch(3)
-            assert watch.of(events.ProcessDied)[-1].cause == "it was ended by SIGKILL"
+            assert watch.of(events.ProcessDied)[-1].cause == "it was killed by SIGKILL"
             assert server_of(system) == other
             children = [identify(child.pid) for child in system.children.values()]
             return [server, other, *(child for child in children if child is not None)]

@@ -101,7 +101,7 @@ def test_one_that_is_killed_is_told() -> None:
     outcome = run(
         lambda: b"x" * 10**9, meanwhile=lambda forked: os.kill(forked._pid, signal.SIGKILL)
     )
-    assert "ended before it was done, by signal 9" in str(outcome.ended[0][0])
+    assert "died before it had finished, by signal 9" in str(outcome.ended[0][0])
 
 
 def test_one_that_fails_otherwise_is_told() -> None:
@@ -110,7 +110,7 @@ def test_one_that_fails_otherwise_is_told() -> None:
     def encode() -> bytes:
         raise RuntimeError
 
-    assert "ended before it was done, with 1" in str(run(encode).ended[0][0])
+    assert "died before it had finished, with 1" in str(run(encode).ended[0][0])
 
 
 def test_one_that_is_cancelled_says_nothing_more() -> None:

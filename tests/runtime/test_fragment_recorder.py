@@ -206,8 +206,8 @@ def test_nobody_waits_for_a_slow_disk(log: Log, failing: Gate) -> None:
     for snapshot in others:
         take(recording, snapshot)
     assert len(log.told) == 1
-    assert f"{WAITING_COUNT_MAX} snapshots wait for that already" in log.told[0]
-    assert "the process goes on, and snapshots are incomplete there" in log.told[0]
+    assert f"{WAITING_COUNT_MAX} snapshots are waiting to be written already" in log.told[0]
+    assert "the process continues, and snapshots in that directory are incomplete" in log.told[0]
     failing.opened.set()
     failing.until_written(1 + WAITING_COUNT_MAX)
     take(recording, SnapshotId("P", 100))
@@ -229,7 +229,7 @@ def test_the_next_time_is_told_again(log: Log, failing: Gate) -> None:
         take(recording, snapshot)
     log.log.close()
     assert len(log.told) == 2
-    assert f"cannot be written into {log.directory}: there is no room" in log.told[0]
+    assert f"cannot write its fragments into {log.directory}: there is no room" in log.told[0]
 
 
 def test_a_bug_of_ours_is_told_too(log: Log, failing: Gate) -> None:

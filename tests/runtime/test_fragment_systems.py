@@ -158,7 +158,7 @@ def test_a_directory_that_cannot_be_is_told_once(tmp_path: Path) -> None:
             await system.until(lambda: len(troubles(system.events)) == 3)
             await system.take()
         told = troubles(system.events)
-        assert [words.split()[2] for words in sorted(told)] == ["A", "B", "C"]
+        assert [words.split()[1] for words in sorted(told)] == ["A", "B", "C"]
         assert all("Not a directory" in words for words in told)
 
     asyncio.run(main())

@@ -76,7 +76,7 @@ async def until_the_end(me: JoinedProcess, books: Books, system: Supervisor) -> 
     passing = asyncio.get_running_loop().create_task(pass_on(me, books))
     snapshots = [await take(system) for _ in range(5)]
     os.kill(system.children["S"].pid, signal.SIGKILL)
-    with pytest.raises(Unavailable, match="this epoch of the system is over"):
+    with pytest.raises(Unavailable, match="this epoch of the system has ended"):
         await passing
     return snapshots
 
@@ -137,7 +137,7 @@ def test_a_program_that_only_sends_says_where_its_actions_end(tmp_path: Path) ->
             await system.__aexit__()
             await until(lambda: me._host.error is not None)
             for _ in range(2):
-                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                with pytest.raises(Unavailable, match="this epoch of the system has ended"):
                     await me.boundary()
 
     asyncio.run(main())
@@ -221,11 +221,11 @@ def test_a_program_knows_when_what_it_did_is_safe(tmp_path: Path) -> None:
                 second = loop.create_task(order(me, orders, "second"))
                 await until(lambda: len(orders.names) == 2)
                 os.kill(system.children["A"].pid, signal.SIGKILL)
-                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                with pytest.raises(Unavailable, match="this epoch of the system has ended"):
                     await second
-                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                with pytest.raises(Unavailable, match="this epoch of the system has ended"):
                     await receiving
-                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                with pytest.raises(Unavailable, match="this epoch of the system has ended"):
                     await me.until_safe()
             await watch.until(lambda: len(watch.of(events.AwaitingProcesses)) == 2)
             async with join("J", topology=ordering, store=place, state=orders) as me:
@@ -287,7 +287,9 @@ def test_what_does_not_fit_a_running_system_cannot_join(tmp_path: Path) -> None:
             assert (no.value.process, no.value.path) == ("J", str(place))
             async with join("J", topology=joining, store=place, state=books) as me:
                 await system.until_running()
-                with pytest.raises(Refused, match="'J' is already there: each can join once"):
+                with pytest.raises(
+                    Refused, match="'J' has joined already: each process can join once"
+                ):
                     async with join("J", topology=joining, store=place, state=Books()):
                         raise AssertionError("it joined")
                 with pytest.raises(UsageError, match="no channel to 'A'; outgoing: S"):
@@ -305,8 +307,8 @@ def test_what_does_not_fit_a_running_system_cannot_join(tmp_path: Path) -> None:
     ("process", "state", "words"),
     [
         ("Z", Books(), "there is no process 'Z'; there are A, J, S"),
-        ("A", Books(), "process 'A' is started by the system itself"),
-        ("J", Source(), "process 'J' records a Books, not a Source"),
+        ("A", Books(), "process 'A' is started by the system"),
+        ("J", Source(), "process 'J' has a state of type Books, not Source"),
     ],
 )
 def test_a_call_of_join_that_does_not_fit_its_topology_is_refused(
@@ -329,7 +331,7 @@ def test_joining_what_is_not_running_is_refused(tmp_path: Path) -> None:
 
     async def main() -> None:
         for place in ("store", "nowhere"):
-            with pytest.raises(Unavailable, match="start it with 'stillframe run'"):
+            with pytest.raises(Unavailable, match="start one with 'stillframe run'"):
                 async with join("J", topology=joining, store=tmp_path / place, state=Books()):
                     raise AssertionError("it joined")
 

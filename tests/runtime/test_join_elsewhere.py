@@ -58,7 +58,7 @@ def test_a_program_joins_by_the_address_of_the_coordinator(tmp_path: Path) -> No
             snapshot = await take(system)
             assert snapshot.epoch == epoch
             restoring = asyncio.get_running_loop().create_task(system.restore())
-            with pytest.raises(Unavailable, match="this epoch of the system is over"):
+            with pytest.raises(Unavailable, match="this epoch of the system has ended"):
                 await passing
             restoring.cancel()
             await watch.until(
@@ -91,7 +91,7 @@ def test_half_an_address_is_refused(where: dict[str, Any]) -> None:
     """A store, or coordinator, listen and tls together: nothing else is enough."""
 
     async def main() -> None:
-        with pytest.raises(UsageError, match=r"store=\.\.\. if it runs on this machine, else"):
+        with pytest.raises(UsageError, match=r"store=\.\.\. if it runs on this machine, or"):
             async with join("J", topology=SYSTEM, state=Books(), **where):
                 raise AssertionError("it joined")
 

@@ -171,7 +171,7 @@ def returns(due: Due[int]) -> int:
     [
         (refuse, r"process till: till\.beats\.commit\(\) raised OSError: no connection"),
         (refuse_later, r"process till: till\.beats\.commit\(\) raised OSError: no connection"),
-        (returns, r"till\.beats\.commit\(\) raised TypeError: it returned something"),
+        (returns, r"till\.beats\.commit\(\) raised TypeError: it returned a value"),
     ],
 )
 def test_a_commit_that_raises_fails_the_process(

@@ -115,9 +115,9 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
     async def main(store: Store) -> None:
         running = Supervisor(REFERENCE, store, SupervisorConfig(pipeline=pipeline.path))
         async with asyncio.timeout(60), running:
-            with pytest.raises(UsageError, match="not for this system alone"):
+            with pytest.raises(UsageError, match="not possible for this system alone"):
                 await running.snapshot()
-            with pytest.raises(UsageError, match="not for this system alone"):
+            with pytest.raises(UsageError, match="not possible for this system alone"):
                 await running.restore()
             os.kill(running.children["till"].pid, signal.SIGKILL)
             with pytest.raises(Unavailable, match=r"died.*SIGKILL.*stillframe pipeline restore"):
@@ -131,7 +131,7 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
         Store.create(tmp_path / "store", description=system.description, reference=REFERENCE)
     ) as store:
         asyncio.run(main(store))
-        with pytest.raises(Exception, match="died, and its state with it: restore"):
+        with pytest.raises(Exception, match="died, and its state is lost: restore"):
             asyncio.run(again(store))
 
 
@@ -155,7 +155,9 @@ def test_a_system_in_a_pipeline_has_no_policy_of_its_own(tmp_path: Path) -> None
         system = Supervisor(
             REFERENCE, store, SupervisorConfig(pipeline=pipeline.path, policy=Policy.RETRY)
         )
-        with pytest.raises(UsageError, match="the policy 'retry' is not for this system alone"):
+        with pytest.raises(
+            UsageError, match="the policy 'retry' is not possible for this system alone"
+        ):
             await system.__aenter__()
 
     with contextlib.closing(

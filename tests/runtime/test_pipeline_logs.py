@@ -15,7 +15,7 @@ from stillframe.store.store import Store
 from tests.pipeline.money import Account, leave_behind, line, records
 from tests.runtime.mixed import CHANNELS, SERVICES, Till, system
 
-RAN_BY_ITSELF = "till ran by itself in the present epoch .* and left: .* restore"
+RAN_BY_ITSELF = "till ran alone in the current epoch .* and left: .* restore"
 
 
 def received(pipeline: Pipeline, count: int) -> list[int]:
@@ -54,7 +54,7 @@ def test_a_process_begins_where_a_restore_put_it(tmp_path: Path) -> None:
     pipeline.restore()
     with join("mint", pipeline=pipeline.path, state=(state := Account())):
         state.balance += 1
-    with pytest.raises(UsageError, match="mint ran by itself"):
+    with pytest.raises(UsageError, match="mint ran alone"):
         PipelineLogs(pipeline.path, "mint", system="till")
     with join("mint", pipeline=pipeline.path, state=Account()) as mint:
         mint.append("coins", records(13))

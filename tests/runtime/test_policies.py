@@ -268,6 +268,6 @@ def test_too_many_abandoned_in_a_row_end_the_system(tmp_path: Path) -> None:
         asyncio.run(run(store, watch))
     assert "2 snapshots in a row were abandoned, and 1 are tolerated" in str(caught.value)
     assert "missing: R; R does not answer" in str(caught.value)
-    assert "then go on with 'stillframe restore'" in str(caught.value)
+    assert "then continue with 'stillframe restore'" in str(caught.value)
     assert len(watch.of(events.SnapshotAbandoned)) == 2 * TRY_COUNT_MAX
     store.close()

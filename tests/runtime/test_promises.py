@@ -128,7 +128,7 @@ class Quitter(Process):
 @pytest.mark.parametrize(
     ("reader", "found"),
     [
-        (Disguised(), "it returned something.*async def"),
+        (Disguised(), "it returned a value.*async def"),
         (Interrupted(), "raised CancelledError"),
         (Quitter(), "raised on message 1 of channel A->B.*SystemExit: 3"),
     ],

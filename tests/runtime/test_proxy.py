@@ -101,7 +101,7 @@ def flip(position: int, bits: int) -> Callable[[bytearray], None]:
         ),
         pytest.param(flip(5, 0x01), "frames are missing", id="sequence"),
         pytest.param(flip(24, 0x08), "a batch says that it holds", id="count"),
-        pytest.param(flip(30, 0x51), "are not what P", id="message"),
+        pytest.param(flip(30, 0x51), "does not accept messages", id="message"),
     ],
 )
 def test_changed_bytes_close_the_connection_and_lose_nothing(
@@ -122,6 +122,6 @@ def test_changed_bytes_close_the_connection_and_lose_nothing(
             for detail in system.troubles():
                 assert detail.startswith("channel P"), detail
                 assert reason in detail
-                assert "its source connects anew, nothing is lost" in detail
+                assert "its source reconnects, and nothing is lost" in detail
 
     asyncio.run(main())

@@ -107,7 +107,7 @@ def test_a_snapshot_under_way_is_abandoned_when_a_process_comes_back(
             assert isinstance(outcome, Abandoned)
             assert outcome.reason is Reason.CONNECTION_BROKE
             assert process in outcome.missing
-            assert f"{process} came back with a new one" in str(outcome)
+            assert f"{process} reconnected with a new one" in str(outcome)
             await system.take("B")
             for host in system.hosts.values():
                 assert host.recorder.phase(outcome.snapshot) is not Phase.RECORDING
@@ -174,7 +174,7 @@ def test_who_does_not_come_back_in_time_is_taken_for_dead(tmp_path: Path) -> Non
             await system.until(lambda: bool(system.departed))
             ((process, failure),) = system.departed
             assert process == "B"
-            assert failure == control.Failure("process B: it did not come back within 0 s", "")
+            assert failure == control.Failure("process B: it did not reconnect within 0 s", "")
 
     asyncio.run(main())
 

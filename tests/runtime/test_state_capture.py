@@ -228,7 +228,7 @@ def test_a_part_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, bo
     recording.cut(S1)
     while recording.go_on():
         pass
-    assert "a part of a snapshot may have 1,000" in recording.refused[S1]
+    assert "a fragment of a snapshot may have 1,000" in recording.refused[S1]
     assert recording.captures._open == {}
     assert books.accounts._open == []
 
@@ -268,7 +268,7 @@ def test_a_forked_process_that_is_killed_refuses_the_snapshot() -> None:
         assert child is not None
         os.kill(child._pid, signal.SIGKILL)
         await until(lambda: S1 in recording.refused)
-        assert "ended before it was done, by signal 9" in recording.refused[S1]
+        assert "died before it had finished, by signal 9" in recording.refused[S1]
         recording.cut(S2)
         await until(lambda: S2 in recording.parts)
         assert recording.captures._open == {}

@@ -92,7 +92,7 @@ def test_who_takes_the_place_of_a_process_that_is_there_is_sent_away(tmp_path: P
     async def body(system: LocalSystem) -> None:
         async with stranger(system.port) as other:
             assert await other.knock(hello_of_a(system, None), SECRET) == ""
-            reason = "process 'A' is already there: each can join once"
+            reason = "process 'A' has joined already: each process can join once"
             assert await other.say(control.JoinRequest()) == control.Dismissed(reason)
         await system.until(lambda: len(system.troubles()) == 1)
         assert f"the connection of A to the coordinator was closed: {reason}" in system.troubles()
@@ -108,7 +108,7 @@ def test_who_speaks_before_it_has_come_in_is_sent_away(tmp_path: Path) -> None:
             assert await other.knock(hello_of_a(system, None), SECRET) == ""
             assert await other.say(control.Ready()) is None
         await system.until(lambda: len(system.troubles()) == 1)
-        assert "speaks before it has said whether it is new" in system.troubles()[0]
+        assert "sent a message before it reported whether it is new" in system.troubles()[0]
 
     beside_players(tmp_path, body)
 

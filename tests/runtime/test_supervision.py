@@ -44,7 +44,7 @@ def test_a_killed_process_takes_all_back_to_the_last_snapshot(tmp_path: Path) ->
             running = await watch.until_epoch(2)
             assert running.restored_from == before.id
             (died,) = watch.of(events.ProcessDied)
-            assert (died.process, died.cause) == ("B", "it was ended by SIGKILL")
+            assert (died.process, died.cause) == ("B", "it was killed by SIGKILL")
             after = await take(system)
             assert hits(after) > hits(before)
             # There is one ball, in the air or not yet taken up, and every hit sent it once.
@@ -139,7 +139,7 @@ def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
         assert str(caught.value).startswith(words)
         last = "It failed 3 times in a row, the last time after going back to the start"
         assert last in str(caught.value)
-        assert "then go on with 'stillframe restore'" in str(caught.value)
+        assert "then continue with 'stillframe restore'" in str(caught.value)
         deaths = watch.of(events.ProcessDied)
         assert [(death.process, death.cause) for death in deaths] == (
             [(process, words)] * FAILURE_COUNT_MAX
@@ -276,7 +276,7 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
         ),
         ("tests/runtime/programs.py:rally", "write MODULE:TOPOLOGY, for example"),
         ("tests.runtime.programs", "write MODULE:TOPOLOGY, for example"),
-        ("tests.runtime.programs:pipeline", "the code is not what the store"),
+        ("tests.runtime.programs:pipeline", "the code differs from that of the store"),
     ],
 )
 def test_a_topology_that_cannot_be_run_is_refused(
@@ -306,9 +306,7 @@ def test_a_system_that_cannot_listen_says_so(
 
         monkeypatch.setattr(asyncio.get_running_loop(), "create_server", none_left)
         store = new_store(tmp_path, "rally")
-        with pytest.raises(
-            Unavailable, match=r"no connection can be taken on 127\.0\.0\.1: .*Too many"
-        ):
+        with pytest.raises(Unavailable, match=r"cannot listen on 127\.0\.0\.1: .*Too many"):
             async with Supervisor(program("rally"), store):
                 raise AssertionError("it runs")
         store.close()

@@ -99,7 +99,7 @@ def test_a_snapshot_by_nobody_or_one_too_many_is_refused(
             with pytest.raises(UsageError, match="no process 'Z'; there are A, B"):
                 _ = system.coordinator.begin("Z")
             begun = [system.coordinator.begin("A") for _ in range(3)]
-            with pytest.raises(UsageError, match="3 snapshots are under way already: wait"):
+            with pytest.raises(UsageError, match="3 snapshots are pending: wait"):
                 _ = system.coordinator.begin("B")
             await asyncio.gather(*begun)
             assert len(system.store.entries()) == 3

@@ -272,7 +272,7 @@ def test_processes_end_when_nobody_takes_over(tmp_path: Path) -> None:
             pids = await kill_a_supervisor(place, name, "", "0.3")
             for pid in pids.values():
                 await asyncio.to_thread(until_ended, pid)
-            with pytest.raises(Unavailable, match="bring it back with 'stillframe resume "):
+            with pytest.raises(Unavailable, match="start a new one with 'stillframe resume "):
                 find_running(place / "store")
 
     asyncio.run(main())
@@ -368,7 +368,7 @@ def test_a_joined_program_goes_on_and_comes_back(tmp_path: Path) -> None:
                 assert len(watch.of(events.SupervisorReplaced)) == 1
                 check_books(await take(system))
                 os.kill(find_running(place).children["S"].pid, signal.SIGKILL)
-                with pytest.raises(Unavailable, match="this epoch of the system is over"):
+                with pytest.raises(Unavailable, match="this epoch of the system has ended"):
                     await passing
                 await watch.until(lambda: len(watch.of(events.EpochBegan)) == 1)
                 async with join("J", topology=joining, store=place, state=books) as again:
@@ -391,7 +391,7 @@ def test_a_joined_program_that_begins_anew_ends_the_epoch(tmp_path: Path) -> Non
         )
         starting = asyncio.get_running_loop().create_task(system.__aenter__())
         await until(lambda: is_announced(place))
-        with pytest.raises(Refused, match="'J' began anew: join again"):
+        with pytest.raises(Refused, match="'J' started again: join again"):
             async with join("J", topology=joining, store=place, state=Books()):
                 raise AssertionError("it joined")
         await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))

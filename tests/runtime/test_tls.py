@@ -50,7 +50,7 @@ def test_a_system_speaks_tls_on_every_connection(tmp_path: Path) -> None:
 
 REFUSALS = [
     pytest.param(
-        lambda: shifted(-20), "it has expired", "says that the certificate has expired", id="old"
+        lambda: shifted(-20), "it has expired", "reports that the certificate has expired", id="old"
     ),
     pytest.param(
         lambda: shifted(20), "it is not yet valid", "does not accept the certificate", id="young"
@@ -142,8 +142,8 @@ def test_who_shows_no_certificate_or_speaks_no_tls_is_refused(tmp_path: Path, pl
             other.write(b"GET / HTTP/1.1\r\n\r\n")
             assert await other.hear() is None
         await system.until(lambda: len(system.troubles()) == 2)
-        assert "it showed no certificate: start it with --tls" in system.troubles()[0]
-        assert "it does not speak TLS 1.3: both ends need --tls" in system.troubles()[1]
+        assert "it presented no certificate: start it with --tls" in system.troubles()[0]
+        assert "it does not use TLS 1.3: both ends need --tls" in system.troubles()[1]
 
     beside_players(tmp_path, body, certificates=everybody())
 
@@ -155,7 +155,7 @@ def test_tls_to_who_speaks_none_ends_with_words(tmp_path: Path) -> None:
         async with asyncio.timeout(30), LocalSystem(players(), tmp_path) as system:
             me = Credentials("A", 1, "", b"", str(everybody()))
             reason = await knock(me, system.address, None)
-            assert reason in {"", "it does not speak TLS 1.3: both ends need --tls"}
+            assert reason in {"", "it does not use TLS 1.3: both ends need --tls"}
             await system.until(lambda: bool(system.troubles()))
             assert "it speaks TLS, we do not: both ends need --tls" in system.troubles()[0]
 
@@ -190,7 +190,7 @@ def test_files_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     for name in ("ca.pem", "cert.pem"):
         (tmp_path / name).write_bytes((papers() / "A" / name).read_bytes())
     (tmp_path / "key.pem").write_bytes((papers() / "B" / "key.pem").read_bytes())
-    with pytest.raises(UsageError, match=r"do not fit each other: .*; copy all three anew"):
+    with pytest.raises(UsageError, match=r"do not belong together: .*; copy all three again"):
         certificates.check_own(tmp_path, "A")
     (tmp_path / "key.pem").write_bytes((papers() / "A" / "key.pem").read_bytes())
     certificates.check_own(tmp_path, "A")
@@ -256,7 +256,7 @@ def test_certificates_are_renewed_by_the_same_ca(tmp_path: Path) -> None:
         certificates.check_own(folder, None if folder.name == "coordinator" else folder.name)
     with pytest.raises(UsageError, match="named twice"):
         issue_certificates(tmp_path, ("A", "A"), days=1)
-    with pytest.raises(UsageError, match="folder of the coordinator's own"):
+    with pytest.raises(UsageError, match="is reserved for the coordinator"):
         issue_certificates(tmp_path, ("coordinator",), days=1)
     (tmp_path / "ca-key.pem").write_bytes(b"nonsense")
     with pytest.raises(UsageError, match="cannot be used"):

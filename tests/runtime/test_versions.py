@@ -225,7 +225,7 @@ def test_nothing_that_runs_no_more_is_of_another_version(tmp_path: Path, version
     store = Store.open(tmp_path / "store")
     everybody = dict.fromkeys(store.description.processes, gone)
     recovery.check_release(msgspec.structs.replace(left, children=everybody), store)
-    with pytest.raises(Refused, match="what runs of the system"):
+    with pytest.raises(Refused, match="the running processes of the system"):
         recovery.check_release(left, store)  # those that are not here may run elsewhere
 
 

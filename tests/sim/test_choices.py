@@ -119,7 +119,7 @@ def test_what_is_no_choice_is_refused_with_the_forms(text: str) -> None:
 def test_a_wrong_snapshot_id_is_named(name: str) -> None:
     """In the two choices that have one."""
     for text in (f"P1 initiates {name or '-'}", f"P1 hears that {name or '-'} is over"):
-        with pytest.raises(UsageError, match="is no snapshot id: they look like P1-17"):
+        with pytest.raises(UsageError, match="is not a snapshot id, which looks like P1-17"):
             parse_choice(text)
 
 

@@ -239,7 +239,7 @@ def test_what_has_arrived_before_a_block_of_ticks_does_not_arrive_again() -> Non
         (f"{SYSTEM}\ndeliver P1->P2 at 1\n", "line 6: deliver P1->P2 at 1: 0 messages and markers"),
         (f"{SYSTEM}\nlose P1->P2\n", "line 6: lose P1->P2: 0 messages and markers are on P1->P2"),
         (f"{SYSTEM}\nP1 initiates P9-1\n", "line 6: there is no process 'P9'; there are P1, P2"),
-        (f"{SYSTEM}\nP1 initiates 1\n", "line 6: '1' is no snapshot id: they look like P1-17"),
+        (f"{SYSTEM}\nP1 initiates 1\n", "line 6: '1' is not a snapshot id, which looks like P1-17"),
         (f"{SYSTEM}\nP1 hears that P1-1 is over\n", "line 6: P1 hears that P1-1 is over: snapshot"),
         (
             f"{SYSTEM}\nconnect P1->P2\n",

@@ -173,7 +173,7 @@ def test_a_checkpoint_of_its_own_is_found_at_once(
         with pytest.raises(StreamingQueryException) as raised:
             query.awaitTermination()
         found = str(raised.value)
-    assert "checkpointLocation set to what checkpoint_location returns" in found
+    assert "checkpointLocation set to the result of checkpoint_location" in found
 
 
 def append(pipeline: Pipeline) -> None:

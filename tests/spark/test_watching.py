@@ -145,7 +145,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
             page.get_by_label("Name").fill("held-up")
             page.keyboard.press("Enter")
             expect(page.locator(".pending-snapshot")).to_contain_text(
-                "mails has its barrier in sight and has not recorded"
+                "mails has reached its barrier and has not recorded"
             )
             expect(page.locator(".process.straggler").filter(has_text="mails")).to_have_count(1)
             check_everybody_can_use(page)
@@ -153,7 +153,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
             page.get_by_role("button", name="Restore shop-1").click()
             dialog = page.get_by_role("dialog")
             expect(dialog).to_contain_text(f"stillframe pipeline restore {shop.path} shop-1")
-            expect(dialog).to_contain_text("Stop these programs first")
+            expect(dialog).to_contain_text("Stop them before restoring")
             dialog.get_by_role("button", name="Close").click()
             gate.set()
             page.get_by_role("heading", level=1).first.click()  # whoever is in the list holds it

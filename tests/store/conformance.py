@@ -154,7 +154,7 @@ def _check_refused(store: AnyStore) -> None:
             store.publish(snapshot_of(1, state))
         assert store.entries() == []
     entry = store.publish(snapshot_of(1, good))
-    with pytest.raises(UsageError, match="A-1 is in the store"):
+    with pytest.raises(UsageError, match="A-1 is already in the store"):
         store.publish(snapshot_of(1, global_state()))
     assert store.entries() == [entry]
     assert store.load(entry.id).state == good

@@ -246,9 +246,9 @@ def test_what_is_no_fragment_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    with pytest.raises(UsageError, match="holds what is no fragment: ") as caught:
+    with pytest.raises(UsageError, match="holds files that are not fragments: ") as caught:
         find_fragments(tmp_path)
-    named = str(caught.value).partition("no fragment: ")[2].partition(": move")[0]
+    named = str(caught.value).partition("files that are not fragments: ")[2].partition(": move")[0]
     assert path == Path(named) or Path(named) in path.parents
 
 
@@ -267,9 +267,11 @@ def test_a_directory_is_free_for_epochs_that_are_to_come(tmp_path: Path) -> None
     check_fragments_unused(tmp_path, 1)
     put_all(tmp_path, 1)
     check_fragments_unused(tmp_path, 2)
-    with pytest.raises(UsageError, match=r"epoch 1 already.*begins epoch 1.*another directory"):
+    with pytest.raises(
+        UsageError, match=r"already holds fragments of epoch 1.*starts epoch 1.*another directory"
+    ):
         check_fragments_unused(tmp_path, 1)
-    with pytest.raises(UsageError, match="is a file: fragments are in a directory"):
+    with pytest.raises(UsageError, match="is a file: fragments are stored in a directory"):
         check_fragments_unused(tmp_path / TOPOLOGIES / f"{DESCRIPTION.hash}.json", 1)
 
 
@@ -741,7 +743,7 @@ def test_a_topology_under_another_name_is_refused(directory: Path) -> None:
     path = topology_file(directory)
     for name in ("0" * 64 + ".json", "copy.json", f"{DESCRIPTION.hash}"):
         shutil.copyfile(path, path.with_name(name))
-        with pytest.raises(Damaged, match=f"{name} is of another topology than its name says"):
+        with pytest.raises(Damaged, match=f"{name} belongs to another topology than its name"):
             read_topologies(directory)
         path.with_name(name).unlink()
 
@@ -757,7 +759,9 @@ def test_a_fragment_in_another_place_is_refused(directory: Path, number: int) ->
         shutil.rmtree(place.path(directory), ignore_errors=True)
         shutil.copytree(PLACE.path(directory), place.path(directory))
         assert place in find_fragments(directory)
-        with pytest.raises(Damaged, match="of another process, snapshot or epoch than its place"):
+        with pytest.raises(
+            Damaged, match="belongs to another process, snapshot or epoch than its path"
+        ):
             read_fragment(directory, place, read_topologies(directory))
 
 
@@ -804,7 +808,7 @@ def test_links_in_place_of_directories(directory: Path, tmp_path_factory: Any) -
 def test_names_that_are_no_text_are_foreign(directory: Path) -> None:
     """Bytes that no encoding has."""
     os.mkdir(os.fsencode(directory) + b"/e1/A/\xff\xfe-1")  # noqa: PTH102 - bytes
-    with pytest.raises(UsageError, match="holds what is no fragment"):
+    with pytest.raises(UsageError, match="holds files that are not fragments"):
         find_fragments(directory)
 
 

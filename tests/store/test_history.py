@@ -37,7 +37,7 @@ EVENTS: list[HistoryEvent] = [
     SnapshotBegan(SECOND),
     SnapshotBegan(THIRD),
     SnapshotAbandoned(SECOND, "DEADLINE", ("B",), "B does not answer"),
-    ProcessDied("B", "it was ended by SIGKILL"),
+    ProcessDied("B", "it was killed by SIGKILL"),
     EpochBegan(2, FIRST),
     TakenOver(2),
 ]

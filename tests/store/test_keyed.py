@@ -146,7 +146,7 @@ def _forged(rows: dict[Any, Any], count: int) -> KeyedChange:
         (
             ProcessState("P", "Bank", msgspec.msgpack.encode({"name": ""})),
             UsageError,
-            "no map with",
+            "not a map with",
         ),
     ],
 )

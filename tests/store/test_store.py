@@ -108,7 +108,7 @@ def test_a_store_with_snapshots_is_not_taken_over(store: Store) -> None:
     """Creating over published snapshots is refused; they stay."""
     publish(store, 1)
     store.close()
-    with pytest.raises(UsageError, match="has snapshots already"):
+    with pytest.raises(UsageError, match="already has snapshots"):
         Store.create(store.path, description=DESCRIPTION)
     Store.open(store.path).verify(ID)
 
@@ -125,7 +125,7 @@ def test_a_foreign_name_among_the_snapshots_is_named(store: Store) -> None:
     """What is no snapshot is not passed over in silence."""
     (store.path / "snapshots" / "notes").mkdir()
     for act in (store.entries, store.next_number):
-        with pytest.raises(StoreError, match="notes is no snapshot"):
+        with pytest.raises(StoreError, match="notes is not a snapshot"):
             act()
 
 

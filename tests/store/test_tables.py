@@ -126,7 +126,7 @@ def test_a_state_that_is_no_map_is_named() -> None:
     state = global_state()
     odd = ProcessState("A", "Account", b"\x01")
     state = msgspec.structs.replace(state, processes=(odd, *state.processes[1:]))
-    with pytest.raises(UsageError, match="process A: its state is no MessagePack map"):
+    with pytest.raises(UsageError, match="process A: its state is not a MessagePack map"):
         Tables(DESCRIPTION).of(ID, state)
 
 

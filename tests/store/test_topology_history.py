@@ -77,7 +77,7 @@ def test_a_reader_follows_a_change(tmp_path: Path) -> None:
 def test_only_the_present_topology_is_published(tmp_path: Path) -> None:
     """After the change a snapshot of the old topology is refused."""
     store = changed_store(tmp_path / "store")
-    with pytest.raises(UsageError, match="does not fit the topology"):
+    with pytest.raises(UsageError, match="does not match the topology"):
         store.publish(snapshot_of(3, epoch=2))
     store.close()
 

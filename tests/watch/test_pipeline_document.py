@@ -105,7 +105,7 @@ def test_where_the_barrier_stands(tmp_path: Path) -> None:
     assert told["phases"] == {"till": "recorded", "books": "recording", "audit": "idle"}
     assert told["stragglers"] == ["books"]
     assert told["sentences"] == [
-        "books has its barrier in sight and has not recorded, for 2.5 s",
+        "books has reached its barrier and has not recorded, for 2.5 s",
         "audit waits for the barrier on totals (from books), for 3.5 s",
     ]
     audit = Awaited("audit", 104.0, (AwaitedChannel("totals", "books", 2, 5),))
@@ -141,7 +141,7 @@ def test_what_happened_between_two_looks(tmp_path: Path) -> None:
     over = with_statuses(audit="stopped", till="dead")
     assert told(over, runs) == [
         "query audit stopped after micro-batch 4",
-        "service till died, and its state with it",
+        "service till died, and its state is lost",
     ]
     metadata = msgspec.structs.replace(
         sample.metadata, epoch=2, restored_from=SnapshotId("shop", 1)

@@ -143,7 +143,7 @@ def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
             taking = asyncio.ensure_future(heard.target.perform(TriggerSnapshot(name="before")))
             await heard.until(lambda: heard.last["system"]["pending"])
             (one,) = heard.last["system"]["pending"]
-            assert one["sentences"][0].startswith("till has its barrier in sight")
+            assert one["sentences"][0].startswith("till has reached its barrier")
             assert one["stragglers"] == ["till"]
             assert heard.last["system"]["running"] == ["till"]
             till.boundary()
@@ -214,7 +214,7 @@ def test_what_cannot_be_wished_is_refused(tmp_path: Path) -> None:
     shop = resting_shop(tmp_path / "shop.pipeline")
 
     async def act(heard: Heard) -> None:
-        with pytest.raises(UsageError, match="heads of its dataflow"):
+        with pytest.raises(UsageError, match="sources of its dataflow"):
             await heard.target.perform(TriggerSnapshot(initiator="till"))
         with pytest.raises(UsageError, match="take a savepoint"):
             await heard.target.perform(CreateSavepoint("shop-1", "name"))

@@ -111,7 +111,7 @@ def test_a_system_that_takes_no_more_connections_is_silent(
     scrape = Scrape(text.decode(), is_open=True)
     assert scrape.of("processes", status="silent") == 2
     assert scrape.of("watch_error", about="system") == 1
-    assert "hangs, or too many ask at once" in watched.explanation
+    assert "hangs, or too many clients are connected" in watched.explanation
 
 
 def test_who_scrapes_while_somebody_looks_is_told_what_was_seen_last(

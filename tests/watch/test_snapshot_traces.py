@@ -242,7 +242,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
 
     asyncio.run(main())
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{gone.url}/v1/traces does not take traces: ")
+    assert line.startswith(f"{gone.url}/v1/traces does not accept traces: ")
     assert "Connection refused" in line
 
 

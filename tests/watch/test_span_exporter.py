@@ -133,5 +133,5 @@ def test_the_path_is_added_if_there_is_none(url: str, expected: str) -> None:
 @pytest.mark.parametrize("url", ["localhost:4318", "http://", "http://x:y", "grpc://x", "[", ""])
 def test_what_is_no_endpoint_is_refused(url: str) -> None:
     """The error says how one is given."""
-    with pytest.raises(UsageError, match="give one as http://localhost:4318"):
+    with pytest.raises(UsageError, match="give one such as http://localhost:4318"):
         traces_url(url)

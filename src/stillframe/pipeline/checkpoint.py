@@ -109,10 +109,10 @@ def contradiction(checkpoint: Path) -> str | None:
     newest = max(_state_versions(checkpoint), default=0)
     if planned is None:
         if done is not None or newest > 0:
-            return "its plans of micro-batches are gone"
+            return "its plans of micro-batches are missing"
         return None
     if not (checkpoint / _METADATA).exists():
-        return "its metadata is gone"
+        return "its metadata is missing"
     if planned - (-1 if done is None else done) not in (0, 1):
         return f"micro-batch {planned} is the last one planned, and {done} the last one committed"
     if newest > planned + 1:
@@ -180,7 +180,7 @@ def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
         else:
             return
     raise StoreError(
-        f"files of the checkpoint {checkpoint} vanish while they are linked: raise Spark's "
+        f"files of the checkpoint {checkpoint} disappear while they are linked: raise Spark's "
         "spark.sql.streaming.minBatchesToRetain"
     )
 
@@ -229,7 +229,7 @@ def _positions_of(line: str) -> dict[str, int]:
     try:
         return msgspec.json.decode(ours, type=dict[str, int])
     except DECODING_ERRORS as error:
-        raise Damaged(f"{line[:200]!r} is no offset of a channel: {error}") from error
+        raise Damaged(f"{line[:200]!r} is not an offset of a channel: {error}") from error
 
 
 def _offset_lines(path: Path) -> list[str]:
@@ -238,7 +238,7 @@ def _offset_lines(path: Path) -> list[str]:
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
     if not lines or not lines[0].startswith("v"):
-        raise Damaged(f"{path} is no offset file of Spark", path=path)
+        raise Damaged(f"{path} is not an offset file of Spark", path=path)
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]
 
 
@@ -309,8 +309,8 @@ def _sst_names(path: Path) -> list[str]:
                 raise ValueError(f"it refers to the file {strange[0][:_SHOWN_LENGTH_MAX]!r}")
         except (*_NOT_SPARKS, OSError) as error:
             raise Damaged(
-                f"{path} is not what Spark writes: {error}: put the file back from a copy of the "
-                "pipeline, or restore the pipeline from a snapshot",
+                f"{path} was not written by Spark: {error}: put the file back from a copy of "
+                "the pipeline, or restore the pipeline from a snapshot",
                 path=path,
             ) from error
     return names

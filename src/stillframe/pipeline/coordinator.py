@@ -68,7 +68,7 @@ def take_snapshot(
         if name is not None and name in (
             manifest.name for manifest in snapshot_manifest.readable_manifests(root)
         ):
-            raise UsageError(f"there is a savepoint {name!r} already: give another name")
+            raise UsageError(f"the savepoint {name!r} exists already: give another name")
         clear_pending(root)
         try:
             request = _ask(root, metadata, mode, name, timeout_s)

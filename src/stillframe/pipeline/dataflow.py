@@ -113,8 +113,9 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         cycle = self.cycle()
         if cycle and mode is not Mode.UNALIGNED:
             raise UsageError(
-                f"a snapshot in mode {mode} waits for the barriers of all incoming channels, and "
-                f"{' -> '.join((*cycle, cycle[0]))} would wait for each other: use mode unaligned"
+                f"a snapshot in mode {mode} waits for the barriers of all incoming channels, "
+                f"and {' -> '.join((*cycle, cycle[0]))} would wait for each other: use mode "
+                "unaligned"
             )
 
     def _targets(self, participant: str) -> set[str]:
@@ -155,7 +156,7 @@ def check_dataflow(described: Dataflow) -> None:
         if log.name == next_log.name:
             raise UsageError(
                 f"two channels are called {log.name!r}: a channel has one writer; give each of "
-                "several writers a channel of its own"
+                "several writers its own channel"
             )
     for log in described.logs:
         _check_log(log, every)
@@ -219,8 +220,8 @@ def schema_difference(
         is_same = _is_same(expected.type, actual.type, with_zones=with_zones)
         if expected.name != actual.name or not is_same:
             return (
-                f"column {number} is {actual.name!r} ({actual.type}), "
-                f"declared is {expected.name!r} ({expected.type})"
+                f"column {number} is {actual.name!r} ({actual.type}), but {expected.name!r} "
+                f"({expected.type}) is declared"
             )
     return None
 
@@ -248,8 +249,8 @@ def _unsupported_column(encoded_schema: str) -> str | None:
     schema = decode_schema(encoded_schema)
     if (pair := _alike(schema)) is not None:
         return (
-            f"columns {pair[0]!r} and {pair[1]!r} are one to Spark, which takes capital and small "
-            "letters for the same: rename one"
+            f"columns {pair[0]!r} and {pair[1]!r} are the same to Spark, which ignores upper "
+            "and lower case: rename one"
         )
     for field in schema:
         declared = pa.schema([field])
@@ -260,11 +261,11 @@ def _unsupported_column(encoded_schema: str) -> str | None:
             pq.write_table(pa.Table.from_batches([], schema=declared), file)
             found = pq.ParquetFile(file.getvalue()).read().schema
         except pa.ArrowException as error:
-            return f"column {field.name!r} is of type {field.type}, which cannot be kept: {error}"
+            return f"column {field.name!r} is of type {field.type}, which cannot be stored: {error}"
         if schema_difference(declared, found) is not None:
             return (
-                f"column {field.name!r} is of type {field.type}, which Parquet gives back as "
-                f"{found.field(0).type}: declare it so"
+                f"column {field.name!r} is of type {field.type}, which Parquet returns as "
+                f"{found.field(0).type}: declare that type"
             )
     return None
 
@@ -294,13 +295,13 @@ def _check_log(log: Log, participants: list[str]) -> None:
         raise UsageError(f"channel {log.name}: a target is named twice: {', '.join(log.targets)}")
     if log.source in log.targets:
         raise UsageError(
-            f"channel {log.name}: {log.source} would read what it writes itself: keep that in its "
-            "state, or let another query stand between"
+            f"channel {log.name}: {log.source} would read its own output: keep that in its "
+            "state, or put another query between"
         )
     if not 1 <= log.partition_count <= PARTITION_COUNT_MAX:
         raise UsageError(
-            f"channel {log.name}: {log.partition_count} partitions; there can be 1 to "
-            f"{PARTITION_COUNT_MAX}"
+            f"channel {log.name}: {log.partition_count} partitions; the number must be from 1 "
+            f"to {PARTITION_COUNT_MAX}"
         )
     columns = log.arrow_schema.names
     if not columns:
@@ -310,11 +311,11 @@ def _check_log(log: Log, participants: list[str]) -> None:
     for name in columns:
         if name.lower() in (PARTITION_COLUMN, OFFSET_COLUMN):
             raise UsageError(
-                f"channel {log.name}: a column cannot be called {name!r}: it says where a record "
-                "lies in the log; rename it"
+                f"channel {log.name}: a column cannot be called {name!r}, which gives the "
+                "position of a record in the log; rename it"
             )
     if unknown := [name for name in log.key if name not in columns]:
         raise UsageError(
-            f"channel {log.name}: the key {unknown[0]!r} is no column; there are "
+            f"channel {log.name}: the key {unknown[0]!r} is not a column; the columns are "
             f"{', '.join(columns)}"
         )

@@ -91,9 +91,9 @@ def coordinating(root: Path, doing: str, *, is_patient: bool = True) -> Iterator
     lock = Lock(root / COORDINATOR)
     if not (lock.acquire() if is_patient else lock.try_acquire()):
         raise Unavailable(
-            f"{doing} is not possible now: a snapshot of {root} is being taken or restored by "
-            "another program; try again when it has ended, and end a 'pipeline snapshot --every' "
-            "that may be taking one after the other"
+            f"{doing} is not possible now: another program is taking or restoring a snapshot of "
+            f"{root}; try again when it has finished, and stop a 'pipeline snapshot --every' "
+            "that may be taking one after another"
         )
     try:
         yield

@@ -36,8 +36,8 @@ DATA = "data"
 BATCH_ROW_COUNT = 2**16
 """Maximum records of a batch."""
 TO_MEND = (
-    "put the file back from a copy of the pipeline, or restore the pipeline from a snapshot that "
-    "does not need it; a restore looks before it changes anything"
+    "put the file back from a copy of the pipeline, or restore the pipeline from a snapshot "
+    "that does not need it; a restore verifies that before it changes anything"
 )
 """The end of every error about an entry that is not what was written."""
 _encode = msgspec.json.Encoder().encode
@@ -302,7 +302,7 @@ class LogReader:
             path = self.data_path(entry, file)
             raise Damaged(
                 f"{path} holds {found} records, and entry {entry.number} of channel "
-                f"{self.log.name} says {file.record_count}",
+                f"{self.log.name} lists {file.record_count}",
                 path=path,
                 remedy=TO_MEND,
             )
@@ -356,7 +356,7 @@ class LogWriter:
         the partition of each record; without one they take turns, also from call to call."""
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
-            raise UsageError(f"channel {self.log.name} does not take these records: {difference}")
+            raise UsageError(f"channel {self.log.name} does not accept these records: {difference}")
         first = sum(self.reader.offsets_at(self.tail())) % self.log.partition_count
         files = []
         with explain_io_errors(self.data_directory, "written"):
@@ -386,8 +386,8 @@ class LogWriter:
         if written is not None and (batch is None or written > batch):
             raise NotConsistent(
                 f"channel {self.log.name} holds records of micro-batch {written} of query "
-                f"{self.log.source}, whose last committed one is {batch}: no state can be recorded "
-                "in between"
+                f"{self.log.source}, whose last committed one is {batch}: no state can be "
+                "recorded in between"
             )
         # At just this place: an entry appended meanwhile by another program must not precede it.
         return self._commit(Barrier(snapshot, mode, written), number)
@@ -407,8 +407,8 @@ class LogWriter:
                 os.link(partial, path)
             except FileExistsError:
                 raise Unavailable(
-                    f"channel {self.log.name}: entry {number} was just written by another program; "
-                    "a channel has one writer: end the other one"
+                    f"channel {self.log.name}: another program has just written entry {number}; "
+                    "a channel has one writer: stop the other one"
                 ) from None
             finally:
                 partial.unlink(missing_ok=True)
@@ -450,7 +450,7 @@ def record_batches(path: Path, schema: pa.Schema, checksum: int) -> Iterator[pa.
                 difference = schema_difference(schema, table.schema, with_zones=False)
                 if difference is not None:
                     raise Damaged(
-                        f"{path} is not of the columns of its channel: {difference}", path=path
+                        f"{path} does not have the columns of its channel: {difference}", path=path
                     )
                 yield from table.cast(schema).to_batches()
     except (OSError, pa.ArrowException, KeyError, UnicodeError) as error:

@@ -30,8 +30,8 @@ PIPELINE_FILE = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
 _ADVICE = (
-    f"{FILE_ADVICE} that was made since the last restore, which replaces this file alone: without "
-    "it nothing of the pipeline can be used, not even its snapshots"
+    f"{FILE_ADVICE} made since the last restore, which replaces only this file: without it the "
+    "pipeline and its snapshots cannot be used"
 )
 
 
@@ -87,11 +87,14 @@ def read_metadata(root: Path) -> Metadata:
     if not (root / PIPELINE_FILE).exists():
         if (root / STORE_HEAD).exists():
             raise UsageError(
-                f"{root} is a store, the snapshots of a system of processes, and no pipeline: use "
-                "the commands that are not under 'stillframe pipeline', such as 'stillframe list'"
+                f"{root} is a store, with the snapshots of a system of processes, and not a "
+                "pipeline: use the commands that are not under 'stillframe pipeline', such as "
+                "'stillframe list'"
             )
-        what = "is no pipeline" if root.exists() else "does not exist"
-        raise UsageError(f"{root} {what}: give the directory that the program made its pipeline in")
+        what = "is not a pipeline" if root.exists() else "does not exist"
+        raise UsageError(
+            f"{root} {what}: give the directory in which the program created its pipeline"
+        )
     path = root / PIPELINE_FILE
     metadata = read_sealed(path, Metadata, advice=_ADVICE)
     with described_in(path):
@@ -99,9 +102,11 @@ def read_metadata(root: Path) -> Metadata:
         check_timeline(metadata.dataflow, metadata.epoch, metadata.segments, metadata.batches)
         origin = metadata.restored_from
         if origin is not None and SnapshotId.parse(str(origin)) != origin:
-            raise UsageError(f"{origin} is no snapshot id")
+            raise UsageError(f"{origin} is not a snapshot id")
         if metadata.starts.keys() != set(metadata.dataflow.participants):
-            raise UsageError("it has start positions of other queries and services than there are")
+            raise UsageError(
+                "it has start positions of other queries and services than the pipeline"
+            )
         for name, positions in metadata.starts.items():
             check_positions(positions, metadata.dataflow.incoming(name), name)
     return metadata
@@ -115,7 +120,7 @@ def described_in(path: Path) -> Iterator[None]:
         yield
     except UsageError as error:
         raise Damaged(
-            f"{path} describes what no pipeline has: {error}", path=path, remedy=FILE_ADVICE
+            f"{path} describes an impossible pipeline: {error}", path=path, remedy=FILE_ADVICE
         ) from error
 
 
@@ -130,9 +135,9 @@ def check_timeline(
     if epoch < 1:
         raise UsageError(f"there is no epoch {epoch}: epochs start at 1")
     if segments.keys() != {log.name for log in dataflow.logs}:
-        raise UsageError("it has timelines of other channels than there are")
+        raise UsageError("it has timelines of other channels than the pipeline")
     if batches.keys() != set(dataflow.queries):
-        raise UsageError("it has timelines of other queries than there are")
+        raise UsageError("it has timelines of other queries than the pipeline")
     for name, timeline in (*segments.items(), *batches.items()):
         epochs = [0, *(segment.epoch for segment in timeline), epoch + 1]
         firsts = [-1, *(segment.first for segment in timeline)]
@@ -143,7 +148,7 @@ def check_timeline(
 def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participant: str) -> None:
     """Raise UsageError if a participant has no position on one of these logs, or on another."""
     if positions.keys() != {log.name for log in logs} or min(positions.values(), default=0) < 0:
-        raise UsageError(f"{participant} cannot stand at {dict(positions)}")
+        raise UsageError(f"{participant} cannot have the positions {dict(positions)}")
 
 
 def check_savepoint_name(name: str) -> None:
@@ -154,8 +159,8 @@ def check_savepoint_name(name: str) -> None:
     except UsageError:
         return
     raise UsageError(
-        f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name that "
-        "does not end in '-' and a number"
+        f"a savepoint cannot be called {name!r}, because snapshot ids look like that; give a "
+        "name that does not end in '-' and a number"
     )
 
 

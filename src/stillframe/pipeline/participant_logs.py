@@ -203,9 +203,9 @@ class QueryParticipant(ParticipantLogs):
         committed = self.positions()
         if any(committed[log] != position for log, position in positions.items()):
             raise NotConsistent(
-                f"query {self._participant} reads on from {positions}, and its checkpoint "
+                f"query {self._participant} continues from {positions}, and its checkpoint "
                 f"{self._checkpoint} ends at {committed}: start it with start_query, or with "
-                "checkpointLocation set to what checkpoint_location returns and without "
+                "checkpointLocation set to the result of checkpoint_location and without "
                 "asynchronous progress tracking"
             )
 
@@ -289,7 +289,7 @@ class ServiceLogs(ParticipantLogs):
         writer = self.writers.get(log)
         if writer is None:
             raise UsageError(
-                f"service {self._participant} writes no channel {log!r}; it writes "
+                f"service {self._participant} does not write channel {log!r}; it writes "
                 f"{', '.join(self.writers) or 'none'}"
             )
         if records.num_rows:

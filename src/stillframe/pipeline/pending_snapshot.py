@@ -166,7 +166,9 @@ def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]
     """Raise UsageError if a participant did not record its own kind of state, or has positions on
     other logs than its own."""
     if [fragment.participant for fragment in fragments] != list(dataflow.participants):
-        raise UsageError(f"it has not one fragment of each of {', '.join(dataflow.participants)}")
+        raise UsageError(
+            f"it does not have one fragment of each of {', '.join(dataflow.participants)}"
+        )
     for fragment in fragments:
         name = fragment.participant
         check_positions(fragment.positions, dataflow.incoming(name), name)
@@ -205,7 +207,7 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
     if not attached:
         raise UsageError(
             f"no process of the system ({', '.join(processes)}) is a service of the pipeline "
-            f"({', '.join(dataflow.services) or 'it has none'}): they are joined by equal names"
+            f"({', '.join(dataflow.services) or 'it has none'}): they must have the same name"
         )
     return attached
 

@@ -311,7 +311,7 @@ class Pipeline:
             manifest = snapshot_manifest.read_manifest(self.path, snapshot)
             if manifest.epoch == metadata.epoch or manifest.snapshot == metadata.restored_from:
                 return manifest
-        raise UsageError(f"{self.path} has no snapshot to go back to: take one while it runs")
+        raise UsageError(f"{self.path} has no snapshot to restore: take one while it runs")
 
     def restore(
         self, snapshot: str | None = None, *, progress: Callable[[int], None] = lambda size: None
@@ -404,7 +404,7 @@ def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
     """Return the consequence of damaged snapshots that stay, for people."""
     return (
         f"{', '.join(map(str, damaged))}: the manifest is damaged, so the entries that it needs "
-        "are unknown, and the logs are not trimmed: drop it by its id"
+        "are unknown, and the logs are not trimmed: delete it by its id"
     )
 
 
@@ -414,7 +414,7 @@ def parse_mode(mode: str | Mode) -> Mode:
         return Mode(mode)
     except ValueError:
         names = ", ".join(str(one) for one in Mode)
-        raise UsageError(f"there is no mode {mode!r}; there are {names}") from None
+        raise UsageError(f"there is no mode {mode!r}; the modes are {names}") from None
 
 
 def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
@@ -427,8 +427,8 @@ def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
     }
     changed = ", ".join(name for name, (old, new) in parts.items() if old != new)
     raise UsageError(
-        f"{root} holds a pipeline with other {changed}: give another directory, or describe it as "
-        "it is"
+        f"{root} already contains a pipeline with different {changed}: give another directory, "
+        "or pass the existing definition"
     )
 
 
@@ -437,6 +437,6 @@ def _check_free(root: Path) -> None:
     foreign = sorted({path.name for path in root.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
-            f"{root} is not empty and no pipeline, it holds {first_names(foreign)}: give a "
-            "directory that is empty or not there yet"
+            f"{root} is not empty and not a pipeline, it holds {first_names(foreign)}: give an "
+            "empty or new directory"
         )

@@ -62,8 +62,8 @@ class Awaited(msgspec.Struct, frozen=True):
             for c in self.channels
             if c.barrier is not None and c.position is not None and c.position < c.barrier
         ]
-        where = f": it stands {' and '.join(behind)}" if behind else ""
-        return f"{self.participant} has its barrier in sight and has not recorded{where}"
+        where = f": it is {' and '.join(behind)}" if behind else ""
+        return f"{self.participant} has reached its barrier and has not recorded{where}"
 
 
 class Progress(msgspec.Struct, frozen=True):

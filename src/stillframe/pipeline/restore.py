@@ -49,7 +49,7 @@ def restore(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> 
         manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
         if metadata.dataflow != manifest.dataflow:
             raise UsageError(
-                f"snapshot {manifest.snapshot} is of other queries, services or channels than the "
+                f"snapshot {manifest.snapshot} has other queries, services or channels than the "
                 "pipeline declares now: fork it into a new directory instead"
             )
         verify_files(root, manifest, progress)
@@ -71,14 +71,14 @@ def fork(
     in place."""
     if manifest.systems:
         raise UsageError(
-            f"snapshot {manifest.snapshot} holds a system with a store of its own, "
+            f"snapshot {manifest.snapshot} includes a system with its own store, "
             f"{manifest.systems[0].store}: such a pipeline cannot be forked"
         )
     new_name = check_process_id(target.stem if name is None else name)
     with explain_io_errors(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
-            raise UsageError(f"{target} is not empty: give a directory that is, or a new one")
+            raise UsageError(f"{target} is not empty: give an empty or new directory")
     with coordinating(root, "a fork"):
         manifest = read_manifest(root, manifest.snapshot)
         verify_files(root, manifest, progress)
@@ -117,8 +117,8 @@ def _all_stopped(root: Path) -> Iterator[None]:
             lock = participant_lock(root, name)
             if not lock.acquire():
                 raise Unavailable(
-                    f"{name} is running: a restore would take the ground from under it; stop every "
-                    "query and service of the pipeline first"
+                    f"{name} is running: stop every query and service of the pipeline before a "
+                    "restore"
                 )
             locks.callback(lock.release)
         yield

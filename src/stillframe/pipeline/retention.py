@@ -54,16 +54,16 @@ def _why_needed(
     it can, or if it is not among them."""
     if metadata.restored_from not in unwanted:
         return None
-    why = f"the present epoch began from snapshot {metadata.restored_from}"
+    why = f"the current epoch started from snapshot {metadata.restored_from}"
     began = next((one for one in every if one.snapshot == metadata.restored_from), None)
     if began is not None and began.systems:
         return (
             f"{why}, and so will the system of processes {began.systems[0].name} when it is "
-            "started: restore the pipeline from another snapshot before this one can go"
+            "started: restore the pipeline from another snapshot before you delete this one"
         )
     if any(one.epoch == metadata.epoch and one.snapshot not in unwanted for one in every):
         return None
-    return f"{why}: take a new one, which stays, before this one can go"
+    return f"{why}: take a new snapshot, which stays, before you delete this one"
 
 
 def _delete(

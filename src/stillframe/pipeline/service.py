@@ -133,7 +133,9 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedSe
     codec = StateCodec(type(state))
     declared = metadata.dataflow.services[name]
     if codec.kind.__name__ != declared:
-        raise UsageError(f"service {name} records a {declared}, not a {codec.kind.__name__}")
+        raise UsageError(
+            f"service {name} has a state of type {declared}, not {codec.kind.__name__}"
+        )
     if codec.outboxes:
         raise UsageError(
             f"service {name}: {codec.kind.__name__}.{min(codec.outboxes)} is an Outbox, and only "
@@ -141,7 +143,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedSe
         )
     lock = participant_lock(root, name)
     if not lock.acquire():
-        raise Unavailable(f"service {name} is run by another program: end that one first")
+        raise Unavailable(f"another program runs service {name}: stop that one first")
     try:
         metadata = read_metadata(root)
         stopped = stopped_service(root, metadata, name)

@@ -222,7 +222,7 @@ def published_ids(root: Path) -> list[SnapshotId]:
                 found.append(SnapshotId.parse(path.name))
             except UsageError:
                 raise Damaged(
-                    f"{path} is no snapshot: move it to another directory", path=path
+                    f"{path} is not a snapshot: move it to another directory", path=path
                 ) from None
     # A number is used once, even when a pipeline is forked or restored.
     return sorted(found, key=lambda snapshot: snapshot.number)
@@ -236,7 +236,7 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
         raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
     manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if manifest.snapshot != snapshot:
-        raise Damaged(f"{path} is of snapshot {manifest.snapshot}", path=path)
+        raise Damaged(f"{path} belongs to snapshot {manifest.snapshot}", path=path)
     with described_in(path):
         _check_names(manifest)
     return manifest
@@ -251,7 +251,7 @@ def _check_names(manifest: Manifest) -> None:
     check_fragments(flow, manifest.fragments)
     ends = [(log.name, target) for log in flow.logs for target in log.targets]
     if [(cut.log, cut.target) for cut in manifest.channels] != ends:
-        raise UsageError("it has not one cut of each channel")
+        raise UsageError("it does not have one cut of each channel")
     for cut in manifest.channels:
         count = flow.log(cut.log).partition_count
         numbers = (cut.position, cut.barrier, *cut.received_counts, *cut.sent_counts)
@@ -309,7 +309,8 @@ def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]
         record = expected.pop((query, name), None)
         if record is None:
             raise Damaged(
-                f"{path} is not of snapshot {manifest.snapshot}: it was added later", path=path
+                f"{path} does not belong to snapshot {manifest.snapshot}: it was added later",
+                path=path,
             )
         with explain_io_errors(path, "read"):
             if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
@@ -358,8 +359,8 @@ def cut_channels(
             _check_entries_exist(reader, target, position, barrier)
             if position > barrier and mode is not Mode.AT_LEAST_ONCE:
                 raise NotConsistent(
-                    f"channel {log.name} to {target}: the target had read up to entry {position} "
-                    f"at its cut, and the barrier is entry {barrier}"
+                    f"channel {log.name} to {target}: the target had read up to entry "
+                    f"{position} at its cut, and the barrier is entry {barrier}"
                 )
             received, sent = reader.offsets_at(position), reader.offsets_at(barrier)
             cut = ChannelCut(log.name, target, position, barrier, received, sent)

@@ -111,8 +111,8 @@ def stopped_service(
         if metadata.restored_from is None:
             return None
         raise Damaged(
-            f"{path} is missing, which says how service {name} stood when this epoch began: "
-            "restore the pipeline from a snapshot",
+            f"{path} is missing, which contains the state of service {name} at the start of "
+            "this epoch: restore the pipeline from a snapshot",
             path=path,
         )
     record = read_sealed(path, ServiceRecord)
@@ -123,7 +123,7 @@ def stopped_service(
 
 def _died(name: str) -> NotAtRest:
     return NotAtRest(
-        f"service {name} died, and its state with it",
+        f"service {name} died, and its state is lost",
         process=name,
         remedy="restore the pipeline from its last snapshot and start the service again",
     )

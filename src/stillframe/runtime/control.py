@@ -258,7 +258,7 @@ class ChunkBuffer:
                 unfinished.chunks.append(chunk)
         if unfinished.byte_count > FRAGMENT_BYTES_MAX:
             raise ProtocolViolation(
-                f"its part of snapshot {message.snapshot} has more than "
+                f"its fragment of snapshot {message.snapshot} has more than "
                 f"{FRAGMENT_BYTES_MAX:,} bytes"
             )
 

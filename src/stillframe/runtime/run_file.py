@@ -114,15 +114,15 @@ def find_running(store: Path) -> RunFile:
         raise Unavailable(
             f"no system is running on the store {store}",
             path=store,
-            remedy="start it with 'stillframe run' or, to go on from a snapshot, with 'stillframe "
-            "restore'",
+            remedy="start one with 'stillframe run', or continue from a snapshot with "
+            "'stillframe restore'",
         )
     if not is_alive(system.supervisor):
         again = " and the options --listen, --tls and --external of its start"
         raise Unavailable(
             f"no system is running on the store {store}: its supervisor, process "
-            f"{system.supervisor.pid}, died; bring it back with 'stillframe resume {store}'"
-            f"{again if system.has_tls else ''}",
+            f"{system.supervisor.pid}, died; start a new one with 'stillframe resume "
+            f"{store}'{again if system.has_tls else ''}",
             path=store,
         )
     if is_stopped(system.supervisor):
@@ -150,14 +150,14 @@ def describe_owner(store: Path) -> str:
         return ""
     if is_stopped(supervisor):
         return _explain_stopped(supervisor)
-    return f"its supervisor, process {supervisor.pid}, runs: there is nothing to bring back"
+    return f"its supervisor, process {supervisor.pid}, is running: there is nothing to resume"
 
 
 def _explain_stopped(supervisor: OsProcess) -> str:
     pid = supervisor.pid
     return (
-        f"its supervisor, process {pid}, was stopped by a signal and stands still: let it go on "
-        f"(kill -CONT {pid}), or end it first (kill -9 {pid})"
+        f"its supervisor, process {pid}, was stopped by a signal: continue it (kill -CONT "
+        f"{pid}), or kill it first (kill -9 {pid})"
     )
 
 
@@ -174,7 +174,9 @@ def read_run_file(store: Path) -> RunFile | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, *DECODING_ERRORS) as error:
-        raise Unavailable(f"{path} cannot be read: {error}; if nothing runs, delete it") from error
+        raise Unavailable(
+            f"{path} cannot be read: {error}; if no process of the system runs, delete it"
+        ) from error
 
 
 def identity(store: Path) -> str:

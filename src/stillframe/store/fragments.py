@@ -253,7 +253,7 @@ def check_own_unused(directory: Path, source: FragmentSource) -> None:
         there = visible(own)
     if there:
         raise UsageError(
-            f"{there[0]} is of another run of epoch {source.epoch}, and nothing there is "
+            f"{there[0]} belongs to another run of epoch {source.epoch}, and is not "
             "overwritten: give --fragment-dir another directory"
         )
 
@@ -264,15 +264,15 @@ def check_fragments_unused(directory: Path, epoch: int) -> None:
     newest = max((place.epoch for place in find_fragments(directory)), default=0)
     if newest >= epoch:
         raise UsageError(
-            f"{directory} holds fragments of epoch {newest} already, and nothing there is "
-            f"overwritten: this system begins epoch {epoch}; give --fragment-dir another directory"
+            f"{directory} already holds fragments of epoch {newest}, which are not overwritten, "
+            f"and this system starts epoch {epoch}; give --fragment-dir another directory"
         )
 
 
 def find_fragments(directory: Path) -> list[FragmentPlace]:
     """Return the fragments in `directory`, sorted; a UsageError if it holds something else."""
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file: fragments are in a directory")
+        raise UsageError(f"{directory} is a file: fragments are stored in a directory")
     found: list[FragmentPlace] = []
     foreign: list[Path] = []
     with explain_io_errors(directory, "read"):
@@ -291,8 +291,9 @@ def find_fragments(directory: Path) -> list[FragmentPlace]:
                         found.append(place)
     if foreign:
         raise UsageError(
-            f"{directory} holds what is no fragment: {first_names(sorted(map(str, foreign)))}: "
-            "move it away, or give the directory that 'stillframe run --fragment-dir' wrote"
+            f"{directory} holds files that are not fragments: "
+            f"{first_names(sorted(map(str, foreign)))}: move them away, or give the directory "
+            "that 'stillframe run --fragment-dir' wrote"
         )
     return sorted(found)
 
@@ -307,7 +308,7 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
         topology = read_sealed(path, FragmentTopology)
         if path.name != f"{topology.description.hash}.json":
             raise Damaged(
-                f"{path} is of another topology than its name says", path=path, remedy=FILE_ADVICE
+                f"{path} belongs to another topology than its name", path=path, remedy=FILE_ADVICE
             )
         _check_names(path, topology.description)
         found[topology.description.hash] = topology
@@ -322,20 +323,22 @@ def read_fragment(
     manifest = read_sealed(path, FragmentManifest, advice=FRAGMENT_ADVICE)
     if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:
         raise Damaged(
-            f"{path} is of another process, snapshot or epoch than its place says: put it back "
+            f"{path} belongs to another process, snapshot or epoch than its path: put it back "
             "where it was",
             path=path,
         )
     if manifest.topology not in topologies:
         raise Damaged(
-            f"{path} is part of a topology that is not in {directory / TOPOLOGIES}: put that file "
-            "back from a copy",
+            f"{path} belongs to a topology that is not in {directory / TOPOLOGIES}: put that "
+            "file back from a copy",
             path=path,
         )
     description = topologies[manifest.topology].description
     if not _is_possible(manifest, description):
         raise Damaged(
-            f"{path} says what cannot be of {place.process}", path=path, remedy=FRAGMENT_ADVICE
+            f"{path} contains values that are impossible for {place.process}",
+            path=path,
+            remedy=FRAGMENT_ADVICE,
         )
     return manifest
 
@@ -347,13 +350,13 @@ def _check_names(path: Path, description: Description) -> None:
             check_process_id(process)
             file_names(description, is_full=True, process=process)
             if kind not in description.states:
-                raise UsageError(f"nothing is known of the class of process {process}")
+                raise UsageError(f"the class of process {process} is unknown")
         for channel in description.channels:
             description.check_process(channel.source)
             description.check_process(channel.target)
     except (Damaged, UsageError) as error:
         raise Damaged(
-            f"{path} describes what cannot be: {error}", path=path, remedy=FILE_ADVICE
+            f"{path} describes something impossible: {error}", path=path, remedy=FILE_ADVICE
         ) from error
 
 

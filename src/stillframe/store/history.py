@@ -369,9 +369,9 @@ def _kept(store: Path) -> set[SnapshotId]:
 def explain_loss(store: Path, snapshot: SnapshotId) -> str:
     """Return a sentence about a lost snapshot: what is missing, and what to do."""
     return (
-        f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and not removed with "
-        f"Stillframe: put it back from a copy of the store, or accept the loss with 'stillframe "
-        f"delete {store} {snapshot}'"
+        f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and Stillframe did "
+        "not delete it. Put it back from a copy of the store, or accept the loss with "
+        f"'stillframe delete {store} {snapshot}'"
     )
 
 
@@ -409,7 +409,7 @@ def parse_lines(
             yield msgspec.json.decode(found[1], type=HistoryRecord)
         except DECODING_ERRORS as error:
             yield Damaged(
-                f"line {number} of {path} does not hold what it should: {error}", remedy=FILE_ADVICE
+                f"line {number} of {path} has an invalid content: {error}", remedy=FILE_ADVICE
             )
 
 

@@ -97,11 +97,11 @@ def check_is_store(path: Path) -> None:
             f"such as 'stillframe pipeline list {path}'"
         )
     _check_no_snapshots(path)
-    what = "is no store" if path.exists() else "does not exist"
+    what = "is not a store" if path.exists() else "does not exist"
     raise UsageError(
         f"{path} {what}",
         path=path,
-        remedy="give the directory that 'run' wrote its snapshots to",
+        remedy="give the directory in which 'run' stored its snapshots",
     )
 
 
@@ -114,8 +114,8 @@ def check_unused(path: Path) -> None:
     foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
-            f"{path} is not empty and no store, it holds {first_names(foreign)}: give a directory "
-            "that is empty or not there yet"
+            f"{path} is not empty and not a store, it holds {first_names(foreign)}: give an "
+            "empty or new directory"
         )
     _check_no_snapshots(path)
 
@@ -133,13 +133,13 @@ def make_store(path: Path, head: Head) -> None:
         existing = read_sealed(path / HEAD, Head)
         if visible(path / SNAPSHOTS):
             raise UsageError(
-                f"the store {path} has snapshots already: restore from it, or give another "
+                f"the store {path} already has snapshots: restore from it, or give another "
                 "directory for a fresh start"
             )
         if existing.description.hash != head.description.hash:
             raise UsageError(
-                f"the store {path} was made for another topology: give another directory, or "
-                "delete that one, it has no snapshots"
+                f"the store {path} was created for another topology: give another directory, or "
+                "delete that one, which has no snapshots"
             )
         # The epoch only rises. The snapshot that it began from is gone.
         head = msgspec.structs.replace(existing, reference=head.reference, restored_from=None)
@@ -165,7 +165,7 @@ def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
         snapshot = parse_snapshot_id(name)
         if snapshot is None:
             raise StoreError(
-                f"{snapshots / name} is no snapshot: move it out of the store",
+                f"{snapshots / name} is not a snapshot: move it out of the store",
                 path=snapshots / name,
             )
         found.append(snapshot)
@@ -229,18 +229,18 @@ def check_savepoint_name(name: str) -> None:
     except UsageError:
         if name == NEWEST:
             raise UsageError(
-                f"a savepoint cannot be called {name!r}: that is the newest snapshot of a store: "
-                "give another name"
+                f"a savepoint cannot be called {name!r}, which means the newest snapshot of a "
+                "store: give another name"
             ) from None
         if _SAVEPOINT_NAME.fullmatch(name) is None:
             raise UsageError(
-                f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' or "
-                "'-', with a letter or digit first and no sign of punctuation last"
+                f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' "
+                "or '-'; the first must be a letter or digit, and the last no punctuation mark"
             ) from None
     else:
         raise UsageError(
-            f"a savepoint cannot be called {name!r}: snapshots have ids like that; give a name "
-            "that does not end with '-' and a number"
+            f"a savepoint cannot be called {name!r}, because snapshot ids look like that; give "
+            "a name that does not end with '-' and a number"
         )
 
 
@@ -252,8 +252,8 @@ def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId]) -> SnapshotId
         return SnapshotId.parse(text)
     except UsageError:
         raise UsageError(
-            f"{text!r} is no snapshot id: they look like P1-17; nor is it a savepoint: "
-            f"there {'is ' + first_names(savepoints) if savepoints else 'is none'}"
+            f"{text!r} is not a snapshot id, which looks like P1-17, and not a savepoint: there "
+            f"{'is ' + first_names(savepoints) if savepoints else 'is none'}"
         ) from None
 
 

@@ -223,7 +223,7 @@ def file_names(
 def table_name(kind: str, field: str) -> str:
     """Return the name of the table of a keyed field; a Damaged if its parts are no identifiers."""
     if not (kind.isidentifier() and field.isidentifier()):
-        raise Damaged(f"no class and field of a process are called {kind!r} and {field!r}")
+        raise Damaged(f"no process has a class {kind!r} with a field {field!r}")
     return f"{kind}_{field}"
 
 
@@ -234,11 +234,11 @@ def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Man
     manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if str(manifest.snapshot) != directory.name:
         raise Damaged(
-            f"{path} is of snapshot {manifest.snapshot}", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} belongs to snapshot {manifest.snapshot}", path=path, remedy=SNAPSHOT_ADVICE
         )
     if manifest.topology not in topologies:
         raise Damaged(
-            f"{path} is of a store with another topology", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} belongs to a store with another topology", path=path, remedy=SNAPSHOT_ADVICE
         )
     names = file_names(topologies[manifest.topology], is_full=manifest.bases is None)
     if not are_files(manifest.files, names):
@@ -294,8 +294,8 @@ def check_chain(manifests: Manifests, snapshots: Path) -> None:
                 )
             if found.sequence >= manifest.sequence or found.topology != manifest.topology:
                 raise Damaged(
-                    f"{where}, which is none before it: put that file back from a copy, or delete "
-                    f"{path.parent} and use another snapshot",
+                    f"{where}, which is not an earlier one: put that file back from a copy, or "
+                    f"delete {path.parent} and use another snapshot",
                     path=path,
                 )
 

@@ -106,7 +106,7 @@ class OutcomeReader:
         for snapshot, started in overdue.items():
             # One that was published just before a crash has no line yet.
             how = PUBLISHED if is_published(self._store, SnapshotId.parse(snapshot)) else OVERDUE
-            why = f"it has not ended {self._timeout_s:g} s after it began"
+            why = f"it did not end within {self._timeout_s:g} s of its start"
             outcomes.append(SnapshotOutcome(snapshot=snapshot, how=how, started=started, why=why))
         under_way = cursor.under_way | dict.fromkeys(overdue)
         return msgspec.structs.replace(cursor, under_way=under_way, outcomes=tuple(outcomes))
@@ -136,7 +136,7 @@ class OutcomeReader:
                 snapshot=str(snapshot),
                 how=how,
                 started=pending.get(snapshot),
-                why="it is not in the store, and how it ended is no longer in the history"
+                why="it is not in the store, and its outcome is no longer in the history"
                 if how == LOST
                 else "",
             )

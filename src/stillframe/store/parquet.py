@@ -41,7 +41,7 @@ def as_written(where: Path) -> Iterator[None]:
         yield
     except _NO_TABLE as error:
         raise Damaged(
-            f"{where} is no table as the store writes it: {error}",
+            f"{where} is not a table of a store: {error}",
             path=where,
             remedy=SNAPSHOT_ADVICE,
         ) from error
@@ -51,7 +51,7 @@ def check_row_count(path: Path, found: int, promised: int | None) -> None:
     """Raise a NotConsistent if a table has not the promised number of rows; None: any number."""
     if promised is not None and found != promised:
         raise NotConsistent(
-            f"{path} holds {found} rows, and {promised} were promised",
+            f"{path} holds {found} rows, and its manifest lists {promised}",
             path=path,
             remedy="use another snapshot",
         )
@@ -138,7 +138,9 @@ def _checked(table: pa.Table, columns: list[str] | None, former: Mapping[str, st
 
 def _check_size(found: int, bytes_max: int) -> None:
     if not 0 <= found <= bytes_max:
-        raise ValueError(f"it would be {found} bytes in memory, and may be {bytes_max}")
+        raise ValueError(
+            f"it would take {found} bytes in memory, more than the limit of {bytes_max}"
+        )
 
 
 def check_columns(
@@ -151,7 +153,7 @@ def check_columns(
         if found.type != field.type:
             raise ValueError(f"column {field.name} is of type {found.type}, not {field.type}")
         if (filled is None or field.name in filled) and table.column(field.name).null_count:
-            raise ValueError(f"column {field.name} has an empty place")
+            raise ValueError(f"column {field.name} has a missing value")
 
 
 def different_column(one: pa.Table, other: pa.Table) -> str | None:

@@ -32,9 +32,9 @@ def needed(
         kept[max(manifests, key=lambda snapshot: snapshot.number)] = "has the highest number"
         kept[newest.snapshot] = "is the newest"
     if current is not None:
-        kept[current] = "is where a restore goes back to"
+        kept[current] = "is the one that a restore would use"
     for name, snapshot in savepoints.items():
-        kept[snapshot] = f"is the savepoint {name!r}: drop it by that name"
+        kept[snapshot] = f"is the savepoint {name!r}: delete it by that name"
     return kept
 
 

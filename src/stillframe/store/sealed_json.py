@@ -41,8 +41,7 @@ def seal(content: msgspec.Struct) -> bytes:
     sealed = b'{"content":%b,"hash":"%b"}' % (encoded, digest)
     if len(sealed) > SEALED_BYTES_MAX:
         raise TooLarge(
-            f"it would have {len(sealed)} bytes, more than the {SEALED_BYTES_MAX} that such a file "
-            "may have"
+            f"it would have {len(sealed)} bytes, more than the limit of {SEALED_BYTES_MAX}"
         )
     return sealed
 
@@ -69,5 +68,5 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) 
         return msgspec.json.decode(content, type=kind)
     except DECODING_ERRORS as error:
         raise Damaged(
-            f"{path} does not hold what it should: {error}", path=path, remedy=advice
+            f"{path} has an invalid content: {error}", path=path, remedy=advice
         ) from error

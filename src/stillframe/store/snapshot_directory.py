@@ -172,8 +172,8 @@ def check_described(snapshot: Snapshot, description: Description) -> None:
                 str(item) for item in (*found, *expected) if (item in found) != (item in expected)
             ]
             raise UsageError(
-                f"snapshot {snapshot.id} does not fit the topology of the store: "
-                f"{odd[0] + ' is in only one of them' if odd else 'its parts are not sorted'}"
+                f"snapshot {snapshot.id} does not match the topology of the store: "
+                f"{odd[0] + ' is in only one of them' if odd else 'its fragments are not sorted'}"
             )
 
 
@@ -205,7 +205,7 @@ def _stored(chain: SnapshotChain, content: Mapping[str, bytes]) -> Snapshot:
     found = (len(state.processes), len(state.channels), state.message_count)
     if found != (manifest.process_count, manifest.channel_count, manifest.message_count):
         raise NotConsistent(
-            f"{directory / MANIFEST} promises {manifest.process_count} processes, "
+            f"{directory / MANIFEST} lists {manifest.process_count} processes, "
             f"{manifest.channel_count} channels and {manifest.message_count} messages, but the "
             f"files hold {found[0]}, {found[1]} and {found[2]}",
             path=directory / MANIFEST,
@@ -242,7 +242,7 @@ def verify_snapshot(chain: SnapshotChain) -> None:
             different = different_column(written, read_parquet(content[name]))
         if different is not None:
             raise NotConsistent(
-                f"{directory / name}: column {different} does not say what was recorded: use "
+                f"{directory / name}: column {different} differs from the recorded data: use "
                 f"another snapshot; the recorded states and messages are in {PROCESSES} and "
                 f"{CHANNELS}",
                 path=directory / name,
@@ -263,8 +263,8 @@ def _with_changes(chain: SnapshotChain, state: GlobalState) -> GlobalState:
             change = table.change(of_one)
             if change.removed_count and process not in bases:
                 raise NotConsistent(
-                    f"{name}: keys of process {process} were removed, and it is based on nothing "
-                    "that could have had them",
+                    f"{name}: keys of process {process} were removed, and it has no base that "
+                    "could have had them",
                     path=name,
                     process=process,
                     remedy="use another snapshot",

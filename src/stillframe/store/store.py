@@ -183,13 +183,13 @@ class Store(StoreReader):
         if snapshot.epoch != self._head.epoch:
             raise UsageError(
                 f"snapshot {snapshot.id} is of epoch {snapshot.epoch}, and the store "
-                f"{self.path} is in epoch {self._head.epoch}: what is left of an older epoch is "
+                f"{self.path} is in epoch {self._head.epoch}: a snapshot of an earlier epoch is "
                 "not published"
             )
         if directory.exists():
             raise UsageError(
-                f"snapshot {snapshot.id} is in the store {self.path} already: give each a number "
-                "of its own (Store.next_number)"
+                f"snapshot {snapshot.id} is already in the store {self.path}: give each a "
+                "unique number (Store.next_number)"
             )
         layout.check_snapshots_exist(self.path)
         check_described(snapshot, self._head.description)
@@ -314,7 +314,7 @@ class Store(StoreReader):
     def _check_writer(self) -> None:
         if self._lock is None:
             raise UsageError(
-                f"the store {self.path} is open for reading only: use Store.open_writer"
+                f"the store {self.path} is open only for reading: use Store.open_writer"
             )
         if self._head.format != FORMAT:
             # First of all: older releases refuse what is written from now on.
@@ -376,10 +376,11 @@ class Store(StoreReader):
             found = self._published.get(base) if is_there else None
             if found is None or found.topology != topology:
                 raise UsageError(
-                    f"snapshot {snapshot}: the fragment of process {process} holds changes since "
-                    f"snapshot {base}, and the store {self.path} "
+                    f"snapshot {snapshot}: the fragment of process {process} holds changes "
+                    f"since snapshot {base}, and the store {self.path} "
                     f"{'does not hold that' if found is None else 'has that of another topology'}: "
-                    "the base of a fragment is a published snapshot of this topology, or none"
+                    "the base of a fragment must be a published snapshot of this topology, or "
+                    "none"
                 )
             if chain_length(self._published, base) >= _CHAIN_LENGTH_LIMIT:
                 raise StoreError(

@@ -195,8 +195,8 @@ def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str])
         index, cause = _first_misfit(column, values, error)
         raise StoreError(
             f"{where(index)}: field {column.name!r} holds {_shortened(repr(values[index]))}, "
-            f"which does not fit a column of kind {column.kind} ({_shortened(str(cause))}): keep "
-            "it in that range, or declare the field with another type, for example str"
+            f"which does not fit a column of kind {column.kind} ({_shortened(str(cause))}): "
+            "keep it in that range, or declare the field with another type, for example str"
         ) from error
 
 
@@ -426,7 +426,7 @@ def as_changes(snapshot: str, state: ProcessState, description: Description) -> 
         }
     except (*DECODING_ERRORS, KeyError) as error:
         raise UsageError(
-            f"{where}: its state is no map with {', '.join(names)}: {error}"
+            f"{where}: its state is not a map with {', '.join(names)}: {error}"
         ) from error
     return ProcessState(state.process, state.kind, _encode(fields), None, keyed)
 
@@ -451,7 +451,7 @@ def _items(where: str, encoded: bytes, count: int, decoder: Any = None) -> list[
     try:
         items: list[Any] = _decode(encoded, type=list) if decoder is None else decoder(encoded)
     except DECODING_ERRORS as error:
-        raise NotConsistent(f"{where}: what was recorded cannot be read: {error}") from error
+        raise NotConsistent(f"{where}: the recorded value cannot be decoded: {error}") from error
     if len(items) != count:
         raise NotConsistent(f"{where}: {count} entries were announced, and {len(items)} recorded")
     return items
@@ -623,15 +623,17 @@ def _decode_state(snapshot: str, state: ProcessState) -> dict[str, Any]:
         return fields_of(state)
     except DECODING_ERRORS as error:
         raise UsageError(
-            f"snapshot {snapshot}, process {state.process}: its state is no MessagePack map from "
-            f"field to value: {error}"
+            f"snapshot {snapshot}, process {state.process}: its state is not a MessagePack map "
+            f"from field to value: {error}"
         ) from error
 
 
 def _channels(snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
     for state in states:
         if state.sent_count > _COUNT_MAX:
-            raise UsageError(f"channel {state.channel}: {state.sent_count} is no count of messages")
+            raise UsageError(
+                f"channel {state.channel}: {state.sent_count} is not a count of messages"
+            )
     batches = [batch for state in states for batch in state.batches]
     flat = pa.StructArray.from_arrays(
         [

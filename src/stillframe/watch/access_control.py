@@ -75,13 +75,13 @@ class AccessControl:
         host = request.headers.get("host", "")
         if self._token is None and _host_name(host) not in self._names:
             return _forbidden(
-                f"this page answers to names of loopback alone, and {host[:100]!r} is none: open "
-                "it as localhost or 127.0.0.1"
+                f"this page can be opened only under names of loopback, and {host[:100]!r} is "
+                "not one: open it as localhost or 127.0.0.1"
             )
         if self._token is None and _is_of_another_user(request.scope):
             return _forbidden(
-                "a program of another user asks: on a machine with several users start "
-                "'stillframe watch' with --token-file, and share what is in that file"
+                "a program of another user sent this request: on a machine with several users "
+                "start 'stillframe watch' with --token-file, and share the token in that file"
             )
         if (sentence := _foreign_origin(request, host)) is not None:
             return _forbidden(sentence)
@@ -106,7 +106,7 @@ class AccessControl:
         if _is_same(request.cookies.get(_cookie_name(scope), ""), self._session):
             return None
         return PlainTextResponse(
-            "this page wants the token: open the whole link that 'stillframe watch' printed\n",
+            "this page needs the token: open the complete link that 'stillframe watch' printed\n",
             status_code=401,
         )
 
@@ -116,14 +116,17 @@ def _foreign_origin(request: Request, host: str) -> str | None:
     headers, own = request.headers, f"{request.scope['scheme']}://{host}"
     origin = headers.get("origin")
     if origin is not None and origin != own:
-        return f"a page of {origin[:100]!r} asks, and only pages of {own[:100]!r} may"
+        return (
+            f"a page of {origin[:100]!r} sent this request, and only pages of {own[:100]!r} "
+            "are allowed to"
+        )
     site = headers.get("sec-fetch-site", "none")
     is_visit = request.scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
     if site not in ("same-origin", "none") and not (is_visit and request.method == "GET"):
-        return "another page asks, and only pages of our own may"
+        return "another page sent this request, and only pages of this server are allowed to"
     if request.method not in ("GET", "HEAD"):
         if origin is None:
-            return "an action must name where it comes from (the header Origin)"
+            return "an action must name its origin (the header Origin)"
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return "an action must be sent as JSON (the header Content-Type)"
     return None

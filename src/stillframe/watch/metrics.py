@@ -85,7 +85,7 @@ SYSTEM = {
     "channels": _gauge("channels", "How many exist."),
     "left_out": _gauge(
         "processes or channels",
-        "How many have no series of their own, because there are too many; those of channels are "
+        "How many have no separate series, because there are too many; those of channels are "
         "added up in a series without source and target.",
         "kind",
     ),
@@ -97,7 +97,9 @@ PROCESSES = {
     "process_pending": _flag("Its fragment of a pending snapshot is missing.", "process"),
     "process_straggler": _flag("It delays a pending snapshot.", "process"),
     "process_deaths_total": _counter(
-        "deaths", "Its crashes; without a process: of those that are left out or gone.", "process"
+        "deaths",
+        "Its crashes; without a process: of those that are left out or no longer exist.",
+        "process",
     ),
 }
 CHANNELS = {
@@ -111,7 +113,7 @@ CHANNELS = {
         "messages", "Sent and not received; approximate, as both ends are polled.", *_CHANNEL
     ),
     "channel_unhandled_bytes": _gauge(
-        "bytes", "Sent and not handled: the larger number that an end reports.", *_CHANNEL
+        "bytes", "Sent and not handled: the larger number that the two ends report.", *_CHANNEL
     ),
     "channel_connected": _flag("Both ends report a connection.", *_CHANNEL),
 }
@@ -121,7 +123,7 @@ SNAPSHOTS = {
     "snapshots_abandoned_total": _counter("snapshots", "Abandoned: not published.", "reason"),
     "snapshots_pending": _gauge("snapshots", "Started, and neither published nor abandoned."),
     "oldest_pending_snapshot_seconds": _gauge("seconds", "Its age; 0 if no snapshot is pending."),
-    "pending_processes": _gauge("processes", "With a fragment missing of any pending snapshot."),
+    "pending_processes": _gauge("processes", "With a missing fragment of any pending snapshot."),
     "snapshot_duration_seconds": _histogram(
         "seconds", "From the start until the last fragment was complete.", _DURATIONS_S
     ),
@@ -173,13 +175,15 @@ TRACES = {
 PIPELINES = {
     "participant_up": _flag("A program runs it.", "participant"),
     "participant_pending": _flag("Its fragment of a pending snapshot is missing.", "participant"),
-    "participant_straggler": _flag("It is pending, and waits for no barrier.", "participant"),
+    "participant_straggler": _flag(
+        "It is pending, and does not wait for a barrier.", "participant"
+    ),
     "query_last_batch_number": _gauge("number", "Of its last committed micro-batch.", "query"),
     "query_last_batch_timestamp_seconds": _gauge(
         "seconds", "When it committed that, since 1970.", "query"
     ),
     "log_appended_records": _gauge(
-        "records", "Appended since the pipeline was created; a restore takes it back.", "log"
+        "records", "Appended since the pipeline was created; a restore rolls it back.", "log"
     ),
     "log_read_records": _gauge(
         "records", "Committed by a query, or reported as read by a service.", *_READER

@@ -17,8 +17,8 @@ from stillframe.watch.pipeline_probe import ABSENT, DEAD, PipelineSample
 OUTPUT = "output"
 """The kind and the status of the end of a log."""
 ORPHANED = (
-    "its deadline has passed and it is still there: the program that took it is gone; take "
-    "another, which clears this one away"
+    "its deadline has passed and it still exists, because the program that took it has died; "
+    "take another snapshot, which removes this one"
 )
 
 
@@ -123,8 +123,8 @@ def obstacles(sample: PipelineSample) -> str:
     for name, one in sample.participants.items():
         if one.status == DEAD:
             sentences.append(
-                f"service {name} died, and its state with it: restore the pipeline from a snapshot "
-                "and start its programs again"
+                f"service {name} died, and its state is lost: restore the pipeline from a "
+                "snapshot and start its programs again"
             )
         elif one.status == ABSENT:
             sentences.append(f"service {name} has not joined yet")
@@ -241,10 +241,10 @@ def events_between(
         what = f"{'query' if is_query else 'service'} {name}"
         was_running = before is not None and earlier is not None and before.is_running(name)
         if one.status == DEAD and (earlier is None or earlier.status != DEAD):
-            events.append(_event(sample.at, "death", f"{what} died, and its state with it"))
+            events.append(_event(sample.at, "death", f"{what} died, and its state is lost"))
         elif was_running and not sample.is_running(name):
             after = "" if one.batch is None else f" after micro-batch {one.batch:,}"
-            rest = f"stopped{after}" if is_query else "left, and its state is on the disk"
+            rest = f"stopped{after}" if is_query else "left, and its state is on disk"
             events.append(_event(sample.at, "stop", f"{what} {rest}"))
         elif earlier is not None and not was_running and sample.is_running(name):
             events.append(_event(sample.at, "begin", f"{what} runs"))

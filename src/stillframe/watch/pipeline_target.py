@@ -106,11 +106,9 @@ class PipelineTarget(Target):
             case TriggerSnapshot(None, name):
                 return self._take_snapshot(name)
             case TriggerSnapshot():
-                raise UsageError("a snapshot of a pipeline begins at the heads of its dataflow")
+                raise UsageError("a snapshot of a pipeline starts at the sources of its dataflow")
             case CreateSavepoint():
-                raise UsageError(
-                    "a snapshot of a pipeline gets its name when it is taken: take a savepoint"
-                )
+                raise UsageError("name a snapshot of a pipeline when you take it: take a savepoint")
             case Restore(snapshot):
                 return self._restore(snapshot)
             case _:

@@ -118,7 +118,7 @@ async def _read_action(request: Request) -> Action:
     async for chunk in request.stream():
         body += chunk
         if len(body) > BODY_BYTES_MAX:
-            raise UsageError(f"an action has at most {BODY_BYTES_MAX:,} bytes")
+            raise UsageError(f"an action may have at most {BODY_BYTES_MAX:,} bytes")
     return decode_action(body)
 
 
@@ -233,6 +233,6 @@ def _listen(address: Address) -> socket.socket:
             return listener
     except OSError as error:
         raise Unavailable(
-            f"nothing can listen on {address}: {error.strerror or error}: give another address or "
+            f"cannot listen on {address}: {error.strerror or error}: give another address or "
             "port with --listen; port 0 is any free one"
         ) from error

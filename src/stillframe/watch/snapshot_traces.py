@@ -225,8 +225,8 @@ def traces_url(endpoint: str) -> str:
         is_valid = False
     if not is_valid:
         raise UsageError(
-            f"{endpoint!r} is no OTLP endpoint: give one as http://localhost:4318, to which "
-            f"{TRACES_PATH} is added, or with a path of its own"
+            f"{endpoint!r} is not an OTLP endpoint: give one such as http://localhost:4318, to "
+            f"which {TRACES_PATH} is added, or one with a path"
         )
     return parts._replace(path=TRACES_PATH).geturl() if parts.path in ("", "/") else endpoint
 
@@ -317,16 +317,16 @@ class SpanExporter:
 
     def _succeeded(self) -> None:
         if self.is_failing and self._has_warned:
-            self._warn(f"{self._url} takes traces again")
+            self._warn(f"{self._url} accepts traces again")
         self.is_failing = self._has_warned = False
 
     def _failed(self) -> None:
         if not self.is_failing and time.monotonic() - self._warned_at >= WARN_S:
             self._warned_at, self._has_warned = time.monotonic(), True
             self._warn(
-                f"{self._url} does not take traces: {self._message.text or 'no cause is known'}. "
-                "They are kept for a while, and sent again; the metric stillframe_spans_total "
-                "counts those that were dropped"
+                f"{self._url} does not accept traces: "
+                f"{self._message.text or 'the cause is unknown'}. They are kept for a while and "
+                "sent again; the metric stillframe_spans_total counts those that were dropped"
             )
         self.is_failing = True
 
@@ -391,10 +391,10 @@ class TraceBuilder:
         self.missed_count += 1
         if self.missed_count == 1:
             self._warn(
-                f"the marker timeline of snapshot {snapshot} is not known: the system was stopped, "
-                f"or started {TIMELINE_COUNT_MAX} more snapshots before it was polled; the trace "
-                "is without processes. The metric stillframe_traced_snapshots_missed_total counts "
-                "such snapshots"
+                f"the marker timeline of snapshot {snapshot} is unknown: the system was "
+                f"stopped, or started {TIMELINE_COUNT_MAX} more snapshots before it was polled; "
+                "its trace has no processes. The metric "
+                "stillframe_traced_snapshots_missed_total counts such snapshots"
             )
         entry = self._entry_of(snapshot)
         started_at = outcome.started_at if entry is None else entry.initiated_at

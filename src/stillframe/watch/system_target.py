@@ -214,7 +214,7 @@ class SystemTarget(Target):
         except Unavailable as error:
             unreachable, explanation = self._presence(), str(error)
         except TimeoutError:
-            explanation = f"the system did not answer in {ANSWER_S_MAX:.0f} s"
+            explanation = f"the system did not answer within {ANSWER_S_MAX:.0f} s"
         except StillframeError as error:
             explanation = f"the system cannot be polled: {error}"
         # All at once: a scrape in between gets either this answer or the one before.

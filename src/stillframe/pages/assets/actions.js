@@ -12,7 +12,7 @@ export async function fetchDocument(path) {
   try {
     response = await fetch(path, { signal: AbortSignal.timeout(READ_TIMEOUT_MS) });
   } catch (error) {
-    throw new Error(`The server did not answer (${error.message}): try again when it is back.`);
+    throw new Error(`The server did not answer (${error.message}): try again when it runs.`);
   }
   const content = await contentOf(response);
   if (!response.ok) throw new Error(content.detail);
@@ -40,7 +40,7 @@ export async function performAction(action, status, button) {
     });
     outcome = await contentOf(response);
   } catch (error) {
-    outcome = { detail: `the server did not answer (${error.message}); whether it was done is not known` };
+    outcome = { detail: `the server did not answer (${error.message}); the action may or may not have been performed` };
   }
   status.className = `action-status ${outcome.is_done === true ? "good" : "bad"}`;
   setText(status, outcome.sentence ?? outcome.detail);

@@ -15,7 +15,7 @@ export function makeBar(model) {
 
   take.addEventListener("click", () => performAction({ type: "take" }, status, take));
   save.addEventListener("click", async () => {
-    const name = await promptForName("Take a savepoint", "A savepoint is a snapshot with a name; it stays until it is dropped.");
+    const name = await promptForName("Take a savepoint", "A savepoint is a snapshot with a name; it stays until you delete it.");
     if (name !== null) performAction({ type: "take", name }, status, save);
   });
 
@@ -47,7 +47,7 @@ export function makeBar(model) {
       if (why !== undefined) {
         setText(connectionLost, why);
       } else if (isConnected || connectionLost.hidden) {
-        setText(connectionLost, `The connection to 'stillframe watch' is gone since ${clock(Date.now() / 1000)}: what you see is from then. Trying again …`);
+        setText(connectionLost, `The connection to 'stillframe watch' was lost at ${clock(Date.now() / 1000)}, and the page shows the state of that moment. Reconnecting …`);
       }
       isConnected = false;
       connectionLost.hidden = false;
@@ -59,7 +59,7 @@ export function makeBar(model) {
 
 function pipelineState(about, system) {
   const running = system.running.length;
-  const word = running === 0 ? "does not run" : running === about.participant_count ? "runs" : `${running} of ${about.participant_count} run`;
+  const word = running === 0 ? "stopped" : running === about.participant_count ? "running" : `${running} of ${about.participant_count} running`;
   return [`${word} · epoch ${system.epoch}`, running === 0 ? "bad" : running === about.participant_count ? "good" : "warn"];
 }
 
@@ -67,7 +67,7 @@ function pipelineState(about, system) {
 const NOT_RUNNING = {
   "": ["is starting", "warn"],
   silent: ["does not answer", "bad"],
-  starting: ["is starting or ending", "warn"],
+  starting: ["is starting or stopping", "warn"],
   stopped: ["does not run", "bad"],
 };
 

@@ -15,7 +15,7 @@ const OF_SYSTEM = {
   processes: { state: ["", ({ statuses }, index) => statuses[index]] },
   channels: {
     "messages/s": rateFigure,
-    "on their way": figure("in_transit"),
+    "in transit": figure("in_transit"),
     "not handled": figure("bytes", bytes),
     connection: figure("is_connected", (isConnected) => (isConnected ? "connected" : "not connected"), ""),
   },

@@ -30,7 +30,7 @@ function headTable(diff) {
     ["epoch", (each) => String(each.epoch)],
     ["processes", (each) => count(each.process_count)],
     ["channels", (each) => count(each.channel_count)],
-    [`${diff.noun}s caught`, (each) => count(each.message_count)],
+    [`${diff.noun}s in channels`, (each) => count(each.message_count)],
     ["recorded in", (each) => duration(each.recorded_s)],
     ["size", (each) => bytes(each.bytes)],
   ];
@@ -51,7 +51,7 @@ function fieldDifferences(diff) {
     "States",
     { id: "states" },
     diff.field_count === 0 ? make("p", {}, "Every process recorded the same.") : filtered("states", "processes", entries),
-    makeRest(diff.field_count - diff.fields.length, "field", ": stillframe diff has them all"),
+    makeRest(diff.field_count - diff.fields.length, "field", ": stillframe diff prints all of them"),
   );
 }
 

@@ -14,7 +14,7 @@ const SHOWN_MS = 2200;
 const REST_MS = 900;
 const MARKERS_MAX = 200;
 const STATIONS = 12;
-const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and holds the snapshot up. Dashed: waits for barriers. Stroke across a log: the barrier.";
+const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and delays the snapshot. Dashed: waits for barriers. Stroke across a log: the barrier.";
 export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "" };
 
 /** The graph of a system or pipeline; `about` names its processes and channels. */
@@ -32,7 +32,7 @@ export class Graph {
     this.above = make("div", { class: "markers", "aria-hidden": "true" });
     this.caption = make("p", { class: "marker-caption muted" }, "");
     const what = this.isPipeline ? `${about.participant_count} queries and services and the logs between them` : `${total} processes and ${about.channels.length} channels`;
-    const label = `A graph of ${what}; the tables below say the same in words.`;
+    const label = `A graph of ${what}; the tables below show the same as text.`;
     const picture = makeSvg(
       "svg",
       { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
@@ -41,7 +41,7 @@ export class Graph {
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
     const box = this.isPipeline ? makeScrolling("The graph", { role: "region" }, this.stage) : this.stage;
-    const legend = make("p", { class: "muted" }, this.isPipeline ? "The wider a line, the more records a second; figures: records that the reader of a log is behind." : "The wider a line, the more messages a second; figures: messages on their way.");
+    const legend = make("p", { class: "muted" }, this.isPipeline ? "Wider lines carry more records a second; numbers: records that the reader of a log is behind." : "Wider lines carry more messages a second; numbers: messages in transit.");
     this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
     this.animation = null; // or what ends it
   }
@@ -108,7 +108,7 @@ export class Graph {
     }
     if (this.isPipeline) return this.showLog(edge, index, system);
     if (edge.badge !== null) setText(edge.badge, held ? count(held) : "");
-    const traffic = columns === undefined ? "nothing is known" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} on their way${isConnected ? "" : ", not connected"}`;
+    const traffic = columns === undefined ? "no data" : `${rate === null ? "?" : count(Math.round(rate))} messages a second, about ${held === null ? "?" : count(held)} in transit${isConnected ? "" : ", not connected"}`;
     setText(edge.title, `${edge.name}: ${traffic}`);
   }
 
@@ -190,7 +190,7 @@ function logSentence(system, index) {
   const shown = (value) => (value === null ? "?" : count(value));
   const appended = `${shown(sent[index])} records appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
   const barrier = system.barriers[index];
-  const where = barrier === null ? "" : barrier[0] === "passed" ? "; the barrier was passed" : `; the barrier is on it${barrier[1] === null ? "" : `, ${count(barrier[1])} items ahead`}`;
+  const where = barrier === null ? "" : barrier[0] === "passed" ? "; the barrier was passed" : `; the barrier is on it${barrier[1] === null ? "" : `, ${count(barrier[1])} entries ahead`}`;
   if (received[index] === null && items[index] === null) return `${appended}${where}`;
   return `${appended}; ${shown(received[index])} read, ${shown(held[index])} behind, in ${shown(items[index])} items${where}`;
 }

@@ -10,8 +10,8 @@ export function showInterchanges(execution, choice, section) {
   const { events = [], swaps, total, problem, broken } = choice.interchanges;
   section.onkeydown = null;
   section.replaceChildren(
-    make("h2", {}, "All white before all red"),
-    make("p", { class: "muted" }, "The same events in the order in which they happened. A red event and a white one right behind it, of different processes, can change places: the white one needs nothing of the red one."),
+    make("h2", {}, "White events before red events"),
+    make("p", { class: "muted" }, "The same events in the order in which they happened. A red event and a white one right after it, of different processes, can change places: the white one does not depend on the red one."),
   );
   if (problem) section.append(make("p", { class: "bad problem" }, problem));
   const chips = events.map(([process, label, isWhite], place) => eventChip(execution.processes[process], label, isWhite, broken.includes(place)));
@@ -86,6 +86,6 @@ function orderAfter(chips, swaps) {
 
 function leftOver(total, step, shown) {
   const left = total - step;
-  const inversions = left > 0 ? `${counted(left, "inversion")} left of ${count(total)}: pairs of a red event and a white one somewhere behind it.` : "No inversion is left: every white event precedes every red one, and the state in between is the recorded one.";
+  const inversions = left > 0 ? `${counted(left, "inversion")} left of ${count(total)}: pairs of a red event and a later white one.` : "No inversion is left: every white event precedes every red one, and the state in between is the recorded one.";
   return step === shown && left > 0 ? `${inversions} Only the first ${count(shown)} interchanges are shown.` : inversions;
 }

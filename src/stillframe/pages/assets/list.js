@@ -22,10 +22,10 @@ export class SnapshotList {
     this.body.addEventListener("mouseleave", () => this.catchUp());
     this.body.addEventListener("focusout", () => this.catchUp());
     this.status = make("p", { class: "action-status", role: "status" });
-    this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older ones");
+    this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older snapshots");
     const heads = this.isPipeline
-      ? ["snapshot", "published", "recorded in", "published after", "on channels", "size", "mode", "kept as", "what to do"]
-      : ["snapshot", "ended", "took", "stood still", "caught", "size", "verdicts", "kept as", "what to do"];
+      ? ["snapshot", "published", "recorded in", "published after", "on channels", "size", "mode", "savepoint", "actions"]
+      : ["snapshot", "ended", "duration", "pause", "in transit", "size", "verdicts", "savepoint", "actions"];
     const table = makeTable({ class: "snapshots" }, heads, this.body);
     this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older);
   }
@@ -37,7 +37,7 @@ export class SnapshotList {
     this.isBehind = this.isInUse() && this.shown.size > 0;
     if (this.isBehind) {
       const newer = [...this.model.rows.values()].filter((row) => row.number > this.newest).length;
-      setText(this.summary, `${counted(this.model.count, "snapshot")} in the store; ${count(newer)} newer than these come when you leave the list.`);
+      setText(this.summary, `${counted(this.model.count, "snapshot")} in the store; ${count(newer)} newer ones appear when you leave the list.`);
       for (const [id, one] of this.shown) this.updateNames(one, this.model.rows.get(id));
       return;
     }
@@ -147,7 +147,7 @@ export class SnapshotList {
 
   keepButton(row) {
     const keep = async () => {
-      const name = await promptForName(`Keep ${row.id}`, "It stays under this name until it is dropped.");
+      const name = await promptForName(`Keep ${row.id}`, "It stays under this name until you delete it.");
       if (name !== null) performAction({ type: "keep", snapshot: row.id, name }, this.status, button);
     };
     const button = make("button", { type: "button", "aria-label": `Keep ${row.id} as a savepoint`, on: { click: keep } }, "Keep …");
@@ -158,14 +158,14 @@ export class SnapshotList {
   restoreButton(row) {
     const restore = async () => {
       const { about, system } = this.model;
-      const title = `Take the ${this.isPipeline ? "pipeline" : "system"} back to ${row.id}?`;
+      const title = `Restore the ${this.isPipeline ? "pipeline" : "system"} to ${row.id}?`;
       if (this.isPipeline && system.running.length > 0) {
-        const text = `A restore would take the ground from under what runs: ${system.running.join(", ")}. Stop these programs first. Then press Restore here, or type:`;
+        const text = `These programs are still running: ${system.running.join(", ")}. Stop them before restoring, then click Restore or run:`;
         return explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`)]);
       }
       const text = this.isPipeline
-        ? "All queries, services and channels go back to it together, verified before anything is changed. Then start the programs again."
-        : "All processes and channels go back to it together. What happened since is undone, except for effects outside.";
+        ? "All queries, services and channels are restored together, and verified before anything is changed. Start the programs again afterwards."
+        : "All processes and channels are restored together. Everything since is undone, except for effects outside the system.";
       if (await confirm(title, text, "Restore")) performAction({ type: "restore", snapshot: row.id }, this.status, button);
     };
     const button = make("button", { type: "button", "aria-label": `Restore ${row.id}`, on: { click: restore } }, "Restore …");

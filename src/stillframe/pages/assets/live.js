@@ -128,7 +128,7 @@ async function route() {
   overview.hide();
   const place = make("div", {}, make("p", { class: "muted" }, `Reading ${name} …`));
   const back = make("a", { href: "#" }, `← The running ${model.about?.kind === "pipeline" ? "pipeline" : "system"}`);
-  main.replaceChildren(make("nav", { "aria-label": "Where you are" }, back), place);
+  main.replaceChildren(make("nav", { "aria-label": "Breadcrumb" }, back), place);
   main.focus();
   try {
     const found = await fetchDocument(`/api/${path.map(encodeURIComponent).join("/")}`);

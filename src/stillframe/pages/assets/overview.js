@@ -42,7 +42,7 @@ export class Overview {
         { class: "side" },
         panel("Pending snapshots", "pending", this.pending),
         isPipeline ? null : panel("Conserved totals", "totals", this.totals),
-        panel("What happened", "happened", makeScrolling("Happenings, the newest first", { kind: "low" }, this.events)),
+        panel("Events", "happened", makeScrolling("Events, the newest first", { kind: "low" }, this.events)),
       ),
       panel("Snapshots", "snapshots", this.list.root),
     );
@@ -134,7 +134,7 @@ function showTotals(root, model) {
   for (const [, totals] of model.naive) for (const quantity of Object.keys(totals)) quantities.add(quantity);
   if (quantities.size === 0) {
     const error = model.system?.quantities_error;
-    root.replaceChildren(make("p", { class: error ? "bad" : "muted" }, error || "No process says that anything is conserved: write a method 'conserved' for those that have it."));
+    root.replaceChildren(make("p", { class: error ? "bad" : "muted" }, error || "No process declares a conserved quantity: implement 'conserved()' in those that hold one."));
     return;
   }
   root.replaceChildren(...[...quantities].sort().slice(0, 6).map((quantity) => showQuantity(quantity, verdicts, model.naive)));
@@ -149,7 +149,7 @@ function showQuantity(quantity, verdicts, naive) {
     { class: "total" },
     make("figcaption", {}, make("strong", {}, quantity), `: ${sentence}`),
     chart(found, asked, `${quantity}: ${sentence}`),
-    make("p", { class: "legend" }, make("span", { class: "key exact" }, "in snapshots"), " ", make("span", { class: "key naive" }, "asking all processes")),
+    make("p", { class: "legend" }, make("span", { class: "key exact" }, "in snapshots"), " ", make("span", { class: "key naive" }, "polling all processes")),
   );
 }
 
@@ -162,12 +162,12 @@ function inSnapshots(found) {
 }
 
 function inAnswers(asked, found) {
-  if (asked.length === 0) return "nobody was asked while it ran.";
+  if (asked.length === 0) return "the processes were not polled while it ran.";
   const [least, most] = extremes(asked);
-  const range = `asking all processes gave ${count(least)} to ${count(most)}`;
+  const range = `polling all processes returned ${count(least)} to ${count(most)}`;
   if (found.length === 0) return `${range}.`;
   const right = asked.filter(({ at, amount }) => amount === truthAt(at, found)).length;
-  return `${range}, and was right ${right} of ${asked.length} times.`;
+  return `${range}, and was correct ${right} of ${asked.length} times.`;
 }
 
 /** Return the total in the latest snapshot before a time, or in the first. */

@@ -78,7 +78,7 @@ function headOf(execution) {
 }
 
 function choiceOf(execution, onChange) {
-  const options = execution.choices.map((one, number) => make("option", { value: number }, one.is_snapshot ? `snapshot ${one.name}` : "the cut asked for"));
+  const options = execution.choices.map((one, number) => make("option", { value: number }, one.is_snapshot ? `snapshot ${one.name}` : "the selected cut"));
   const select = make("select", { on: { change: onChange } }, ...options);
   return { select, element: options.length > 1 ? make("label", { class: "row" }, "colours of", select) : "" };
 }
@@ -122,7 +122,7 @@ function legendOf(execution) {
   const entries = [
     [chip("white"), " white: before the cut of its process"],
     [chip("red"), " red: after it"],
-    ...["ringed: in a recorded state", "dotted: markers", "thick: a message that its channel held"],
+    ...["with a ring: in a recorded state", "dotted: markers", "thick: a message that its channel held"],
   ];
   return make("p", { class: "muted row colour-key" }, entries.map((entry) => make("span", {}, entry)));
 }
@@ -148,7 +148,7 @@ function contents(channel, step, isExact) {
   const names = channel.holds.filter(([at]) => at <= step).map(([, name]) => name);
   const isOver = channel.end !== null && channel.end <= step;
   if (isOver && channel.orphans.length > 0) {
-    return [`impossible: ${channel.orphans.join(", ")} came before the cut, and was sent after it`, "bad"];
+    return [`impossible: ${channel.orphans.join(", ")} arrived before the cut, and was sent after it`, "bad"];
   }
   if (!isOver) return [`records${names.length > 0 ? `: ${names.join(", ")}` : ", nothing so far"}`, "under-way"];
   return names.length > 0 ? [names.join(", "), "known caught"] : [isExact ? "empty" : "nothing known", "known"];

@@ -32,7 +32,7 @@ export function showScrubber(model) {
   const again = () => {
     Object.assign(request, originalRequest(model));
     refresh();
-    announce(`as it was: ${summaryOf(view)}`);
+    announce(`reset: ${summaryOf(view)}`);
   };
   const section = make(
     "section",
@@ -43,7 +43,7 @@ export function showScrubber(model) {
       { class: "muted" },
       `${model.unit === "tick" ? "The same execution by the clock" : "The same execution, whatever the snapshot does"}. Drag the diamond to say when the snapshot is initiated, and up or down to another process; drag the end of a marker to say when it comes. With the keyboard: Tab, then the arrow keys. A marker overtakes no message of its channel, and none overtakes it.`,
     ),
-    make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "As it was"), outcome),
+    make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "Reset"), outcome),
     make("div", { class: "stage sided" }, make("div", { class: "scrolling panel stage-picture" }, picture), side),
   );
   refresh();
@@ -224,9 +224,9 @@ function snapshotTables(view) {
 
 function outcomeOf({ model, snapshot }) {
   const missing = model.processes.filter((_, process) => snapshot.cuts[process] === Infinity);
-  if (missing.length > 0) return `The snapshot is never complete: no marker comes to ${missing.join(", ")}.`;
+  if (missing.length > 0) return `The snapshot is never complete: no marker arrives at ${missing.join(", ")}.`;
   if (!snapshot.wasPresent) return "The system was never in this state, but it could have been.";
-  return `So it was after ${counted(snapshot.whiteCount, "event")}.`;
+  return `The system was in this state after ${counted(snapshot.whiteCount, "event")}.`;
 }
 
 function summaryOf(view) {

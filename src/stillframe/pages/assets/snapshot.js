@@ -45,12 +45,12 @@ function snapshotFacts(snapshot) {
     ["Published after", duration(snapshot.published_s)],
     snapshot.pause_s === undefined ? null : ["Longest pause", duration(snapshot.pause_s)],
     snapshot.mode === undefined ? null : ["Mode", snapshot.mode],
-    ["Size", `${bytes(snapshot.bytes)}${snapshot.mode !== undefined ? "" : snapshot.bases.length > 0 ? ", changes only" : ", whole"}`],
+    ["Size", `${bytes(snapshot.bytes)}${snapshot.mode !== undefined ? "" : snapshot.bases.length > 0 ? ", incremental" : ", full"}`],
     snapshot.bases.length > 0 ? ["Based on", `${snapshot.bases.join(", ")} (a chain of ${snapshot.chain_length})`] : null,
     snapshot.savepoints.length > 0 ? ["Savepoint", snapshot.savepoints.join(", ")] : null,
-    snapshot.is_current ? ["A restore", "goes back to this one"] : null,
+    snapshot.is_current ? ["Restore point", "a restore uses this one"] : null,
     ...(snapshot.systems ?? []).map(({ name, store, snapshot }) => [`System ${name}`, `${snapshot} in ${store}`]),
-    excluded.length > 0 ? ["Took no part", excluded.map(([process, since]) => `${process} (its state is that of ${since})`).join(", ")] : null,
+    excluded.length > 0 ? ["Excluded", excluded.map(([process, since]) => `${process} (its state is from ${since})`).join(", ")] : null,
   ].filter((each) => each !== null);
 }
 
@@ -88,7 +88,7 @@ function recordingSteps(snapshot, box) {
       part.classList.toggle("later", now > 0 && (since.get(key) ?? 0) > now);
       part.classList.toggle("now", now > 0 && step.keys.includes(key));
     }
-    setText(sentence, now === 0 ? "The whole cut. Go through the steps in which it was recorded." : step.sentence);
+    setText(sentence, now === 0 ? "The whole cut. Use the buttons to see the steps in which it was recorded." : step.sentence);
     setText(rule, now === 0 ? "" : step.rule);
     items.forEach((item, index) => item.firstChild.setAttribute("aria-current", index + 1 === now ? "step" : "false"));
     address({ snapshot: snapshot.id, step: now === 0 ? undefined : now });

@@ -19,7 +19,7 @@ export function showStates(snapshot) {
     "States",
     { id: "states" },
     filtered("states", "processes", entries),
-    left > 0 ? make("p", { class: "muted" }, `${counted(left, "process")} more: stillframe show has them all`) : null,
+    left > 0 ? make("p", { class: "muted" }, `${counted(left, "process")} more: stillframe show prints all of them`) : null,
   );
 }
 
@@ -76,7 +76,7 @@ function preview(fields) {
 function stateEntry(state, since, isOpen) {
   const summary = [make("span", { class: "muted" }, state.kind), make("code", { class: "preview" }, preview(state.fields))];
   return foldable(state.process, summary, isOpen, () => [
-    since === undefined ? null : make("p", { class: "warn" }, `It took no part: this is its state of snapshot ${since}.`),
+    since === undefined ? null : make("p", { class: "warn" }, `Excluded: this is its state from snapshot ${since}.`),
     state.fields.length === 0
       ? make("p", { class: "muted" }, "No field is declared.")
       : makeTable({ class: "fields", "aria-label": `state of ${state.process}` }, [], state.fields.map((field) => makeRow(field.name, shownValue(field)))),
@@ -101,7 +101,7 @@ function messageTable(snapshot, channel) {
   return [
     channel.error ? make("p", { class: "bad" }, channel.error) : null,
     channel.messages.length === 0 ? null : makeTable({ class: "messages", "aria-label": `${snapshot.noun}s on ${channel.channel}` }, heads, rows),
-    left > 0 ? make("p", { class: "left-out muted" }, `${channel.messages.length > 0 ? `and ${counted(left, snapshot.noun)} more` : `${counted(left, snapshot.noun)}, which the page does not hold`}: ${snapshot.rest}`) : null,
+    left > 0 ? make("p", { class: "left-out muted" }, `${channel.messages.length > 0 ? `and ${counted(left, snapshot.noun)} more` : `${counted(left, snapshot.noun)}, which are not in this page`}: ${snapshot.rest}`) : null,
   ];
 }
 

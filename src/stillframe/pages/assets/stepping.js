@@ -12,7 +12,7 @@ export function stepControls({ of, noun, last: end, onStep }) {
   let timer = null;
   const button = (label, sign, move) =>
     make("button", { type: "button", "aria-label": label, title: label, on: { click: () => jump(move()) } }, sign);
-  const begin = button(`to the beginning of ${of}`, "|◀", () => 0);
+  const begin = button(`to the start of ${of}`, "|◀", () => 0);
   const back = button(`one ${noun} back`, "◀", () => step - 1);
   const on = button(`one ${noun} on`, "▶", () => step + 1);
   const finish = button(`to the end of ${of}`, "▶|", () => end);

@@ -47,7 +47,7 @@ PENDING_COUNT_MAX = 64
 """How many snapshots may be under way; further ones are refused."""
 Result = asyncio.Future[SnapshotEntry | Abandoned]
 """The entry of a snapshot in the store, or why its last attempt was abandoned."""
-STOPPING = "the system is being stopped, and its last snapshot comes first: none begins any more"
+STOPPING = "the system is stopping and takes its last snapshot: no other can start"
 
 
 class Coordinator:
@@ -122,9 +122,7 @@ class Coordinator:
         if self._last is not None:
             raise Unavailable(STOPPING)
         if len(self._results) >= PENDING_COUNT_MAX:
-            raise UsageError(
-                f"{PENDING_COUNT_MAX} snapshots are under way already: wait until one has ended"
-            )
+            raise UsageError(f"{PENDING_COUNT_MAX} snapshots are pending: wait until one has ended")
         result: Result = asyncio.get_running_loop().create_future()
         self._begin(initiator, result, ())
         return result
@@ -189,7 +187,7 @@ class Coordinator:
         self.monitor.on_rejoin(process)
         for snapshot in self._assembler.pending:
             if process in self._assembler.missing(snapshot):
-                detail = f"{process} came back with a new one"
+                detail = f"{process} reconnected with a new one"
                 self._abandon(snapshot, Reason.CONNECTION_BROKE, detail)
 
     def _on_message(self, process: ProcessId, message: control.SnapshotMessage) -> None:
@@ -220,7 +218,7 @@ class Coordinator:
 
     def _on_fragment(self, process: ProcessId, fragment: Fragment) -> None:
         if fragment.state.process != process:
-            raise ProtocolViolation(f"it speaks for {fragment.state.process!r}")
+            raise ProtocolViolation(f"it sent a fragment of {fragment.state.process!r}")
         now = self.now()
         outcome = self._assembler.add(self._chunks.complete(fragment), now)
         self.timelines.add_fragment(fragment, now)
@@ -254,7 +252,7 @@ class Coordinator:
         await asyncio.gather(*self._writing)
         if self._last is not None and not self._last[1].done():
             self._last[1].set_exception(
-                Unavailable("this epoch of the system ended before it began")
+                Unavailable("this epoch of the system ended before it started")
             )
         self.membership.hang_up()
         self._writer.shutdown()

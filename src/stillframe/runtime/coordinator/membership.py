@@ -34,7 +34,7 @@ TIMEOUT_S = 10.0
 _NETWORK_ERRORS = frozenset(
     (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 )
-EPOCH_OVER = "this epoch of the system is over: it was stopped, or goes on in a new one"
+EPOCH_OVER = "this epoch of the system has ended: it was stopped, or continues in a new epoch"
 
 
 class MemberConnection(InboundConnection):
@@ -226,7 +226,10 @@ class Membership:
         may_return = not is_dropped and process not in self._failures
         if may_return and (is_cut or self._start.runs(process)):
             if is_cut:
-                self.warn(f"the connection of {process} to the coordinator broke: it is waited for")
+                self.warn(
+                    f"the connection of {process} to the coordinator was lost: waiting "
+                    "for it to reconnect"
+                )
             self._await(process)
         else:
             self._on_departed(process, self._failures.get(process))
@@ -246,7 +249,7 @@ class Membership:
             case control.RejoinRequest(is_connected):
                 self._take_back(process, connection, is_connected=is_connected)
             case _ if self._connections.get(process) is not connection:
-                raise ProtocolViolation("it speaks before it has said whether it is new")
+                raise ProtocolViolation("it sent a message before it reported whether it is new")
             case control.ListeningOn(address):
                 self._addresses[process] = address
                 if not self.not_listening:
@@ -270,10 +273,12 @@ class Membership:
     def _join(self, process: ProcessId, connection: MemberConnection) -> None:
         """Let a new process join, and send its initial state."""
         if process in self._connections:
-            connection.refuse(f"process {process!r} is already there: each can join once")
+            connection.refuse(f"process {process!r} has joined already: each process can join once")
         elif process in self._known:
-            connection.refuse(f"{EPOCH_OVER}, because process {process!r} began anew: join again")
-            detail = f"process {process}: it began anew, and did not go on where it was"
+            connection.refuse(
+                f"{EPOCH_OVER}, because process {process!r} started again: join again"
+            )
+            detail = f"process {process}: it started again instead of continuing"
             self._on_departed(process, control.Failure(detail, ""))
         else:
             self._known.add(process)
@@ -300,7 +305,7 @@ class Membership:
 
     def _await(self, process: ProcessId) -> None:
         def give_up() -> None:
-            detail = f"it did not come back within {self._config.return_s:.0f} s"
+            detail = f"it did not reconnect within {self._config.return_s:.0f} s"
             self._on_departed(process, control.Failure(f"process {process}: {detail}", ""))
 
         loop = asyncio.get_running_loop()

@@ -50,10 +50,10 @@ class Acceptor:
             advice = (
                 "end programs that keep many ports or files open, or raise the limit (ulimit -n)"
                 if listen.is_loopback and not listen.port
-                else "is it an address of this machine, and the port free?"
+                else "is it an address of this machine, and is the port free?"
             )
             raise Unavailable(
-                f"no connection can be taken on {listen.host if not listen.port else listen}: "
+                f"cannot listen on {listen.host if not listen.port else listen}: "
                 f"{error.strerror or error}; {advice}"
             ) from error
         return Address(listen.host, self._listener.sockets[0].getsockname()[1])
@@ -66,7 +66,7 @@ class Acceptor:
             silent_count = max(0, self._reported_count - REPORT_COUNT_MAX)
             self._period_end, self._reported_count = now + REPORT_PERIOD_S, 0
             if silent_count:
-                self._report(f"{silent_count} more connections were refused, for such reasons")
+                self._report(f"{silent_count} more connections were refused for similar reasons")
         self._reported_count += 1
         if self._reported_count <= REPORT_COUNT_MAX:
             self._report(detail)
@@ -97,8 +97,8 @@ class Acceptor:
             del self._greeting[oldest]
             oldest.abort()
             self.refused(
-                f"a connection from {oldest.peer} was closed: {GREETING_COUNT_MAX} newer ones have "
-                "not said either who they are"
+                f"a connection from {oldest.peer} was closed: {GREETING_COUNT_MAX} newer ones "
+                "have not identified themselves yet"
             )
         return protocol
 

@@ -51,10 +51,11 @@ class Address(msgspec.Struct, frozen=True):
             example = "10.0.0.1:8640" if port is None else "10.0.0.1 or 10.0.0.1:8640"
             raise UsageError(f"{text!r} is not an address: write for example {example}")
         if number > _PORT_MAX:
-            raise UsageError(f"{text!r}: there are ports up to {_PORT_MAX}")
+            raise UsageError(f"{text!r}: the highest port is {_PORT_MAX}")
         if not may_be_any and _ip_has(host, "is_unspecified"):
             raise UsageError(
-                f"{text!r} does not say at which address others reach this machine: give that one"
+                f"{text!r} is not an address at which other machines can reach this one: give "
+                "that address"
             )
         return cls(host, number)
 
@@ -67,8 +68,9 @@ def require_tls_off_loopback(listen: Address, certificates: str | None) -> None:
     """Raise a UsageError if other machines could connect to `listen` without TLS."""
     if certificates is None and not listen.is_loopback:
         raise UsageError(
-            f"other machines could connect to {listen}: off 127.0.0.1 and ::1 TLS is required; "
-            "give a directory of certificates with --tls ('stillframe certs' makes some)"
+            f"other machines could connect to {listen}: on addresses other than 127.0.0.1 and "
+            "::1 TLS is required; give a directory of certificates with --tls ('stillframe "
+            "certs' creates some)"
         )
 
 

@@ -56,8 +56,8 @@ def issue_certificates(
             raise UsageError(
                 f"process {process!r} is named twice"
                 if process != COORDINATOR_FOLDER
-                else f"{process!r} is the folder of the coordinator's own: use another CA for a "
-                "process of that name"
+                else f"the directory {process!r} is reserved for the coordinator: use another "
+                "CA for a process of that name"
             )
         wanted[process] = (name_of(process),)
     try:
@@ -78,7 +78,7 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
     if path.exists():
         known = serialization.load_pem_private_key(key_path.read_bytes(), None)
         if not isinstance(known, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{key_path} was not made by stillframe")
+            raise ValueError(f"{key_path} was not created by stillframe")
         return x509.load_pem_x509_certificate(path.read_bytes()), known
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Stillframe CA")

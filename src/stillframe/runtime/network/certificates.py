@@ -25,23 +25,23 @@ CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
 COORDINATOR = "coordinator.stillframe"
 ANY_PROCESS = "*.process.stillframe"
-MAKE_NEW = "make a new one (for a test: stillframe certs)"
+MAKE_NEW = "create a new one (for a test: stillframe certs)"
 _COMPLAINTS = {
     "expired": "it has expired",
     "not yet valid": "it is not yet valid",
     "self-signed": "its CA is not in our ca.pem",
     "self signed": "its CA is not in our ca.pem",
     "local issuer": "its CA is not in our ca.pem",
-    "purpose": "it may not be used for both ends of a connection (extendedKeyUsage)",
+    "purpose": "it cannot be used for both ends of a connection (extendedKeyUsage)",
 }
 """What OpenSSL says of a certificate that the other end showed -> what we say."""
 _ALERTS = {
-    "EXPIRED": "it says that the certificate has expired",
+    "EXPIRED": "it reports that the certificate has expired",
     "UNKNOWN_CA": "our CA is not in its ca.pem",
-    "CERTIFICATE_REQUIRED": "it was shown none",
+    "CERTIFICATE_REQUIRED": "it received no certificate",
     "CERTIFICATE": "it does not accept the certificate",
     "DECRYPT_ERROR": "it does not accept the certificate",
-    "VERSION": "it does not speak TLS 1.3",
+    "VERSION": "it does not use TLS 1.3",
 }
 """What the other end's alert says of the certificate that we showed -> what we say."""
 _made: dict[tuple[Path, bool], tuple[tuple[tuple[int, ...], ...], ssl.SSLContext]] = {}
@@ -77,8 +77,8 @@ def check_speaks_for(names: frozenset[str], process: ProcessId | None) -> None:
     if name not in names and (process is None or ANY_PROCESS not in names):
         shown = ", ".join(sorted(names)[:10]) or "nobody"
         raise Refused(
-            f"its certificate is for {ascii(shown)[1:-1]}, not for {name}: give it one with that "
-            "name in its subjectAltName"
+            f"its certificate is for {ascii(shown)[1:-1]}, not for {name}: give it one with "
+            "that name in its subjectAltName"
         )
 
 
@@ -97,8 +97,8 @@ def read_own(directory: Path) -> Validity:
         raise UsageError(f"the certificate {path} cannot be read: {error.strerror}") from error
     except x509.ExtensionNotFound as error:
         raise UsageError(
-            f"the certificate {path} has no subjectAltName: it must say for whom it speaks, "
-            f"such as {name_of('P1')}; {MAKE_NEW}"
+            f"the certificate {path} has no subjectAltName: it must identify its holder, for "
+            f"example as {name_of('P1')}; {MAKE_NEW}"
         ) from error
     except ValueError as error:
         raise UsageError(f"{path} is not a certificate in PEM: {error}") from error
@@ -118,8 +118,8 @@ def check_own(directory: Path, process: ProcessId | None) -> None:
         raise UsageError(f"the certificate {path} has expired: it is {validity}; {MAKE_NEW}")
     if now < validity.valid_from:
         raise UsageError(
-            f"the certificate {path} is not yet valid: it is {validity}; here it is {_time(now)}: "
-            f"is this clock right? If so, {MAKE_NEW}"
+            f"the certificate {path} is not yet valid: it is {validity}; the clock here shows "
+            f"{_time(now)}: is it right? If so, {MAKE_NEW}"
         )
     try:
         check_speaks_for(frozenset(validity.names), process)
@@ -139,8 +139,8 @@ def explain_unreadable(directory: Path, error: OSError) -> str:
         except OSError as reason:
             return f"{directory / name} cannot be read: {reason.strerror}"
     return (
-        f"the files {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} of {directory} do not fit each "
-        f"other: {error.strerror or error}; copy all three anew"
+        f"the files {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE} of {directory} do not belong "
+        f"together: {error.strerror or error}; copy all three again"
     )
 
 
@@ -184,15 +184,15 @@ def refusal(error: ssl.SSLError, directory: Path) -> Refused:
         )
     reason = error.reason or str(error)
     if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
-        return Refused("it showed no certificate: start it with --tls and the directory of its own")
+        return Refused("it presented no certificate: start it with --tls and its own directory")
     for alert, meaning in _ALERTS.items():
         if "ALERT" in reason and alert in reason:
             return Refused(
-                f"the other end refused our certificate {directory / CERTIFICATE_FILE}: {meaning}; "
-                f"it is {_own_words(directory)}"
+                f"the other end refused our certificate {directory / CERTIFICATE_FILE}: "
+                f"{meaning}; it is {_own_words(directory)}"
             )
     if reason in {"HTTP_REQUEST", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL"}:
-        return Refused("it does not speak TLS 1.3: both ends need --tls")
+        return Refused("it does not use TLS 1.3: both ends need --tls")
     return Refused(f"TLS failed: {reason}")
 
 

@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
         peer = transport.get_extra_info("peername")
-        self.peer = str(Address(*peer[:2])) if peer else "somebody who has gone"
+        self.peer = str(Address(*peer[:2])) if peer else "a disconnected client"
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._expire)
         return True
 

@@ -132,8 +132,8 @@ class OutgoingEndpoint(_Endpoint):
                 return
             if size > wire.FRAME_BYTES_MAX:
                 raise UsageError(
-                    f"channel {self.channel}: message {first} has {size:,} bytes; at most "
-                    f"{wire.FRAME_BYTES_MAX:,} are possible: send it in parts"
+                    f"channel {self.channel}: message {first} has {size:,} bytes, more than the "
+                    f"limit of {wire.FRAME_BYTES_MAX:,}: send it in parts"
                 )
         self._waiting = None
         self.sent_count += count
@@ -146,9 +146,9 @@ class OutgoingEndpoint(_Endpoint):
             except ENCODING_ERRORS as error:
                 return UsageError(
                     f"channel {self.channel}: {message!r} cannot be encoded: {error}; give its "
-                    "fields values of the types that they are declared with"
+                    "fields values of their declared types"
                 )
-        raise AssertionError("each message can be encoded, but not all together")
+        raise AssertionError("each message can be encoded, but not all of them together")
 
 
 class IncomingEndpoint(_Endpoint):
@@ -183,8 +183,8 @@ class IncomingEndpoint(_Endpoint):
             return self._decoder.decode(batch.encoded)
         except DECODING_ERRORS as error:
             raise ProtocolViolation(
-                f"channel {self.channel}: messages {batch.first} to {batch.last} are not what "
-                f"{self.channel.target} accepts: {error}"
+                f"channel {self.channel}: {self.channel.target} does not accept messages "
+                f"{batch.first} to {batch.last}: {error}"
             ) from error
 
     def acknowledge(self, sequence: int) -> None:

@@ -19,8 +19,8 @@ def check_epoch_unused(log: Path, epoch: int) -> None:
     directory."""
     if (newest := max(epochs(log), default=0)) >= epoch:
         raise UsageError(
-            f"{log} holds the event log of epoch {newest} already, and nothing there is "
-            f"overwritten: this system begins epoch {epoch}; give --event-log another directory"
+            f"{log} already holds the event log of epoch {newest}, which is not overwritten, "
+            f"and this system starts epoch {epoch}; give --event-log another directory"
         )
 
 

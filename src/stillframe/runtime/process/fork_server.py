@@ -139,15 +139,15 @@ def why_not_shared(before: Footprint, after: Footprint) -> str | None:
     if any(after.timers):
         return "it set a timer"
     if after.handlers != before.handlers:
-        return "it changed what a signal does"
+        return "it changed a signal handler"
     if after.blocked != before.blocked:
         return "it blocked a signal"
     if after.shared_memory - before.shared_memory:
-        return "it made shared memory"
+        return "it created shared memory"
     if after.random_state != before.random_state:
         return "it used or seeded the generator of the module random"
     if after.generator_count > before.generator_count:
-        return "it made a generator of random numbers"
+        return "it created a random number generator"
     return None
 
 

@@ -91,7 +91,7 @@ class FragmentRecorder:
         full = self._chunks.complete(fragment)
         self._forget_lost()
         if self._queue.qsize() >= WAITING_COUNT_MAX:
-            self._lose(full, f"{WAITING_COUNT_MAX} snapshots wait for that already")
+            self._lose(full, f"{WAITING_COUNT_MAX} snapshots are waiting to be written already")
             return
         self._bases[full.snapshot] = full.state.base
         if len(self._bases) > KEPT_COUNT:
@@ -138,6 +138,6 @@ class FragmentRecorder:
         if not self._is_reported:
             self._is_reported = True
             self._report_failure(
-                f"what process {self._process} records cannot be written into {self._directory}: "
-                f"{why}; the process goes on, and snapshots are incomplete there"
+                f"process {self._process} cannot write its fragments into {self._directory}: "
+                f"{why}; the process continues, and snapshots in that directory are incomplete"
             )

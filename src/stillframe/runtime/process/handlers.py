@@ -22,7 +22,7 @@ SLICE_S = 0.005
 BURST_COUNT = 64
 """The maximum burst of an ``every(ms=0)`` action before messages get their turn."""
 RETURNED = (
-    "it returned something: a handler returns nothing, and one that awaits is declared 'async def'"
+    "it returned a value: a handler returns None, and one that awaits is declared 'async def'"
 )
 POLL_S = 0.01
 """How often a process polls for new records, and for the start of a snapshot."""
@@ -184,8 +184,8 @@ class HandlerHost(Host):
             index = len(messages) - length_hint(remaining) - 1
             raise ApplicationError(
                 f"process {self.process}: receive() raised on message "
-                f"{item.batch.first + offset + index} of channel {channel}, {messages[index]!r}: "
-                f"{describe(error)}"
+                f"{item.batch.first + offset + index} of channel {channel}, "
+                f"{messages[index]!r}: {describe(error)}"
             ) from error
 
     def _call(self, function: Callable[..., Any], name: str, *arguments: object) -> bool:

@@ -72,10 +72,10 @@ os.register_at_fork(after_in_child=forks.forked)
 def leave(process: ProcessId, handler: str) -> NoReturn:
     """Print which handler forked, and exit this child at once."""
     words = (
-        f"process {process}: {handler} called os.fork(), and the child (operating-system process "
-        f"{os.getpid()}) returned from it: only the parent may. The child was ended before it "
-        "could use the connections of its parent. End it with os._exit() inside the handler, or "
-        "use the module subprocess\n"
+        f"process {process}: {handler} called os.fork(), and the child (operating-system "
+        f"process {os.getpid()}) returned from it; only the parent may return. The child was "
+        "killed before it could use its parent's connections. End it with os._exit() inside "
+        "the handler, or use the module subprocess\n"
     )
     with contextlib.suppress(OSError):
         os.write(_STDERR, words.encode())
@@ -334,8 +334,9 @@ class Host:
             self.fail(
                 ApplicationError(
                     f"channel {outgoing.channel}: {size:,} bytes were sent that "
-                    f"{outgoing.channel.target} has not handled yet, and at most {LIMIT_BYTES:,} "
-                    "are kept: send less in one action, or less for each message received"
+                    f"{outgoing.channel.target} has not handled yet, and the limit is "
+                    f"{LIMIT_BYTES:,}: send less in one action, or less for each message "
+                    "received"
                 )
             )
         return False
@@ -394,9 +395,11 @@ class Host:
                 if forks.is_child:
                     leave(self.process, "on_cut()")
             if returned is not None:
-                raise TypeError("it returned something: it is a plain function and returns nothing")
+                raise TypeError("it returned a value: it is a plain function and returns None")
             if any(outgoing.pending for outgoing in self._outgoing):
-                raise TypeError("it sent a message: a snapshot must not change what a process does")
+                raise TypeError(
+                    "it sent a message: a snapshot must not change the behaviour of a process"
+                )
         except Exception as error:
             raise self.failure_in("on_cut()", error) from error
 

@@ -141,12 +141,13 @@ async def join(
     place = topology.processes[process]
     if not isinstance(place, ExternalProcess):
         raise UsageError(
-            f"process {process!r} is started by the system itself: its place in the topology is "
+            f"process {process!r} is started by the system: its place in the topology is "
             f"{type(place).__name__}(...), not ExternalProcess(...)"
         )
     if type(state) is not place.state:
         raise UsageError(
-            f"process {process!r} records a {place.state.__name__}, not a {type(state).__name__}"
+            f"process {process!r} has a state of type {place.state.__name__}, not "
+            f"{type(state).__name__}"
         )
     require_channel_files(topology.description, process)
     outputs = OutputDirs(
@@ -162,8 +163,8 @@ async def join(
         runtime = ProcessRuntime(me, there, Address.parse(listen, port=0))
     else:
         raise UsageError(
-            "say where the system is: store=... if it runs on this machine, else coordinator=..., "
-            "listen=... and tls=..."
+            "the address of the system is missing: give store=... if it runs on this machine, "
+            "or coordinator=..., listen=... and tls=..."
         )
     try:
         start = await runtime.connect()

@@ -79,7 +79,7 @@ async def keep_connected(
         except OSError as silence:
             if loop.time() > report_due:
                 reason = silence.strerror or str(silence) or "no answer"
-                warn(f"channel {channel}: {address} cannot be reached: {reason}; still trying")
+                warn(f"channel {channel}: cannot connect to {address}: {reason}; still trying")
                 report_due = float("inf")
         else:
             try:
@@ -163,7 +163,7 @@ class ListeningLink(InboundConnection):
         incoming.violation_count += 1
         detail = f"channel {incoming.channel}: the connection was closed: {error}"
         if incoming.violation_count < VIOLATION_COUNT_MAX:
-            self._warn(f"{detail}; its source connects anew, nothing is lost")
+            self._warn(f"{detail}; its source reconnects, and nothing is lost")
         else:
             self._host.fail(ProtocolViolation(f"{detail}; {VIOLATION_COUNT_MAX} times in a row"))
 

@@ -39,9 +39,9 @@ def check_unused(root: Path, head: Metadata, service: str) -> None:
         if resting == (head.starts[service], part.service):
             return
     raise UsageError(
-        f"service {service} ran by itself in the present epoch of the pipeline {root}, and left: "
-        "as a process of a system it would begin again where the epoch began; run it by itself "
-        "again, or restore the pipeline from a snapshot of the system with 'stillframe "
+        f"service {service} ran alone in the current epoch of the pipeline {root}, and left: as "
+        "a process of a system it would start again from the beginning of the epoch. Run it "
+        "alone again, or restore the pipeline from a snapshot of the system with 'stillframe "
         f"pipeline restore {root}'"
     )
 
@@ -65,7 +65,7 @@ class PipelineLogs:
         self._metadata.dataflow.check_participant(process, "service")
         self._lock = participant_lock(root, process)
         if not self._lock.acquire():
-            raise Unavailable(f"service {process} is run by another program: end that one first")
+            raise Unavailable(f"another program runs service {process}: stop that one first")
         try:
             check_unused(root, self._metadata, process)
             self._ends = ServiceLogs(root, process, self._metadata, self._metadata.starts[process])

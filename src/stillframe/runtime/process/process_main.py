@@ -133,7 +133,7 @@ def _with_topology_hash(launch: LaunchSpec) -> Credentials:
     topology.description.check_process(name)
     if not isinstance(topology.processes[name], Process):
         raise UsageError(
-            f"process {name!r} is a program of its own: its place in the topology is "
+            f"process {name!r} is a separate program: its place in the topology is "
             "ExternalProcess(...), and the program calls stillframe.join"
         )
     require_channel_files(topology.description, name)
@@ -150,8 +150,8 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
     topology = load_topology(launch.reference)
     if topology.description.hash != runtime.me.topology_hash:
         raise UsageError(
-            f"the code of {launch.reference} was changed while the system ran: stop it, and go on "
-            "with 'stillframe restore STORE --migrate', or put the old code back"
+            f"the code of {launch.reference} was changed while the system ran: stop it and "
+            "continue with 'stillframe restore STORE --migrate', or use the old code again"
         )
     process = topology.processes[launch.me.process]
     assert isinstance(process, Process)
@@ -168,8 +168,8 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
     if isinstance(host, AsyncHandlerHost):
         if logs is not None:
             raise UsageError(
-                f"process {launch.me.process} has async handlers and is a service of a pipeline: "
-                "write its handlers as plain functions"
+                f"process {launch.me.process} has async handlers and is a service of a "
+                "pipeline: declare its handlers with plain 'def'"
             )
         await host.action.acquire()
     attach(

@@ -236,7 +236,7 @@ class ProcessRuntime:
         self.report(control.ListeningOn(address))
         addresses = await self._expect(control.Addresses)
         if missing := sorted(host.outgoing.keys() - addresses.addresses.keys()):
-            raise ProtocolViolation(f"the coordinator has no address of {', '.join(missing)}")
+            raise ProtocolViolation(f"the coordinator sent no address of {', '.join(missing)}")
         self._unconnected = {outgoing.channel for outgoing in host.outgoing.values()}
         if not self._unconnected:
             self.report(control.Ready())
@@ -340,7 +340,7 @@ class ProcessRuntime:
             raise Unavailable(
                 "the coordinator closed the connection"
                 if message is None
-                else f"the coordinator said {type(message).__name__} out of turn"
+                else f"the coordinator sent {type(message).__name__} out of turn"
             )
         return message
 
@@ -363,7 +363,7 @@ class ProcessRuntime:
                 case control.Dismissed(detail):
                     host.fail(Unavailable(detail))
                 case other:
-                    host.fail(Unavailable(f"the coordinator's connection broke: {other}"))
+                    host.fail(Unavailable(f"the connection to the coordinator was lost: {other}"))
 
     async def _await_coordinator(self, host: Host) -> None:
         """Run until there is a coordinator again, or fail this process."""
@@ -459,14 +459,15 @@ def _quantities(host: Host) -> dict[str, int | float] | str:
     began_s, where = time.perf_counter(), f"process {host.process}"
     if began_s < host.quantities_from_s:
         wait_s = host.quantities_from_s - began_s
-        return f"{where}: conserved() takes so long that it is asked again in {wait_s:.0f} s only"
+        return f"{where}: conserved() is slow: it is called again only after {wait_s:.0f} s"
     answer: dict[str, int | float] | str
     try:
         found = conserved(host.subject, where, None)
         if len(found) > QUANTITY_COUNT_MAX or any(len(name) > NAME_CHARS_MAX for name in found):
             answer = (
-                f"{where}: it names {len(found):,} conserved quantities: at most "
-                f"{QUANTITY_COUNT_MAX} are shown, with names of at most {NAME_CHARS_MAX} characters"
+                f"{where}: it returned {len(found):,} conserved quantities: at most "
+                f"{QUANTITY_COUNT_MAX} are shown, with names of at most {NAME_CHARS_MAX} "
+                "characters"
             )
         else:
             answer = {str(name): _plain(amount) for name, amount in found.items()}

@@ -151,7 +151,7 @@ class ForkedEncoder:
         if len(self._header) < _HEADER.size or self._missing_bytes:
             how = os.waitstatus_to_exitcode(status)
             self._done(
-                "the forked process that encoded the state ended before it was done, "
+                "the forked process that encoded the state died before it had finished, "
                 + (f"by signal {-how} (9: is there memory enough?)" if how < 0 else f"with {how}"),
                 self._took_s,
             )
@@ -514,6 +514,6 @@ class StateCapture:
 def _check_size(size: int) -> None:
     if size > FRAGMENT_BYTES_MAX:
         raise UsageError(
-            f"its state and channels have {size:,} bytes or more; a part of a snapshot may have "
-            f"{FRAGMENT_BYTES_MAX:,}"
+            f"its state and channels have {size:,} bytes or more; a fragment of a snapshot may "
+            f"have {FRAGMENT_BYTES_MAX:,}"
         )

@@ -226,8 +226,8 @@ async def send_command(
         if not exchange.done():
             find_running(store)  # if the supervisor is gone or stopped, that is what to say
             raise StillframeError(
-                f"waited {deadline_s:.0f} s for {waiting_for}, and it has not: it may do so yet; "
-                f"'stillframe events {store}' says what happened"
+                f"waited {deadline_s:.0f} s for {waiting_for} without success; it may still "
+                f"succeed: see 'stillframe events {store}'"
             )
         reply = exchange.result()
     finally:
@@ -243,9 +243,9 @@ def _describe(request: Request) -> str:
         case TriggerSnapshot():
             return "to publish a snapshot"
         case RestoreSnapshot(None):
-            return "to take the system back to the last snapshot"
+            return "to restore the last snapshot"
         case RestoreSnapshot(snapshot):
-            return f"to take the system back to snapshot {snapshot}"
+            return f"to restore snapshot {snapshot}"
         case CreateSavepoint(snapshot, name):
             return f"to keep snapshot {snapshot} as savepoint {name}"
         case DropSnapshot(text):
@@ -273,8 +273,9 @@ async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
         raise Unavailable(f"the system on the store {store} ended before it answered") from error
     except OSError as error:  # too many are waiting for it to accept them
         raise StillframeError(
-            f"the system on the store {store} takes no connection ({error.strerror}): its "
-            f"supervisor, process {system.supervisor.pid}, hangs, or too many ask at once"
+            f"the system on the store {store} accepts no connection ({error.strerror}): its "
+            f"supervisor, process {system.supervisor.pid}, hangs, or too many clients are "
+            "connected"
         ) from error
     except ValueError as error:
         raise ProtocolViolation(

@@ -23,11 +23,11 @@ LOG_END_S = 2 * CLOSE_S_MAX + 2.0
 it gives up by itself would lose what it has recorded."""
 _EXIT_WAIT_S = 1.0
 UNKNOWN_END = (
-    "it ended, and how is not known, because it was started by a supervisor that is gone; if it "
-    "could, it said why where it writes its errors"
+    "it ended for an unknown reason, because a previous supervisor started it; see its "
+    "standard error"
 )
 UNTOLD_END = (
-    "it ended, and how is not known, because the program that it was forked from has ended too"
+    "it ended for an unknown reason, because the program from which it was forked has ended, too"
 )
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
@@ -124,7 +124,7 @@ class ChildProcesses:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EXIT_WAIT_S):
                     return _exit_text(await child.wait())
-        return "its connection to the coordinator ended"
+        return "its connection to the coordinator was lost"
 
     def _on_terminated(self, process: ProcessId, child: WatchedProcess) -> None:
         if self.running.get(process) is child:
@@ -147,9 +147,9 @@ def _exit_text(code: int | None) -> str:
     if code >= 0:
         return f"it exited with code {code}"
     try:
-        return f"it was ended by {signal.Signals(-code).name}"
+        return f"it was killed by {signal.Signals(-code).name}"
     except ValueError:  # most real-time signals have no name
-        return f"it was ended by signal {-code}"
+        return f"it was killed by signal {-code}"
 
 
 async def run_until_stopped(
@@ -184,7 +184,7 @@ async def run_until_stopped(
             if not was_in:
                 return EXIT_JOIN_REJECTED
             pause_s = PAUSE_S_MIN if loop.time() - began > STEADY_S else pause_s
-            emit("Ended", f"this epoch is over for it; joining again in {pause_s:.1f} s")
+            emit("Ended", f"this epoch has ended for it; joining again in {pause_s:.1f} s")
             await first_completed(asyncio.sleep(pause_s), stop)
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
     finally:

@@ -293,8 +293,8 @@ class ForkServer:
         except _ServerTerminated as error:
             code = await channel.program.wait()
             raise Unavailable(
-                f"no process can be started: the program that forks them (python -m {PROGRAM}) "
-                f"ended at once, with {code}; what it wrote to standard error says why"
+                f"no process can be started: the fork server (python -m {PROGRAM}) exited at "
+                f"once with {code}; see its standard error"
             ) from error
 
     def newly_unshared(self) -> str | None:
@@ -304,7 +304,7 @@ class ForkServer:
         is_repeated, self._last_reported = reason == self._last_reported, reason
         if reason is None or is_repeated:
             return None
-        return f"each start of a process imports the topology anew, which is slower: {reason}"
+        return f"every process imports the topology separately, which is slower: {reason}"
 
     async def close(self) -> None:
         """Stop it, and wait until it has terminated. The processes that it forked keep running."""
@@ -326,7 +326,7 @@ class ForkServer:
         except TimeoutError:
             channel.program.kill()
             raise Unavailable(
-                f"no process can be started: the program that forks them, process "
-                f"{channel.program.pid}, did not answer within {FORK_TIMEOUT_S:.0f} s: does "
-                f"the import of {self._reference.partition(':')[0]} wait for something?"
+                f"no process can be started: the fork server, process {channel.program.pid}, "
+                f"did not answer within {FORK_TIMEOUT_S:.0f} s: does the import of "
+                f"{self._reference.partition(':')[0]} wait for something?"
             ) from None

@@ -33,10 +33,10 @@ def create_store(path: Path, description: Description, reference: str) -> Store:
         is_used = False
     if is_used:
         raise UsageError(
-            f"the store {path} has snapshots already",
+            f"the store {path} already has snapshots",
             path=path,
-            remedy=f"use 'stillframe restore {path}' or, in Python, run(..., restore='newest') to "
-            "go on from the last one, or give another directory for a fresh start",
+            remedy=f"use 'stillframe restore {path}' or, in Python, run(..., restore='newest') "
+            "to continue from the last one, or give another directory for a fresh start",
         )
     return Store.create(path, description=description, reference=reference)
 
@@ -55,9 +55,9 @@ def open_writer(path: Path, *, takes_over: bool = False) -> Store:
         left = read_run_file(path) if takes_over else None
         if left is not None and left.pipeline is not None:
             raise UsageError(
-                f"the system of {path} is part of the pipeline {left.pipeline}, and goes back with "
-                f"it alone: use 'stillframe pipeline restore {left.pipeline}', then 'stillframe "
-                f"restore {path} --pipeline {left.pipeline}'"
+                f"the system of {path} is part of the pipeline {left.pipeline}, and can only be "
+                f"restored with it: use 'stillframe pipeline restore {left.pipeline}', and then "
+                f"'stillframe restore {path} --pipeline {left.pipeline}'"
             )
     except BaseException:
         store.close()
@@ -71,7 +71,7 @@ def keep_newest(store: Store, config: RunConfig) -> None:
         return
     if config.pipeline is not None:
         raise UsageError(
-            "--keep is for a system alone: the pipeline's snapshots need those of this one; "
+            "--keep cannot be used with a pipeline, whose snapshots need those of this system; "
             f"use 'stillframe pipeline snapshot {config.pipeline} --keep {config.keep_count}'"
         )
     store.keep(config.keep_count)

@@ -55,22 +55,23 @@ class PipelineBinding:
             if cut.name == self.name:
                 if Path(cut.store) != self._store.path.absolute():
                     raise UsageError(
-                        f"the pipeline {self.root} was restored from snapshot {manifest.snapshot}, "
-                        f"whose part of this system is in the store {cut.store}: use that store"
+                        f"the pipeline {self.root} was restored from snapshot "
+                        f"{manifest.snapshot}, whose fragment of this system is in the store "
+                        f"{cut.store}: use that store"
                     )
                 return cut.snapshot
         raise UsageError(
             f"the pipeline {self.root} was restored from snapshot {manifest.snapshot}, in which "
-            f"{self.name} was no process of a system: run it as it ran then"
+            f"{self.name} was not a process of a system: run it as it ran then"
         )
 
     def died(self, death: events.ProcessDied) -> Unavailable:
         """Return the error with which the system ends when a process has died."""
         return Unavailable(
             f"process {death.process} died: {death.cause}. The system is part of the pipeline "
-            f"{self.root} and goes back with it alone: stop what else runs of it, restore it with "
-            f"'stillframe pipeline restore {self.root}', and start the system with 'stillframe "
-            f"restore {self._store.path} --pipeline {self.root}'"
+            f"{self.root} and can only be restored with it: stop its other programs, restore it "
+            f"with 'stillframe pipeline restore {self.root}', and start the system with "
+            f"'stillframe restore {self._store.path} --pipeline {self.root}'"
         )
 
     def check_outboxes(self, topology: Topology) -> None:
@@ -80,7 +81,7 @@ class PipelineBinding:
             for field in codec.outboxes:
                 raise UsageError(
                     f"{process}.{field} is an Outbox, and the system is part of the pipeline "
-                    f"{self.root}: a restore of the pipeline could take back what was committed. "
+                    f"{self.root}: a restore of the pipeline could roll back committed effects. "
                     "Append the effects to a log of the pipeline instead"
                 )
 

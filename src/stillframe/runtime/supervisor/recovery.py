@@ -75,14 +75,14 @@ def changed_code(
 ) -> UsageError:
     """Return the error for code that differs from `recorded`, the topology of `snapshot`, or of the
     store if that is None."""
-    what = f"snapshot {snapshot} was" if snapshot else f"the store {path} was"
+    what = f"snapshot {snapshot}" if snapshot else f"the store {path}"
     command = f"stillframe restore {path}{f' {snapshot}' if snapshot else ''}"
     return UsageError(
-        f"the code is not what {what} taken of ({listed(differences(recorded, topology))})",
+        f"the code differs from that of {what} ({listed(differences(recorded, topology))})",
         path=path,
         snapshot=snapshot,
-        remedy=f"see what it would make of it with '{command} --dry-run', and go on with "
-        f"'{command} --migrate', or with the old code",
+        remedy=f"preview the migration with '{command} --dry-run', and continue with '{command} "
+        "--migrate', or use the old code",
     )
 
 
@@ -124,19 +124,20 @@ class RestartStrategy:
         if failure is not None and self._failure_count >= FAILURE_COUNT_MAX:
             raise ApplicationError(
                 f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row, the last time after "
-                f"going back to {where}. Mend the program, then go on with 'stillframe restore'."
+                f"going back to {where}. Fix the program, then continue with 'stillframe restore'."
             )
         if self._death_count >= DEATH_COUNT_MAX:
             raise StillframeError(
-                f"processes died {DEATH_COUNT_MAX} times in a row after going back to {where}, "
-                "with no new snapshot; nothing is lost, and 'stillframe restore' goes on from there"
+                f"processes died {DEATH_COUNT_MAX} times in a row after a restore from {where}, "
+                "with no new snapshot; nothing is lost, and 'stillframe restore' continues "
+                "from there"
             )
         if self._death_count == 1:
             return 0.0
         return min(PAUSE_S_MAX, float(PAUSE_S_MIN * 2 ** (self._death_count - 2)))
 
 
-REQUESTED: str | None = "the system is to begin a new epoch"
+REQUESTED: str | None = "a new epoch was requested"
 
 
 def takeover_obstacle(
@@ -145,11 +146,13 @@ def takeover_obstacle(
     """Return why a supervisor with this placement, which would start `local_processes` on this
     machine, cannot take over a system; None if it can. The store is open for writing."""
     if stale.pipeline is not None:
-        return f"the system is part of the pipeline {stale.pipeline} and goes back with it alone"
+        return (
+            f"the system is part of the pipeline {stale.pipeline} and can only be restored with it"
+        )
     if stale.epoch != store.epoch:
-        return f"they are of epoch {stale.epoch}, and epoch {store.epoch} had begun"
+        return f"they belong to epoch {stale.epoch}, and epoch {store.epoch} had started"
     if stale.topology_hash != store.description.hash:
-        return "they run another topology than the store is for now"
+        return "they run another topology than the store has now"
     if (other := _other_placement(stale, placement, local_processes)) is not None:
         return other
     if stale.children and not any(map(is_alive, stale.children.values())):
@@ -162,7 +165,9 @@ def check_release(stale: RunFile, store: Store) -> None:
     all would terminate, and lose what no snapshot has."""
     elsewhere = store.description.processes.keys() - stale.children.keys()
     if elsewhere or any(map(is_alive, stale.children.values())):
-        check_version(stale.protocol_version, f"what runs of the system of {store.path}")
+        check_version(
+            stale.protocol_version, f"the running processes of the system of {store.path}"
+        )
 
 
 def check_placement(
@@ -173,8 +178,8 @@ def check_placement(
     reason = _other_placement(stale, placement, local_processes)
     if reason is not None and any(map(is_alive, stale.children.values())):
         raise UsageError(
-            f"what runs of the system cannot be taken over: {reason}; give the options --listen, "
-            "--tls and --external that it was started with, or end it and go back to its last "
+            f"the running processes cannot be taken over: {reason}; give the options --listen, "
+            "--tls and --external of their start, or terminate them and restore the last "
             "snapshot with 'stillframe restore'"
         )
 
@@ -186,11 +191,11 @@ def _other_placement(
     if stale.has_tls != (placement.certificates is not None):
         return f"they run {'with' if stale.has_tls else 'without'} TLS"
     if placement.listen.port and placement.listen != stale.coordinator:
-        now = f"the coordinator is at {placement.listen} now"
-        return f"they come back to {stale.coordinator}, and {now}"
+        now = f"the coordinator is now at {placement.listen}"
+        return f"they reconnect to {stale.coordinator}, and {now}"
     if stale.children.keys() != set(local_processes):
         now, then = ", ".join(local_processes) or "none", ", ".join(stale.children) or "none"
-        return f"{now} are the processes of this machine now, and {then} were"
+        return f"the processes of this machine are now {now}, and were {then}"
     return None
 
 

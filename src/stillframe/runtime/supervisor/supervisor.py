@@ -155,7 +155,7 @@ class Epoch:
     def waiting_for(self) -> str:
         """What is awaited until all processes run, in words."""
         if self.coordinator is None:
-            return "what is left of an earlier run to end"
+            return "the remaining processes of an earlier run to terminate"
         missing = self.coordinator.membership.missing
         if missing and self._system.is_taking_over:
             return f"{listed(missing)} to come back"
@@ -263,7 +263,7 @@ class Epoch:
         self._system.emit(awaiting)
         if awaiting.starting and waited_s > START_TIMEOUT_S:
             stuck = awaiting.starting[0]
-            detail = f"it did not come to listen within {START_TIMEOUT_S:.0f} s of its start"
+            detail = f"it did not start to listen within {START_TIMEOUT_S:.0f} s"
             self._departed(stuck, control.Failure(f"process {stuck}: {detail}", ""))
 
     def _child_exited(self, process: ProcessId) -> None:
@@ -491,7 +491,7 @@ class Supervisor:
                     self._tolerance.published()
                 case events.SnapshotAbandoned(abandoned, None):
                     if (words := self._tolerance.abandoned(abandoned)) is not None:
-                        raise StillframeError(f"{words}, then go on with 'stillframe restore'")
+                        raise StillframeError(f"{words}, then continue with 'stillframe restore'")
         except Exception as error:
             self._error = self._error or error
             self._request_shutdown()
@@ -583,7 +583,7 @@ class Supervisor:
             try:
                 await epoch.take_over(stale)
             except Unavailable as error:
-                reason = f"they come back to a port that is not to be had: {error}"
+                reason = f"they reconnect to a port that is not available: {error}"
         if reason is not None:
             if ended := await recovery.kill_all(stale):
                 self.emit(events.OrphansKilled(ended, reason))
@@ -610,7 +610,7 @@ class Supervisor:
             except StoreError as error:
                 if not self._has_run or self._stop_requested.is_set():
                     raise
-                detail = f"the system waits to go back to its last snapshot: {error}"
+                detail = f"the system waits to restore its last snapshot: {error}"
                 self.emit(events.StoreUnavailable(detail))
                 await self._pause(DISK_RETRY_S)
             else:
