@@ -71,7 +71,7 @@ def test_what_an_endpoint_does_not_take_is_sent_again(tmp_path: Path, how: str) 
             pass
         exporter.close()
     assert (exporter.sent_count, exporter.dropped_count, exporter.is_failing) == (4, 0, False)
-    assert [line.partition(" takes")[0].partition(" does")[0] for line in said] == [
+    assert [line.partition(" accepts")[0].partition(" does")[0] for line in said] == [
         f"{endpoint.url}/v1/traces"
     ] * 2
     assert len({span.trace_id for span in endpoint.spans}) == 2

@@ -132,13 +132,13 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
         bases = found.get("bases")
     except _NO_MANIFEST as error:
         raise Damaged(
-            f"{path} does not hold what it should: {error}", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} has an invalid content: {error}", path=path, remedy=SNAPSHOT_ADVICE
         ) from error
     if snapshot != path.parent.name:
-        raise Damaged(f"{path} is of snapshot {snapshot}", path=path, remedy=SNAPSHOT_ADVICE)
+        raise Damaged(f"{path} belongs to snapshot {snapshot}", path=path, remedy=SNAPSHOT_ADVICE)
     if topology is None:
         raise Damaged(
-            f"{path} is of a store with another topology", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} belongs to a store with another topology", path=path, remedy=SNAPSHOT_ADVICE
         )
     # Names are compared with the expected ones, never used to make a path.
     listed = topology.full if bases is None else topology.changes

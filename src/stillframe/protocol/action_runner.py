@@ -134,7 +134,7 @@ class ActionRunner:
             if inspect.iscoroutine(returned):
                 self._run_through(returned)
             elif returned is not None:
-                raise TypeError("it returned something: a handler returns nothing")
+                raise TypeError("it returned a value: a handler returns None")
         except StillframeError:
             raise
         except (Exception, SystemExit) as error:

@@ -226,7 +226,7 @@ function outcomeOf({ model, snapshot }) {
   const missing = model.processes.filter((_, process) => snapshot.cuts[process] === Infinity);
   if (missing.length > 0) return `The snapshot is never complete: no marker arrives at ${missing.join(", ")}.`;
   if (!snapshot.wasPresent) return "The system was never in this state, but it could have been.";
-  return `The system was in this state after ${counted(snapshot.whiteCount, "event")}.`;
+  return `So it was after ${counted(snapshot.whiteCount, "event")}.`;
 }
 
 function summaryOf(view) {
