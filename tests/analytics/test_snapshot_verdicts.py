@@ -90,7 +90,7 @@ def test_a_task_needs_no_more_than_arrow(store: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda m: m.update(topology="0" * 64), "is of a store with another topology"),
+        (lambda m: m.update(topology="0" * 64), "belongs to a store with another topology"),
         (lambda m: m.update(format=3), "has format 3, and this version of Stillframe knows 2: use"),
         (lambda m: m.update(epoch="1"), "has an invalid content: epoch is '1'"),
         (lambda m: m.update(sequence=2**70), "has an invalid content: sequence is"),

@@ -246,4 +246,4 @@ def test_an_application_that_keeps_failing_ends_with_its_story(
     assert code == 2
     assert "process A died: " in err
     assert "ValueError: out of paper" in err
-    assert "Mend the program" in err
+    assert "Fix the program" in err
