@@ -211,3 +211,11 @@ def test_commands_are_those_of_the_design() -> None:
     root: Any = typer.main.get_command(app)
     assert [*root.commands] == [*COMMANDS, *GROUPS]
     assert {name: [*root.commands[name].commands] for name in GROUPS} == GROUPS
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_help_of_a_group_says_what_it_needs(group: str, call: Call) -> None:
+    """Spark and Java for stores and logs, and nothing for the others."""
+    shown = " ".join(call(group, "--help").stdout.split())
+    needs_spark = "Needs stillframe[spark] and Java 17, 21 or 25." in shown
+    assert needs_spark == (group in ("store", "log"))

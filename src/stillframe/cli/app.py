@@ -81,8 +81,8 @@ defer(app, "run", "certs", "Create TLS certificates for testing.")
 
 pipeline_app = _group(
     "pipeline",
-    "Snapshot and restore pipelines of streaming queries and services. These commands read and "
-    "write the pipeline's directory; they do not start Spark.",
+    "Snapshot and restore whole pipelines. A pipeline consists of streaming queries, services and "
+    "channels. These commands read and write its directory; they do not start Spark.",
 )
 defer(pipeline_app, "pipeline", "snapshot", "Take a snapshot of a pipeline now.")
 defer(pipeline_app, "pipeline", "savepoint", "Take a snapshot and keep it under a name.")
@@ -107,7 +107,7 @@ defer(log_app, "records", "verify", "Check all snapshots against an event log.")
 defer(log_app, "records", "clock", "Compute the vector clock of an event.")
 
 trace_app = _group(
-    "trace", "Study executions, also of other systems: import their logs and query their cuts."
+    "trace", "Import logs of other systems, and query the consistent cuts of executions."
 )
 defer(trace_app, "trace", "import", "Convert a log with vector clocks into a trace.")
 defer(trace_app, "trace", "cuts", "Query the consistent cuts of a trace.")
