@@ -9,14 +9,17 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.analytics import assemble
+from stillframe.analytics import assemble, assembly
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.store.history import History, SnapshotPublished, read_history
 from stillframe.store.layout import ASSEMBLED, take_lock
+from stillframe.store.manifest import Head
+from stillframe.store.sealed_json import read_sealed
 from stillframe.store.store import Store
 from tests.analytics.test_assembly import verdicts
 from tests.fragments import write_fragments
+from tests.soak.hostile_files import sealed
 from tests.store import samples
 
 pytestmark = pytest.mark.spark
@@ -200,3 +203,19 @@ def test_a_damaged_store_is_an_error(spark: SparkSession, tmp_path: Path) -> Non
     write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(2)])
     with pytest.raises(Damaged, match=f"{path} was changed"):
         assemble(spark, parts, out)
+
+
+def test_a_store_of_version_1_is_continued(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head is of this version before a snapshot of this version is in it."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(1)])
+    assert verdicts(spark, parts, out) == {"A-1": "consistent"}
+    head = read_sealed(out / "store.json", Head)
+    encoded = msgspec.json.encode(msgspec.structs.replace(head, format=1))
+    (out / "store.json").write_bytes(sealed(encoded))
+    write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(2)])
+    monkeypatch.setattr(assembly, "_put_epoch", lambda *_: None)  # as if it was killed before
+    assert verdicts(spark, parts, out) == {"A-2": "consistent"}
+    assert read_sealed(out / "store.json", Head) == head
