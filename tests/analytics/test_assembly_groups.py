@@ -12,7 +12,7 @@ from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCON
 from stillframe.errors import UsageError
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
 from stillframe.store.fragments import FragmentManifest
-from stillframe.store.sealed_json import read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 from tests.analytics import bank
 from tests.analytics.chains import make_chains
 from tests.fragments import write_fragments
@@ -235,10 +235,10 @@ def test_what_a_newer_version_wrote_costs_its_snapshot_alone(tmp_path: Path) -> 
     write_fragments(tmp_path, samples.DESCRIPTION, snapshots)
     path = tmp_path / "e1" / "B" / "A-1" / "manifest.json"
     manifest = read_sealed(path, FragmentManifest)
-    path.write_bytes(seal(msgspec.structs.replace(manifest, format=2)))
+    path.write_bytes(seal(msgspec.structs.replace(manifest, format=FORMAT + 1)))
     first, second = (classify(group, timeout_s=TIMEOUT_S) for group in group_fragments(tmp_path))
     assert (first.verdict, first.missing) == (INCOMPLETE, ("B",))
-    assert "has format 2" in first.why
+    assert f"has format {FORMAT + 1}" in first.why
     assert second.verdict == CONSISTENT
 
 
