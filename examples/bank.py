@@ -1,7 +1,7 @@
-"""A bank: accounts pay each other as fast as they can, and no money may appear or vanish.
+"""A bank whose accounts pay each other as fast as they can, while the total never changes.
 
-P1 is an auditor as well. It does what looks right and is wrong: it asks every account for its
-balance, one after the other, and adds up the answers, while the money moves on.
+P1 is also an auditor. It queries the balance of each account in turn and adds up the answers, while
+the money keeps moving: its totals are usually wrong.
 """
 
 from dataclasses import field
@@ -16,37 +16,37 @@ NAIVE_TOTAL_COUNT_MAX = 10_000
 
 
 class Transfer(Message):
-    """So much money, on its way."""
+    """A payment in flight."""
 
     amount: int
 
     def conserved(self) -> Quantities:
-        """It is neither made nor lost on the way."""
+        """Count the amount: a payment in flight belongs to no balance."""
         return {"money": self.amount}
 
 
 class Ask(Message):
-    """What is your balance?"""
+    """A query for the balance of an account."""
 
 
 class Answer(Message):
-    """It was this, when I was asked."""
+    """The balance at the time of the query."""
 
     asked_balance: int
 
 
 class Account(Process):
-    """Pays its neighbours in turn, one unit at a time."""
+    """An account that pays the other accounts in turn, one unit at a time."""
 
     balance: int = START_BALANCE
     paid_count: int = 0
 
     def conserved(self) -> Quantities:
-        """What the account has is neither made nor lost."""
+        """Count the balance."""
         return {"money": self.balance}
 
     def receive(self, channel: Channel, message: Transfer | Ask) -> None:
-        """Take the money, or say how much there is."""
+        """Accept a payment, or report the balance."""
         if isinstance(message, Transfer):
             self.balance += message.amount
         else:
@@ -54,7 +54,7 @@ class Account(Process):
 
     @every(ms=0)
     def pay(self) -> None:
-        """Give some away."""
+        """Pay one unit to the next account."""
         if self.balance > 0:
             self.balance -= 1
             self.paid_count += 1
@@ -62,14 +62,14 @@ class Account(Process):
 
 
 class Auditor(Account):
-    """An account that also adds up what all accounts say, over the same channels."""
+    """An account that also queries all accounts over the same channels, and adds them up."""
 
     asked_count: int = 0
     sum_so_far: int = 0
     naive_totals: list[int] = field(default_factory=list)
 
     def receive(self, channel: Channel, message: Transfer | Ask | Answer) -> None:
-        """Take the money, or note an answer and ask the next account."""
+        """Accept a payment, or add an answer and query the next account."""
         if not isinstance(message, Answer):
             super().receive(channel, message)
             return
@@ -82,7 +82,7 @@ class Auditor(Account):
 
     @every(ms=100)
     def audit(self) -> None:
-        """Begin a round, unless one is going on."""
+        """Start a round of queries, unless one is in progress."""
         if self.asked_count in (0, len(self.outgoing)):
             self.asked_count = 0
             self.sum_so_far = self.balance

@@ -1,8 +1,8 @@
-"""A crawl through a directory tree that nobody knows to be finished: a diffusing computation.
+"""A crawl through a directory tree whose end no single process can detect: a diffusing computation.
 
-Each process looks at a directory, counts the lines of its Python files, and hands the directories
-in it on to others. When all have been looked at, every process just waits for more. A snapshot sees
-that there is none, neither at a process nor on its way:
+Each process reads a directory, counts the lines of its Python files, and sends the subdirectories
+to other processes. After the last directory, every process waits for another one. A snapshot shows
+that no work is left, neither at a process nor in flight:
 
     stillframe run examples.crawl:standard_library --store crawl --every 100ms --until termination
     stillframe show crawl SNAPSHOT
@@ -19,13 +19,13 @@ CRAWLER_COUNT = 4
 
 
 class Look(Message):
-    """Look at this directory."""
+    """A directory to read."""
 
     path: str
 
 
 class Crawler(Process):
-    """Looks at directories; does nothing by itself, and so is passive whenever it is not asked."""
+    """A process that reads directories. It acts only on messages, so it is passive between them."""
 
     root: str = ""
     directory_count: int = 0
@@ -33,12 +33,12 @@ class Crawler(Process):
     line_count: int = 0
 
     def start(self) -> None:
-        """Ask for the first directory, at the one process that knows which that is."""
+        """Send the root directory, from the one process that has it."""
         if self.root:
             self._hand_on(self.root)
 
     def receive(self, channel: Channel, message: Look) -> None:
-        """Count what is in a directory, and hand on what lies below it."""
+        """Count the lines in a directory, and send its subdirectories on."""
         self.directory_count += 1
         with os.scandir(message.path) as entries:
             for entry in entries:
@@ -54,7 +54,7 @@ class Crawler(Process):
 
 
 def crawl(root: str) -> Topology:
-    """Return crawlers that begin with `root`."""
+    """Return crawlers that start at `root`."""
     names = [f"C{number}" for number in range(1, CRAWLER_COUNT + 1)]
     return Topology.mesh({name: Crawler(root=root if name == "C1" else "") for name in names})
 

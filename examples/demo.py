@@ -1,6 +1,6 @@
-"""The main job, end to end: snapshots of a running bank, a kill, recovery, an audit.
+"""A demonstration: snapshots of a running bank, kill -9, recovery, and an audit on Spark.
 
-Every claim that is printed at the end was checked here; the exit code is 0 only if all hold.
+It checks every claim that it prints, and exits with 0 only if all claims hold.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ AUDIT = ("--states", "sum(balance)", "--messages", "sum(amount)")
 
 @dataclass
 class Findings:
-    """What the demo has seen so far."""
+    """The measurements of the demo so far."""
 
     entries: list[SnapshotEntry] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Findings:
     died: asyncio.Event = field(default_factory=asyncio.Event)
 
     def look_at(self, snapshot: Snapshot) -> None:
-        """Add up the money in a snapshot that was read back from the store, and note the rest."""
+        """Add up the money in a snapshot from the store, and collect the other measurements."""
         states = [msgspec.msgpack.decode(s.encoded) for s in snapshot.state.processes]
         messages = [
             message
@@ -73,7 +73,7 @@ class Findings:
         received = sum(channel.received_count for channel in snapshot.state.channels)
         self._note_rate(snapshot.completed_at, received)
         naive = next(s["naive_totals"] for s in states if "naive_totals" in s)
-        # After a restore the auditor has gone back with everybody else.
+        # The restore also rolled back the auditor and its list.
         self.naive_seen_count = min(self.naive_seen_count, len(naive))
         self.naive_totals += naive[self.naive_seen_count :]
         self.naive_seen_count = len(naive)
@@ -93,12 +93,12 @@ class Findings:
 
     @property
     def wrong_naive_count(self) -> int:
-        """How many of the naive totals were wrong."""
+        """The number of wrong naive totals."""
         return sum(total != TOTAL for total in self.naive_totals)
 
     @property
     def overlap_count(self) -> int:
-        """How many pairs of snapshots that follow each other were under way at the same time."""
+        """The number of consecutive snapshots that were in progress at the same time."""
         ordered = sorted(self.entries, key=lambda entry: entry.initiated_at)
         pairs = pairwise(ordered)
         return sum(later.initiated_at < earlier.completed_at for earlier, later in pairs)
@@ -114,8 +114,8 @@ def _progress(findings: Findings, phase: str, began: float) -> Table:
         "messages per second": f"{findings.rate:,.0f}",
         "snapshots": f"{len(findings.entries)}, {findings.overlap_count} overlapping",
         "messages in transit": f"{findings.caught_count:,}",
-        "total by asking around": naive + last,
-        "total in the snapshots": f"{right} of {len(findings.totals)} right ({TOTAL:,})",
+        "total by querying accounts": naive + last,
+        "total in snapshots": f"{right} of {len(findings.totals)} correct ({TOTAL:,})",
     }
     if findings.recovered_s is not None:
         rows["recovery"] = f"{findings.recovered_s:.2f} s after kill -9 of {findings.killed}"
@@ -127,7 +127,7 @@ def _progress(findings: Findings, phase: str, began: float) -> Table:
 async def _look(
     store: Store, findings: Findings, published: "asyncio.Queue[SnapshotEntry]"
 ) -> None:
-    """Read every published snapshot back from the store and look at it."""
+    """Load every published snapshot from the store and measure it."""
     while True:
         entry = await published.get()
         findings.look_at(await asyncio.to_thread(store.load, entry.id))
@@ -136,14 +136,14 @@ async def _look(
 
 
 async def _overlap(system: Supervisor) -> None:
-    """Begin two snapshots at once, from two initiators, every now and then."""
+    """Start two snapshots at once, from two initiators, at regular intervals."""
     while True:
         await asyncio.sleep(OVERLAP_EVERY_S)
         await asyncio.wait([await system.begin_snapshot(p) for p in ("P1", "P2")])
 
 
 async def _kill_and_recover(system: Supervisor, findings: Findings) -> None:
-    """Kill -9 one process and wait until the whole system runs again."""
+    """Kill one process with SIGKILL and wait until the whole system runs again."""
     findings.killed = "P3"
     began = time.monotonic()
     os.kill(system.children["P3"].pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ async def _kill_and_recover(system: Supervisor, findings: Findings) -> None:
 
 
 async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> None:
-    """Run the bank: snapshots all the time, a kill in the middle."""
+    """Run the bank with snapshots, and kill a process halfway."""
     published: asyncio.Queue[SnapshotEntry] = asyncio.Queue()
 
     def emit(event: events.Event) -> None:
@@ -179,13 +179,13 @@ async def _run(path: Path, findings: Findings, show: Callable[[str], None]) -> N
                     system, every_s=EVERY_S, initiators=("P1", "P2"), emit=emit
                 )
                 tasks = [group.create_task(periodic), group.create_task(_overlap(system))]
-                await _wait(BEFORE_KILL_S, lambda: show("paying each other, with snapshots"))
-                show("kill -9 P3, and back to the last snapshot")
+                await _wait(BEFORE_KILL_S, lambda: show("running, with snapshots"))
+                show("kill -9 P3, rolling back to the latest snapshot")
                 await _kill_and_recover(system, findings)
-                await _wait(AFTER_KILL_S, lambda: show("going on after the restore"))
+                await _wait(AFTER_KILL_S, lambda: show("running after the restore"))
                 for task in tasks:
                     task.cancel()
-            # What was being written when the system stopped is published too.
+            # The last snapshots may be published after the system stopped.
             await published.join()
             looking.cancel()
     finally:
@@ -200,37 +200,36 @@ async def _wait(seconds: float, show: Callable[[], None]) -> None:
 
 
 def _claims(findings: Findings, audit_exit_code: int, audited_count: int) -> dict[str, bool]:
-    """Return what the demo claims, and whether it is so."""
+    """Return each claim of the demo, and whether it holds."""
     right = sum(total == TOTAL for total in findings.totals.values())
     after = sum(entry.epoch > 1 for entry in findings.entries)
     naive_count = len(findings.naive_totals)
     return {
         f"the bank handled {findings.rate:,.0f} messages per second": findings.rate > 0,
         f"{len(findings.entries)} snapshots were taken, "
-        f"{findings.overlap_count} of them overlapping the one before": (
+        f"{findings.overlap_count} of them overlapping the previous one": (
             len(findings.entries) > 0 and findings.overlap_count >= 2
         ),
-        f"they caught {findings.caught_count:,} messages in channels": findings.caught_count > 0,
-        f"asking around gave the wrong total {findings.wrong_naive_count} of {naive_count} times": (
-            findings.wrong_naive_count > 0
-        ),
-        f"the total was right in {right} of {len(findings.totals)} snapshots ({TOTAL:,})": (
+        f"they recorded {findings.caught_count:,} messages in transit": findings.caught_count > 0,
+        f"querying the accounts gave a wrong total {findings.wrong_naive_count} of {naive_count} "
+        "times": (findings.wrong_naive_count > 0),
+        f"the total was correct in {right} of {len(findings.totals)} snapshots ({TOTAL:,})": (
             0 < right == len(findings.totals)
         ),
-        f"after kill -9 of {findings.killed} all {ACCOUNT_COUNT} processes ran again in "
+        f"after kill -9 of {findings.killed}, all {ACCOUNT_COUNT} processes ran again in "
         f"{findings.recovered_s or 0:.2f} s, and {after} more snapshots were taken": (
             findings.recovered_s is not None and after > 0
         ),
-        f"Spark audited {audited_count} snapshots and found nothing wrong (exit code "
+        f"Spark audited {audited_count} snapshots and found no errors (exit code "
         f"{audit_exit_code})": audit_exit_code == 0 and audited_count == len(findings.entries),
     }
 
 
 def _audit(console: Console, path: Path) -> tuple[int, int]:
-    """Run the command that a user would run; return its exit code and how many snapshots it saw."""
+    """Run the audit command; return its exit code and the number of snapshots it checked."""
     stillframe = Path(sys.executable).with_name("stillframe")
     command = [str(stillframe), "store", "audit", str(path), *AUDIT, "--json"]
-    with console.status("auditing all snapshots on Spark (about 20 s, most of it starting Spark)"):
+    with console.status("auditing all snapshots on Spark (about 20 s, mostly to start Spark)"):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         return done.returncode, len(json.loads(done.stdout)["snapshots"])
@@ -271,21 +270,21 @@ def main() -> int:
         console.print(f"[red]{error}[/red]")
         return 2
     except KeyboardInterrupt:
-        console.print(f"stopped; what was recorded so far is in {path}")
+        console.print(f"stopped; the snapshots so far are in {path}")
         return 130
     claims = _claims(findings, exit_code, audited_count)
     console.print()
     for claim, holds in claims.items():
-        console.print(f"{'[green]yes[/green]' if holds else '[red] no[/red]'}  {claim}")
+        console.print(f"{'[green]PASS[/green]' if holds else '[red]FAIL[/red]'}  {claim}")
     if findings.naive_totals and not findings.wrong_naive_count:
-        console.print("asking around was never wrong this time: run it again")
+        console.print("querying the accounts was never wrong this time: run the demo again")
     for abandoned in findings.abandoned:
         console.print(f"note: {abandoned}")
     if findings.skipped_count:
         console.print(f"note: {findings.skipped_count} periodic snapshots were skipped")
     for detail in findings.trouble[:5]:
         console.print(f"note: {detail}")
-    console.print("\nLook at it by hand:")
+    console.print("\nInspect the store:")
     for command in _by_hand(path, findings):
         console.print(f"  .venv/bin/{command}", soft_wrap=True, highlight=False)
     return 0 if all(claims.values()) else 1

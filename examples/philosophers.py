@@ -1,11 +1,11 @@
-"""Philosophers who dine: each needs the two forks beside it, and takes the left one first.
+"""Dining philosophers: each needs two forks, and takes the left one first.
 
-Sooner or later each holds its left fork and waits for the right one, for ever:
+Eventually each holds its left fork and waits for the right one forever:
 
     stillframe run examples.philosophers:table --store dinner --duration 10s
     stillframe detect dinner deadlock
 
-At `polite_table` one of them takes the right fork first, and nobody ever starves.
+At `polite_table` one philosopher takes the right fork first, and no deadlock is possible.
 """
 
 from dataclasses import field
@@ -17,25 +17,25 @@ SEAT_COUNT = 5
 
 
 class Ask(Message):
-    """May I have the fork?"""
+    """A request for a fork."""
 
 
 class Granted(Message):
-    """Here it is."""
+    """The fork is granted."""
 
 
 class Return(Message):
-    """Here it is back."""
+    """The fork is returned."""
 
 
 class Fork(Process):
-    """Lies on the table, or is held by a philosopher while others wait for it."""
+    """A fork that one philosopher holds at a time, while others wait for it."""
 
     holder: str = ""
     asking: list[str] = field(default_factory=list)
 
     def receive(self, channel: Channel, message: Ask | Return) -> None:
-        """Give the fork to whoever asked first."""
+        """Grant the fork to the first philosopher in the queue."""
         if isinstance(message, Ask):
             self.asking.append(channel.source)
         else:
@@ -45,12 +45,12 @@ class Fork(Process):
             self.send(self.holder, Granted())
 
     def waits_for(self) -> Waiting | None:
-        """While it is held, others have to wait until it is back."""
+        """Wait for the holder to return the fork."""
         return for_all(self.holder, ended_by=Return) if self.holder else None
 
 
 class Philosopher(Process):
-    """Thinks, asks for one fork after the other, eats, returns both."""
+    """A philosopher that requests one fork after the other, eats, and returns both."""
 
     first: str
     second: str
@@ -65,7 +65,7 @@ class Philosopher(Process):
             self._ask(self.first)
 
     def receive(self, channel: Channel, message: Granted) -> None:
-        """Ask for the other fork, or eat."""
+        """Request the other fork, or eat."""
         self.held.append(channel.source)
         self.asked = ""
         if channel.source == self.first:
@@ -77,7 +77,7 @@ class Philosopher(Process):
         self.held.clear()
 
     def waits_for(self) -> Waiting | None:
-        """A hungry philosopher does nothing but wait for the fork that it has asked for."""
+        """Wait for the requested fork; a hungry philosopher does nothing else."""
         return for_all(self.asked, ended_by=Granted) if self.asked else None
 
     def _ask(self, fork: str) -> None:

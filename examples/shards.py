@@ -1,9 +1,8 @@
-"""Accounts that are spread over processes by their names: two processes today, four tomorrow
-(``SHARDS=4``).
+"""Accounts sharded over processes by name: two processes, or four with ``SHARDS=4``.
 
-Who has which account depends on how many processes there are. So when a snapshot of two goes on
-with four, or the other way round, every account moves to where it belongs, and so does the money
-that was on its way: ``stillframe restore --migrate`` calls `redistribute` for that.
+The number of processes determines which process has an account. When a snapshot of two processes is
+restored with four, or the other way round, accounts and payments in flight must move:
+``stillframe restore --migrate`` calls `redistribute` for that.
 """
 
 import os
@@ -18,38 +17,38 @@ TOTAL = START_BALANCE * len(ACCOUNTS)
 
 
 class Transfer(Message):
-    """So much money for an account, on its way."""
+    """A payment to an account, in flight."""
 
     account: str
     amount: int
 
     def conserved(self) -> Quantities:
-        """It is neither made nor lost on the way."""
+        """Count the amount: a payment in flight belongs to no balance."""
         return {"money": self.amount}
 
 
 def shard_of(account: str, shard_count: int) -> str:
-    """Return the process that has an account if there are so many."""
+    """Return the process that has an account, given the number of processes."""
     return f"S{zlib.crc32(account.encode()) % shard_count}"
 
 
 class Shard(Process):
-    """Has some of the accounts; each pays another one in turn, one unit at a time."""
+    """A process with some of the accounts, which pay others in turn, one unit at a time."""
 
     accounts: Keyed[str, int]
     paid_count: int = 0
 
     def conserved(self) -> Quantities:
-        """What all of them have is neither made nor lost."""
+        """Count the balances of all accounts of this process."""
         return {"money": sum(self.accounts.values())}
 
     def receive(self, channel: Channel, message: Transfer) -> None:
-        """Take the money."""
+        """Accept a payment."""
         self.accounts[message.account] += message.amount
 
     @every(ms=0)
     def pay(self) -> None:
-        """Let one account pay another, here or elsewhere."""
+        """Let one account pay another, in this process or in another one."""
         self.paid_count += 1
         payer = ACCOUNTS[self.paid_count % len(ACCOUNTS)]
         payee = ACCOUNTS[self.paid_count * 7 % len(ACCOUNTS)]
@@ -63,7 +62,7 @@ class Shard(Process):
 
 
 def redistribute(recorded: Recorded, shard_count: int) -> Recorded:
-    """Return every account, and the money on its way, at one of `shard_count` processes."""
+    """Assign every account and every payment in flight to one of `shard_count` processes."""
     states: dict[str, dict[str, int]] = {f"S{number}": {} for number in range(shard_count)}
     for fields in recorded.states.values():
         for account, balance in fields["accounts"].items():
@@ -74,7 +73,7 @@ def redistribute(recorded: Recorded, shard_count: int) -> Recorded:
         target = shard_of(account, shard_count)
         if message.source in states and message.source != target:
             messages.append(InTransit(message.source, target, message.kind, message.fields))
-        else:  # its source is gone, or is where the account is now: it arrives at once
+        else:  # its source no longer exists, or now has the account: deliver it
             states[target][account] += message.fields["amount"]
     return Recorded(
         {process: {"accounts": accounts} for process, accounts in states.items()}, tuple(messages)
@@ -82,7 +81,7 @@ def redistribute(recorded: Recorded, shard_count: int) -> Recorded:
 
 
 def shards(shard_count: int) -> Topology:
-    """Return a system of so many processes that have all the accounts."""
+    """Return a system in which `shard_count` processes share all accounts."""
     rows: dict[str, dict[str, int]] = {f"S{number}": {} for number in range(shard_count)}
     for account in ACCOUNTS:
         rows[shard_of(account, shard_count)][account] = START_BALANCE

@@ -1,9 +1,10 @@
-"""A token goes around, and whoever has it may do what only one may do at a time; then it is lost.
+"""A token that circulates in a ring, for mutual exclusion, until a faulty process loses it.
 
     stillframe run examples.token_ring:careless --store ring --every 200ms --until loss
 
-One process of `careless` lets the token drop when it has handed it on often enough. No process can
-see that: each just waits until it comes round again. A snapshot counts it, wherever it is.
+One process of `careless` loses the token after it passed it on a number of times. No process can
+detect that, because each only waits for the token. A snapshot counts the tokens at processes and in
+flight.
 """
 
 from stillframe import Channel, Message, Process, Topology, every
@@ -13,15 +14,15 @@ PROCESS_COUNT = 4
 
 
 class Token(Message):
-    """There is one, or should be."""
+    """The token. There should be exactly one."""
 
     def conserved(self) -> Quantities:
-        """It is one."""
+        """Count the token in flight."""
         return {"token": 1}
 
 
 class Passer(Process):
-    """Hands the token on; one with a fault loses it at the hand-over number `drops_at`."""
+    """A process that passes the token on; a faulty one loses it the `drops_at`-th time."""
 
     has_token: bool = False
     passed_count: int = 0
@@ -29,17 +30,17 @@ class Passer(Process):
     has_dropped: bool = False
 
     def conserved(self) -> Quantities:
-        """Whoever has it has it all."""
+        """Count the token if this process has it."""
         return {"token": int(self.has_token)}
 
     def receive(self, channel: Channel, message: Token) -> None:
-        """Take it, or lose it."""
+        """Accept the token, or lose it."""
         self.has_token = self.passed_count + 1 != self.drops_at
         self.has_dropped = self.has_dropped or not self.has_token
 
     @every(ms=2)
     def hand_on(self) -> None:
-        """Hand it on."""
+        """Pass the token to the next process."""
         if self.has_token:
             self.has_token = False
             self.passed_count += 1
@@ -47,7 +48,7 @@ class Passer(Process):
 
 
 def ring(*, process_count: int = PROCESS_COUNT, faulty: int = 1, drops_at: int = 0) -> Topology:
-    """Return a ring in which the process number `faulty` loses the token some time, if at all."""
+    """Return a ring in which process number `faulty` loses the token if `drops_at` is positive."""
     return Topology.ring(
         {
             f"R{number}": Passer(

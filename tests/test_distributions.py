@@ -5,9 +5,9 @@ import site
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -105,11 +105,18 @@ def test_an_environment_with_the_wheel_has_nothing_of_the_checkout(
 def test_the_install_commands_of_the_readme_work(tmp_path: Path) -> None:
     """From a checkout and from the address of a repository; what they would download is here."""
     page = (ROOT / "README.md").read_text()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (session,) = (one for one in blocks("console", page) if one.startswith("$ pip install"))
     venv.create(tmp_path / "venv", symlinks=True)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (packages / "there.pth").write_text("\n".join(site.getsitepackages()))
-    pip = {"NO_BUILD_ISOLATION": "0", "NO_DEPS": "1", "NO_INDEX": "1", "NO_COMPILE": "1"}
+    pip = {
+        "NO_BUILD_ISOLATION": "0",
+        "NO_DEPS": "1",
+        "NO_INDEX": "1",
+        "NO_COMPILE": "1",
+        "FORCE_REINSTALL": "1",
+    }
     variables = {f"PIP_{name}": value for name, value in pip.items()}
     variables["PIP_PYTHON"] = str(tmp_path / "venv" / "bin" / "python")
     for line in session.replace("ADDRESS", f"file://{ROOT}").splitlines():
@@ -123,5 +130,5 @@ def test_the_install_commands_of_the_readme_work(tmp_path: Path) -> None:
         )
         program = tmp_path / "venv" / "bin" / "stillframe"
         said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-        assert said.stdout == f"stillframe {version('stillframe')}\n"
+        assert said.stdout == f"stillframe {version}\n"
         program.unlink()

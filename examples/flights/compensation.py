@@ -1,6 +1,6 @@
-"""The service `compensation`: pays the passengers of very late flights, and keeps the books.
+"""The service `compensation`, which pays the passengers of very late flights and keeps the books.
 
-It pays what European law (EC 261/2004) gives: an amount per passenger that depends on the distance.
+It follows European law (EC 261/2004): the amount per passenger depends on the distance.
 """
 
 import argparse
@@ -19,13 +19,13 @@ SEATS_IF_UNKNOWN = 100
 
 
 def euros_for(flight: dict[str, Any], seats: dict[str, int]) -> int:
-    """Return what the passengers of a flight get in all, every seat taken."""
+    """Return the total for all passengers of a flight, if every seat is taken."""
     each = next((e for miles, e in EUROS_BY_MILES if flight["distance"] <= miles), EUROS_BEYOND)
     return each * seats.get(flight["tailnum"], SEATS_IF_UNKNOWN)
 
 
 def run(pipeline: Path) -> None:
-    """Pay for every flight that the alerts name, for as long as the program runs."""
+    """Pay for every flight among the alerts, until the program is stopped."""
     seats = read_seats()
     books = Books()
     with Pipeline(pipeline).join_service("compensation", state=books) as me:

@@ -1,6 +1,6 @@
-"""The demonstration: run, take snapshots, kill everything, restore, finish; then compare.
+"""A demonstration: run a pipeline, take snapshots, kill all programs, restore, finish, and compare.
 
-Every claim that is printed at the end was checked here; the exit code is 0 only if all hold.
+It checks every claim that it prints, and exits with 0 only if all claims hold.
 """
 
 import argparse
@@ -28,19 +28,19 @@ from stillframe.protocol.aligner import Mode
 from stillframe.spark import spark_session
 
 FLIGHT_COUNT = 336_776
-"""As many as there are."""
+"""The number of flights in the data."""
 
 FLIGHTS_PER_S = 12_000.0
 EVERY_S = 2.0
 KILL_AT = 0.4
-"""The part of the flights that must be replayed before everything is killed, at some moment."""
+"""The share of the flights that must be replayed before all programs are killed."""
 
 MODES = (Mode.ALIGNED, Mode.UNALIGNED)
 
 
 @dataclass
 class Findings:
-    """What was measured of one run."""
+    """The measurements of one run."""
 
     snapshots: list[Manifest] = field(default_factory=list)
     abandoned: list[Abandoned] = field(default_factory=list)
@@ -48,13 +48,13 @@ class Findings:
 
 
 class Run:
-    """One run of the pipeline in a directory of its own.
+    """One run of the pipeline in its own directory.
 
     Args:
-        directory: where everything goes.
-        flight_count: how many flights there are.
-        flights_per_s: how fast they come.
-        console: for a person who watches.
+        directory: the directory of all files of the run.
+        flight_count: the number of flights to replay.
+        flights_per_s: the rate of the replay.
+        console: the console for progress.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Run:
         self._processes = Processes(self.pipeline.path, directory / "logs")
 
     def start(self) -> None:
-        """Start the driver and the services, each a process of its own."""
+        """Start the driver and the services, each as its own process."""
         with self._console.status("starting Spark and the services (about 10 s)"):
             self._processes.start(self._flight_count, self._flights_per_s)
 
     def kill(self) -> int:
-        """Kill all of them with SIGKILL; return how many processes there were."""
+        """Kill all of them with SIGKILL; return the number of processes."""
         return self._processes.kill()
 
     def wait_for_feed(self) -> None:
@@ -84,11 +84,11 @@ class Run:
     def take_snapshots(
         self, until: Callable[[Manifest], bool], modes: Sequence[Mode] = MODES
     ) -> Manifest:
-        """Take a snapshot every now and then, in each mode in turn, and return the last one.
+        """Take snapshots at regular intervals, in each mode in turn, and return the last one.
 
         Args:
             until: whether a snapshot is the last one.
-            modes: those that take turns.
+            modes: the modes, used in turn.
         """
         while True:
             began = time.monotonic()
@@ -106,17 +106,17 @@ class Run:
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
     def is_finished(self, manifest: Manifest) -> bool:
-        """Return whether nothing will happen any more: everything was replayed, and no channel
-        holds a record. Once true in one consistent snapshot, it is true for ever.
+        """Return whether the pipeline has finished: all flights are replayed, and no channel has
+        records. Once true in one consistent snapshot, it stays true.
 
-        An aligned snapshot has no record on any channel in any case, and says nothing about that.
+        An aligned snapshot never has records on channels, so it cannot tell.
         """
         replayed = service_state(manifest, "feed", Replay).flight_count
         is_quiet = manifest.mode is Mode.UNALIGNED and manifest.record_count == 0
         return is_quiet and replayed == self._flight_count
 
     def is_under_way(self, manifest: Manifest) -> bool:
-        """Return whether enough was replayed to kill everything, with records on channels."""
+        """Return whether enough was replayed for the kill, with records on channels."""
         replayed = service_state(manifest, "feed", Replay).flight_count
         if replayed == self._flight_count:
             return True
@@ -124,12 +124,12 @@ class Run:
 
 
 def latency_s(manifest: Manifest) -> float:
-    """Return how long it took from the request until every participant had recorded."""
+    """Return the seconds from the request until every participant had recorded."""
     return manifest.completed_at - manifest.initiated_at
 
 
 def line_of(manifest: Manifest) -> str:
-    """Return a line about a snapshot, for people."""
+    """Return a line that describes a snapshot."""
     replay = service_state(manifest, "feed", Replay)
     books = service_state(manifest, "compensation", Books)
     return (
@@ -140,15 +140,15 @@ def line_of(manifest: Manifest) -> str:
 
 
 def show_loss(console: Console, pipeline: Pipeline) -> None:
-    """Print what is on the disk after everything was killed, and what cannot be done with it."""
+    """Print what is on disk after the kill, and why it cannot be continued without a restore."""
     tables = {name: records(pipeline, name) for name in ("flights", "enriched", "late", "payments")}
     counts = {name: f"{table.num_rows:,}" for name, table in tables.items()}
     paid = sum(tables["payments"]["amount"].to_pylist())
     console.print(
-        f"  left on the disk, each of another moment: {counts['flights']} flights replayed, "
+        f"  left on disk, each from a different moment: {counts['flights']} flights replayed, "
         f"{counts['enriched']} enriched, {counts['late']} very late, {counts['payments']} paid\n"
-        "  lost with the memory of the services: where the feed was, and the books\n"
-        f"  with empty books the passengers would be paid a second time: {paid:,} EUR",
+        "  lost with the memory of the services: the position of the feed, and the books\n"
+        f"  with empty books, passengers would be paid a second time: {paid:,} EUR",
         highlight=False,
         soft_wrap=True,
     )
@@ -156,11 +156,11 @@ def show_loss(console: Console, pipeline: Pipeline) -> None:
         with pipeline.join_service("compensation", state=Books()):
             raise AssertionError("a service that died joined without a restore")
     except NotAtRest as error:
-        console.print(f"  so that is refused: {error}", highlight=False, soft_wrap=True)
+        console.print(f"  so this is refused: {error}", highlight=False, soft_wrap=True)
 
 
 def run_unbroken(run: Run) -> Manifest:
-    """Let the pipeline do all its work, and return a snapshot of it when it has finished."""
+    """Run the pipeline to its end, and return a snapshot of the finished pipeline."""
     run.start()
     try:
         run.wait_for_feed()
@@ -170,20 +170,20 @@ def run_unbroken(run: Run) -> Manifest:
 
 
 def run_broken(run: Run, console: Console) -> Manifest:
-    """The same with an end in the middle: kill, restore, finish; return the last snapshot."""
+    """Run the pipeline, kill it halfway, restore and finish it; return the last snapshot."""
     run.start()
     try:
         run.take_snapshots(run.is_under_way)
         time.sleep(random.uniform(0, EVERY_S))
         killed_count = run.kill()
-        console.print(f"\n[bold]kill -9[/bold] of everything: {killed_count} processes")
+        console.print(f"\n[bold]kill -9[/bold] of all {killed_count} processes")
         show_loss(console, run.pipeline)
         began = time.monotonic()
         restored = run.pipeline.restore()
         run.findings.restore_s = time.monotonic() - began
         console.print(
-            f"\n[bold]back to {restored.snapshot}[/bold] in {run.findings.restore_s:.2f} s: "
-            f"{restored.record_count:,} records on channels go on their way"
+            f"\n[bold]restored {restored.snapshot}[/bold] in {run.findings.restore_s:.2f} s, with "
+            f"{restored.record_count:,} records on channels"
         )
         run.start()
         return run.take_snapshots(run.is_finished)
@@ -193,7 +193,9 @@ def run_broken(run: Run, console: Console) -> Manifest:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="examples.flights", description=__doc__)
-    parser.add_argument("--flights", type=int, default=FLIGHT_COUNT, help="how many; %(default)s")
+    parser.add_argument(
+        "--flights", type=int, default=FLIGHT_COUNT, help="number of flights; %(default)s"
+    )
     parser.add_argument("--per-second", type=float, default=FLIGHTS_PER_S, help="%(default)s")
     return parser.parse_args()
 
@@ -209,21 +211,21 @@ def main() -> int:
         console.print(f"[red]{error}[/red]")
         return 2
     except KeyboardInterrupt:
-        console.print(f"stopped; what was made so far is in {directory}")
+        console.print(f"stopped; the results so far are in {directory}")
         return 130
 
 
 def demonstrate(directory: Path, flight_count: int, flights_per_s: float, console: Console) -> int:
-    """Run the pipeline twice below `directory`, and return 0 if both made the same."""
+    """Run the pipeline twice below `directory`, and return 0 if both results are equal."""
     began = time.monotonic()
     console.print(
         f"[bold]Stillframe[/bold]: {flight_count:,} flights, 3 Spark queries and 2 Python services;"
-        " one snapshot of all\n"
+        " one snapshot for all of them\n"
     )
     unbroken = Run(directory / "unbroken", flight_count, math.inf, console)
     broken = Run(directory / "broken", flight_count, flights_per_s, console)
     console.print(
-        "[bold]Without interruption[/bold], as fast as it goes, no snapshot until the feed ends"
+        "[bold]Without interruption[/bold], at full speed, no snapshot until the feed ends"
     )
     expected = run_unbroken(unbroken)
     console.print(
@@ -239,24 +241,24 @@ def demonstrate(directory: Path, flight_count: int, flights_per_s: float, consol
     console.print()
     for claim, holds in claims.items():
         console.print(
-            f"{'[green]yes[/green]' if holds else '[red] no[/red]'}  {claim}", soft_wrap=True
+            f"{'[green]PASS[/green]' if holds else '[red]FAIL[/red]'}  {claim}", soft_wrap=True
         )
     _print_figures(console, broken, time.monotonic() - began)
     return 0 if all(claims.values()) else 1
 
 
 def _claims(expected: Outputs, found: Outputs, findings: Findings) -> dict[str, bool]:
-    """Return what the demonstration claims, and whether it is so."""
+    """Return each claim of the demonstration, and whether it holds."""
     counts = {name: f"{table.num_rows:,}" for name, table in found.channels.items()}
     different = expected.differences(found)
     contradicting = found.disagreements()
     return {
-        f"killed and restored, it made what the unbroken run made: {counts['enriched']} flights "
-        f"with their weather, {counts['late']} of them very late, {counts['payments']} payments"
-        + (f"; different are {', '.join(different)}" if different else ""): not different,
+        f"the restored run produced the same as the unbroken run: {counts['enriched']} flights "
+        f"with weather, {counts['late']} of them very late, {counts['payments']} payments"
+        + (f"; these differ: {', '.join(different)}" if different else ""): not different,
         f"the payments, the books, the totals and Spark's state all say {found.books.total:,} EUR"
         + (f", but not {', '.join(contradicting)}" if contradicting else ""): not contradicting,
-        f"snapshots were taken in every mode, {len(findings.snapshots)} in all": (
+        f"{len(findings.snapshots)} snapshots were taken, in every mode": (
             {manifest.mode for manifest in findings.snapshots} == set(MODES)
         ),
     }
@@ -275,7 +277,7 @@ def _print_figures(console: Console, run: Run, took_s: float) -> None:
         )
     console.print(
         f"  restore    {run.findings.restore_s:.2f} s\n"
-        f"  all of it  {took_s:.0f} s\n\nLook at it by hand: {run.pipeline.path}",
+        f"  in total   {took_s:.0f} s\n\nInspect the pipeline: {run.pipeline.path}",
         highlight=False,
         soft_wrap=True,
     )

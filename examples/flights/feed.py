@@ -1,4 +1,4 @@
-"""The service `feed`: replays the flights of a year, and the weather, as they came."""
+"""The service `feed`, which replays the flights and the weather of a year in their order."""
 
 import argparse
 import time
@@ -14,7 +14,7 @@ FLIGHTS_AT_ONCE = 500
 
 
 def run(pipeline: Path, flight_count: int | None, flights_per_s: float) -> None:
-    """Append what was not appended yet, then leave.
+    """Append the remaining rows, then leave the pipeline.
 
     Args:
         pipeline: its directory.
@@ -41,7 +41,7 @@ def run(pipeline: Path, flight_count: int | None, flights_per_s: float) -> None:
 
 
 def _weather_until(weather: pa.Table, hour: pa.Scalar) -> int:
-    """Return how many rows of the weather are not after `hour`."""
+    """Return the number of weather rows up to `hour`."""
     return int(pa.compute.sum(pa.compute.less_equal(weather["hour"], hour)).as_py() or 0)
 
 

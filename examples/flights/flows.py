@@ -1,4 +1,4 @@
-"""What the pipeline consists of.
+"""The pipeline: its services, queries and channels.
 
     feed ── flights ──┐                ┌── alerts ── late ── compensation ── payments ──┐
                       ├─ enrich ─ enriched                                              │
@@ -18,7 +18,7 @@ import pyarrow as pa
 from stillframe.pipeline import Pipeline, channel
 
 READY = "takes part"
-"""What each program prints when it does; from then on snapshots find it."""
+"""The line that each program prints when it has joined: from then on snapshots include it."""
 
 _HOUR = pa.timestamp("us", tz="UTC")
 
@@ -59,7 +59,7 @@ TOTALS = pa.schema(
 
 @dataclass
 class Replay:
-    """How far the feed is: the state of that service."""
+    """The state of the service `feed`: its position."""
 
     flight_count: int = 0
     weather_count: int = 0
@@ -67,7 +67,7 @@ class Replay:
 
 @dataclass
 class Books:
-    """What the compensation has booked, in euros: the state of that service."""
+    """The state of the service `compensation`: the sums booked, in euros."""
 
     flight_count: int = 0
     total: int = 0
@@ -75,7 +75,7 @@ class Books:
 
 
 def create(path: Path) -> Pipeline:
-    """Make the pipeline in a directory, or open the one that is there."""
+    """Create the pipeline in a directory, or open an existing one."""
     return Pipeline.create(
         path,
         queries=["enrich", "alerts", "carriers"],

@@ -1,4 +1,4 @@
-"""What a pipeline has made up to a snapshot: the records of its channels, its states."""
+"""The results of a pipeline at a snapshot: the records of its channels and its states."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,17 +14,17 @@ from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 
 CHANNELS = ("flights", "weather", "enriched", "late", "payments")
-"""Compared record by record, in any order: which of two flights comes first is Spark's choice."""
+"""The channels compared record by record, in any order, because Spark may reorder flights."""
 
 State = TypeVar("State")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Everything that can be compared of a pipeline that has finished.
+    """All comparable results of a finished pipeline.
 
     `channels` holds the records of each channel, sorted; `totals` the last row of each carrier on
-    the channel of that name, `state` what the query `carriers` holds for each.
+    the channel of that name, `state` the state of the query `carriers` for each.
     """
 
     channels: dict[str, pa.Table]
@@ -34,13 +34,13 @@ class Outputs:
     books: Books
 
     def differences(self, other: "Outputs") -> list[str]:
-        """Return the names of what is not the same."""
+        """Return the names of the results that differ."""
         found = [f"channel {n}" for n in CHANNELS if not self.channels[n].equals(other.channels[n])]
         names = ("totals", "state", "replay", "books")
         return found + [name for name in names if getattr(self, name) != getattr(other, name)]
 
     def disagreements(self) -> list[str]:
-        """Return what contradicts itself: the same money is counted in four places."""
+        """Return the contradictions: the same money is counted in four places."""
         paid: dict[str, int] = {}
         for payment in self.channels["payments"].to_pylist():
             paid[payment["carrier"]] = paid.get(payment["carrier"], 0) + payment["amount"]
@@ -53,7 +53,7 @@ class Outputs:
 
 
 def outputs_at(spark: SparkSession, pipeline: Pipeline, manifest: Manifest) -> Outputs:
-    """Return what a pipeline had made when a snapshot of its present epoch was taken."""
+    """Return the results of a pipeline at a snapshot of its current epoch."""
     barriers = {log: at for part in manifest.fragments for log, at in part.barriers.items()}
     tables = {name: records(pipeline, name, barriers[name]) for name in (*CHANNELS, "totals")}
     return Outputs(
@@ -71,7 +71,7 @@ def outputs_at(spark: SparkSession, pipeline: Pipeline, manifest: Manifest) -> O
 
 
 def records(pipeline: Pipeline, channel: str, end: int | None = None) -> pa.Table:
-    """Return the records of a channel up to the item `end`; None for all that there are."""
+    """Return the records of a channel up to the item `end`, or all records if it is None."""
     head = read_metadata(pipeline.path)
     log = head.dataflow.log(channel)
     reader = LogReader(pipeline.path, log, head.segments[channel])
@@ -89,7 +89,7 @@ def service_state(manifest: Manifest, name: str, kind: type[State]) -> State:
 def _carriers(
     spark: SparkSession, pipeline: Pipeline, manifest: Manifest
 ) -> dict[str, tuple[int, ...]]:
-    """Return the state of the query `carriers` in a snapshot, as Spark itself reads it."""
+    """Return the state of the query `carriers` in a snapshot, read by Spark."""
     query = manifest.fragment("carriers").query
     assert query is not None
     checkpoint = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), "carriers")

@@ -1,4 +1,4 @@
-"""The programs of the pipeline as operating-system processes, which can be killed all at once."""
+"""The programs of the pipeline as operating-system processes that can be killed together."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _LAST_WORDS_BYTES = 2000
 
 
 class Processes:
-    """Starts the driver and the services of one pipeline.
+    """The driver and the services of one pipeline.
 
     Args:
         pipeline: its directory.
@@ -30,10 +30,10 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, flight_count: int | None, flights_per_s: float) -> None:
-        """Start everything: the queries first, and the services when these run.
+        """Start the queries, and then the services.
 
         Raises:
-            Unavailable: one did not come up; what it said last is told.
+            Unavailable: a program did not start; the error has its last output.
         """
         wanted = () if flight_count is None else ("--flights", str(flight_count))
         self._start("queries")
@@ -41,22 +41,22 @@ class Processes:
         self._start("feed", "--per-second", str(flights_per_s), *wanted)
 
     def check(self) -> None:
-        """Refuse to go on without a process that ended before its time.
+        """Check that no process ended early.
 
         Raises:
-            Unavailable: one did; what it said last is told.
+            Unavailable: a process ended early; the error has its last output.
         """
         for name, process in self._running.items():
-            # The feed ends by itself when it has replayed everything.
+            # The feed ends when it has replayed all flights.
             if process.poll() is not None and (name, process.returncode) != ("feed", 0):
                 said = self._log(name).read_text(errors="replace")[-_LAST_WORDS_BYTES:]
                 raise Unavailable(f"{name} ended with {process.returncode}; it said last: {said}")
 
     def wait_for_feed(self) -> None:
-        """Wait until everything was replayed.
+        """Wait until all flights were replayed.
 
         Raises:
-            Unavailable: another process ended meanwhile, or the feed failed.
+            Unavailable: another process ended, or the feed failed.
         """
         while self._running["feed"].poll() is None:
             self.check()
@@ -64,7 +64,7 @@ class Processes:
         self.check()
 
     def kill(self) -> int:
-        """Kill every process with SIGKILL, those that they started as well; return how many."""
+        """Kill all processes and their descendants with SIGKILL; return their number."""
         sessions = {process.pid for process in self._running.values()}
         killed = [pid for pid in _every_pid() if _session(pid) in sessions]
         for pid in killed:
@@ -78,7 +78,7 @@ class Processes:
         return len(killed)
 
     def _start(self, name: str, *arguments: str) -> None:
-        """Start a program and wait until it says that it takes part in snapshots."""
+        """Start a program and wait until it reports that it has joined."""
         command = [sys.executable, "-m", f"examples.flights.{name}", str(self._pipeline)]
         with self._log(name).open("a") as log:
             process = subprocess.Popen(
@@ -106,7 +106,7 @@ def _every_pid() -> list[int]:
 
 
 def _session(pid: int) -> int | None:
-    """Return the session that a process belongs to; None if it is gone."""
+    """Return the session of a process, or None if it has terminated."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
 """The Spark driver: the queries `enrich`, `alerts` and `carriers` in one session.
 
-What they have made when everything is done does not depend on where micro-batches end: each flight
-meets its weather whenever both are there, and nothing is ever late, because each channel is in the
-order of hours and a watermark stays behind the slower of the two.
+Their final results do not depend on where micro-batches end. Each flight is joined with its weather
+as soon as both are available. No row is ever late: each channel is in the order of hours, and the
+watermark follows the slower one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ATTEMPT_COUNT = 5
 
 
 def enriched(flights: DataFrame, weather: DataFrame) -> DataFrame:
-    """Return each flight with the weather where and when it was to leave."""
+    """Return each flight with the weather at its origin in its scheduled hour."""
     joined = flights.withWatermark("hour", WATERMARK_DELAY).join(
         weather.withWatermark("hour", WATERMARK_DELAY), ["origin", "hour"]
     )
@@ -36,7 +36,7 @@ def enriched(flights: DataFrame, weather: DataFrame) -> DataFrame:
 
 
 def very_late(flights: DataFrame) -> DataFrame:
-    """Return the flights whose passengers get money: very late, and no bad weather to blame."""
+    """Return the flights to compensate: very late, and not because of the weather."""
     return flights.where(
         (fn.col("arr_delay") >= LATE_MINUTES_MIN)
         & (fn.col("wind_speed") <= CALM_WIND_MAX)
@@ -45,7 +45,7 @@ def very_late(flights: DataFrame) -> DataFrame:
 
 
 def per_carrier(flights: DataFrame, payments: DataFrame) -> DataFrame:
-    """Return for each carrier its flights, its delays, and what was paid for them."""
+    """Return the flights, delays and payments of each carrier."""
     none, one = fn.lit(0).cast("long"), fn.lit(1).cast("long")
     delay = fn.coalesce(fn.greatest("arr_delay", none), none)
     rows = flights.select(
@@ -64,7 +64,7 @@ def per_carrier(flights: DataFrame, payments: DataFrame) -> DataFrame:
 
 
 def start(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Start the queries; each goes on where the pipeline stands."""
+    """Start the queries; each continues at its position in the pipeline."""
     flights = read_channels(spark, pipeline, "enrich", "flights", rows_max=FLIGHTS_AT_ONCE)
     weather = read_channels(spark, pipeline, "enrich", "weather")
     start_query(enriched(flights, weather), pipeline, "enrich")
@@ -78,7 +78,7 @@ def start(spark: SparkSession, pipeline: Pipeline) -> None:
 
 
 def main() -> None:
-    """Run the driver from the command line until a query fails or somebody ends it."""
+    """Run the driver from the command line until a query fails or the program is stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", type=Path)
     pipeline = Pipeline(parser.parse_args().pipeline)

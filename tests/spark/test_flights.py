@@ -35,7 +35,7 @@ def test_the_demonstration_ends_well(
     said = io.StringIO()
     console = Console(file=said, width=200)
     assert demonstrate(tmp_path, FLIGHT_COUNT, FLIGHTS_PER_S, console) == 0, said.getvalue()
-    found = re.search(r"it made what the unbroken run made: ([\d,]+) flights", said.getvalue())
+    found = re.search(r"produced the same as the unbroken run: ([\d,]+) flights", said.getvalue())
     assert found is not None
     assert int(found[1].replace(",", "")) > 0.95 * FLIGHT_COUNT
 
