@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import Result
 
+from stillframe.cli.app import app
+from stillframe.cli.command import DeferredCommand
 from stillframe.diagram import layout, svg
 from stillframe.model import Channel
 from stillframe.protocol.recorder import TRANSITIONS, Stimulus
@@ -199,3 +202,29 @@ def test_the_table_of_phases_is_the_one_that_runs() -> None:
     page = (ROOT / "docs" / "protocol.md").read_text()
     shown = [re.sub(r"\s+", " ", line) for line in page.splitlines() if line.startswith("| ")]
     assert shown == [re.sub(r"\s+", " ", row) for row in rows]
+
+
+def unknown_words(span: str) -> list[str]:
+    """Return the subcommands and options in a command that the command line does not have."""
+    command: Any = typer.main.get_command(app)
+    unknown = []
+    options: set[str] = set()
+    for word in span.split()[1:]:
+        if hasattr(command, "commands"):
+            name = word if word in command.commands else "script"  # `sim FILE` is short
+            if name not in command.commands:
+                return [word]
+            command = command.commands[name]
+            command = command.load() if isinstance(command, DeferredCommand) else command
+            options = {one for parameter in command.params for one in parameter.opts}
+        elif word.startswith("--") and word.rstrip(",") not in options | {"--help"}:
+            unknown.append(word)
+    return unknown
+
+
+@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=str)
+def test_every_command_that_a_sentence_names_exists(page: Path) -> None:
+    """Each command in code type between the words has that name and those options."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=FLAGS)
+    spans = set(re.findall(r"`(stillframe [a-z][^`]*)`", text))
+    assert {span: unknown for span in spans if (unknown := unknown_words(span))} == {}
