@@ -263,7 +263,7 @@ class SecretTaker(Process):
 
 @pytest.mark.parametrize(
     ("process", "found"),
-    [(Twins(), "'total' and 'Total' differ in case alone"), (SecretTaker(), "'_amount' travels")],
+    [(Twins(), "'total' and 'Total' differ only in case"), (SecretTaker(), "'_amount' travels")],
 )
 def test_fields_that_tables_could_not_hold_are_refused(process: Process, found: str) -> None:
     """A column that would be lost or mixed up is an error before anything starts."""

@@ -27,7 +27,7 @@ MASKS = (
     (r"(, )?\d+: Transfer\(amount=1\)( and [\d,]+ more)?", ""),
     (r"\b(Ada|Bob|Cem)(?!-\d)\b", "NAME"),
     (r"(NAME)(, NAME)+", r"\1"),
-    (r"messages on their way: .*", ""),
+    (r"messages in transit: .*", ""),
     (r"active: NAME;?", "active: NAME"),
     # One is taken every second, too, and may be in progress.
     (r"; it overlapped another and is no restore point: only its name restores it", ""),

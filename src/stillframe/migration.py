@@ -114,7 +114,7 @@ class Fields:
             elif name in starts:
                 values[name] = starts[name]
             else:
-                raise Misfit(f"{name} is new and has no value to begin with: give it a default")
+                raise Misfit(f"{name} is new and has no initial value: give it a default")
         return values, tuple(cut)
 
 
@@ -522,10 +522,11 @@ def _redistribute(
     if topology.redistribute is None:
         before, now = recorded.processes.keys(), topology.processes.keys()
         raise UsageError(
-            f"snapshot {snapshot.id} is of other processes than this code: gone: "
-            f"{listed(sorted(before - now))}; new: {listed(sorted(now - before))}. "
-            "Only the application knows who goes on with what: give the topology a function that "
-            "spreads what was recorded over the processes of now, Topology(..., redistribute=...)"
+            f"snapshot {snapshot.id} has other processes than this code: removed: "
+            f"{listed(sorted(before - now))}; new: {listed(sorted(now - before))}. Only the "
+            "application knows how to divide its state: give the topology a function that "
+            "distributes the recorded state over the current processes, Topology(..., "
+            "redistribute=...)"
         )
     before_it = _recorded(snapshot, recorded)
     try:
@@ -568,9 +569,9 @@ def _compare_conserved(
     if differences:
         wrong = differences[0]
         raise UsageError(
-            f"snapshot {before[0].id} cannot go on: before redistribute there were "
-            f"{wrong.expected} {wrong.quantity}, after it there are {wrong.found}: see that it "
-            "passes on everything"
+            f"snapshot {before[0].id} cannot be restored: before redistribute there were "
+            f"{wrong.expected} {wrong.quantity}, after it there are {wrong.found}: make it pass "
+            "on everything"
         )
     return [
         Change("conserved", f"{total(places)} {quantity} before and after")
@@ -586,7 +587,7 @@ def _not_passed_on(before: Recorded, after: Recorded) -> Iterable[Change]:
         for name in fields.keys() - after.states.get(process, anywhere):
             found.setdefault(name, []).append(process)
     for name, owners in sorted(found.items()):
-        sentence = f"{name} of {listed(owners)} is not in what redistribute returned"
+        sentence = f"{name} of {listed(owners)} is missing from the result of redistribute"
         yield Change("processes", sentence, is_loss=True)
 
 
@@ -606,8 +607,8 @@ def _recorded(snapshot: Snapshot, recorded: Description) -> Recorded:
         )
     except (*DECODING_ERRORS, TypeError, ValueError, KeyError) as error:
         raise UsageError(
-            f"snapshot {snapshot.id} cannot be given to redistribute as plain values: {error}: go "
-            "on with the code that it was taken of"
+            f"snapshot {snapshot.id} cannot be passed to redistribute as plain values: {error}: "
+            "continue with the code that it was taken with"
         ) from error
 
 

@@ -144,7 +144,7 @@ class KeyedChange(msgspec.Struct, frozen=True):
 
 class ProcessState(msgspec.Struct, frozen=True):
     """The recorded state of one process. `kind` names its class, `encoded` is a MessagePack map
-    from field to value. On its way to the store a state may hold only changes: then the keyed
+    from field to value. Before it is in the store, a state may hold only changes: then the keyed
     fields are in `keyed`, by name, instead of `encoded`, and hold the changes since the published
     snapshot `base`; without a base, all keys."""
 

@@ -135,7 +135,7 @@ Commit = Callable[[Due[Any]], Awaitable[None] | None]
 
 
 class Outbox(Generic[Item]):
-    """A field whose entries are effects on the outside world, each of which happens exactly once.
+    """A field whose entries are effects on the outside world, and each happens exactly once.
 
     Declare it as the whole type of a field: ``payments: Outbox[Payment]``, with a default such as
     ``field(default_factory=lambda: Outbox(pay))``. The entries are recorded with the other fields.

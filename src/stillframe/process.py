@@ -1,7 +1,7 @@
 """The one class that a user writes: ``Process``, with the messages it accepts and its recorded
 state.
 
-The same class runs over TCP in an operating-system process of its own (``runtime/``) and, step by
+The same class runs over TCP in a separate operating-system process (``runtime/``) and, step by
 step, under any other host: a host attaches itself (``attach``), calls the handlers one at a time,
 and records the fields with a ``StateCodec``. Nothing here acts.
 """
@@ -109,7 +109,7 @@ class Process:
     # A handler may be a plain or an ``async`` function: hence the types.
 
     def start(self) -> Awaitable[None] | None:
-        """Called once, before anything else, when the system starts afresh; not after a restore."""
+        """Handle a fresh start: called once, before anything else, and not after a restore."""
 
     def receive(self, channel: Channel, message: Any) -> Awaitable[None] | None:
         """Take one message. Annotate `message` with the classes that you accept (``A | B``)."""
@@ -126,8 +126,8 @@ class Process:
         )
 
     def on_cut(self, snapshot: SnapshotId) -> None:
-        """Called when the state was recorded for `snapshot`, in the same step, with the recorded
-        fields.
+        """Handle a cut: called when the state was recorded for `snapshot`, in the same step, with
+        the recorded fields.
 
         Record here, in an attribute that begins with an underscore, which effects on the outside
         world belong before this cut, for ``on_published``. It has no other use: change no field and
@@ -135,7 +135,7 @@ class Process:
         """
 
     def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
-        """Called after a restore point in which this process took part was published.
+        """Handle a published restore point in which this process took part.
 
         From then on no automatic restore goes back to before its cut (``on_cut``): effects on the
         outside world that belong before it can be committed. The call may come late, and not at all

@@ -33,7 +33,7 @@ COLUMN_KINDS: dict[Any, str] = {
 """Python type -> the kind of its column in a store; every other type becomes JSON."""
 
 KEYED = "keyed"
-"""The kind of a field that has rows of its own."""
+"""The kind of a field with separate rows."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -59,8 +59,8 @@ def columns_of(owner: type, fields: Mapping[str, Any]) -> tuple[Column, ...]:
     for name in fields:
         if (other := seen.setdefault(name.lower(), name)) != name:
             raise UsageError(
-                f"class {owner.__name__}: the fields {other!r} and {name!r} differ in case alone, "
-                "and most SQL engines would not tell them apart: rename one"
+                f"class {owner.__name__}: the fields {other!r} and {name!r} differ only in "
+                "case, and most SQL engines ignore case: rename one"
             )
     return tuple(Column(name, _column_kind(kind)) for name, kind in fields.items())
 
@@ -93,8 +93,8 @@ def keyed_columns(
                 )
             if key is types.NoneType or types.NoneType in typing.get_args(key):
                 raise UsageError(
-                    f"{owner}.{field}: a key cannot be None: give what None stands for a key of its"
-                    " own, or a field of its own"
+                    f"{owner}.{field}: a key cannot be None: use another key for that case, or "
+                    "a separate field"
                 )
             _check_key(f"{owner}.{field}", key)
             columns = KeyedColumns(_column_kind(key), *_value_columns(value))
@@ -107,8 +107,8 @@ def _check_key(where: str, key: Any) -> None:
     struct = getattr(key, "__struct_config__", None)
     if key is float or (struct is not None and not struct.array_like):
         raise UsageError(
-            f"{where}: a key cannot be, or hold, a {key.__name__}: floats that are equal need not "
-            "be written alike, and a Struct is a key only with array_like=True"
+            f"{where}: a key cannot be or contain a {key.__name__}: equal floats may be encoded "
+            "differently, and a Struct is a key only with array_like=True"
         )
     members = set(typing.get_args(key)) - {types.NoneType}
     if key is datetime.time or (bool in members and len(members) > 1):
@@ -190,11 +190,11 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
     def incoming(self, process: ProcessId) -> tuple[ProcessId, ...]:
-        """The sources of the channels into `process`, sorted."""
+        """Return the sources of the channels into `process`, sorted."""
         return tuple(c.source for c in self.channels if c.target == process)
 
     def outgoing(self, process: ProcessId) -> tuple[ProcessId, ...]:
-        """The targets of the channels out of `process`, sorted."""
+        """Return the targets of the channels out of `process`, sorted."""
         return tuple(c.target for c in self.channels if c.source == process)
 
     def channel_count(self, process: ProcessId) -> int:
@@ -259,7 +259,7 @@ class Topology:
             one initiates snapshots, unless another process is named.
         channels: pairs (source, target).
         redistribute: spreads what a snapshot recorded of other processes over these, when the
-            system goes on from it (``stillframe restore --migrate``).
+            system continues from it (``stillframe restore --migrate``).
 
     Raises:
         UsageError: what does not fit together, by name.
@@ -290,7 +290,7 @@ class Topology:
         *,
         redistribute: Redistribute | None = None,
     ) -> Self:
-        """A channel from every process to every other."""
+        """Connect every process to every other."""
         pairs = [(a, b) for a in processes for b in processes if a != b]
         return cls(processes, pairs, redistribute=redistribute)
 
@@ -301,7 +301,7 @@ class Topology:
         *,
         redistribute: Redistribute | None = None,
     ) -> Self:
-        """A channel from each process to the next, in the order given, and from the last to the
+        """Connect each process to the next, in the order given, and the last to the
         first."""
         names = list(processes)
         if len(names) < 2:
@@ -327,7 +327,7 @@ class Topology:
                 raise UsageError(f"channel {channel}: a channel joins two different processes")
             if channel in channels:
                 raise UsageError(
-                    f"channel {channel} is given twice; one channel each way is enough"
+                    f"channel {channel} is given twice; there is one channel in each direction"
                 )
             channels.add(channel)
         return sorted(channels)

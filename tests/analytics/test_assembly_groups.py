@@ -275,9 +275,7 @@ def test_of_a_number_that_two_epochs_gave_the_later_one_counts(tmp_path: Path) -
         (1, 2): CONSISTENT,
         (2, 1): CONSISTENT,
     }
-    assert "epoch 2 gave the same number again: assemble this one with --epoch 1" in (
-        found[1, 1].why
-    )
+    assert "epoch 2 used the same number: assemble this one with --epoch 1" in (found[1, 1].why)
     assert [classify(g, timeout_s=9.0).verdict for g in group_fragments(tmp_path, epoch=1)] == [
         CONSISTENT
     ] * 2

@@ -182,14 +182,14 @@ def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: P
     with pytest.raises(UsageError, match="is not empty and not a store"):
         assemble(spark, parts, tmp_path / "files")
     for inside in (parts, parts / "e1" / "out", tmp_path):
-        with pytest.raises(UsageError, match="that is among the fragments"):
+        with pytest.raises(UsageError, match="which is inside or around the fragments"):
             assemble(spark, parts, inside)
     assert verdicts(spark, parts, out) == {"A-1": "consistent"}
     writer = Store.open_writer(out)
     writer.raise_epoch(SnapshotId("A", 1))
     writer.close()
     write_fragments(parts, samples.DESCRIPTION, [samples.snapshot_of(2)])
-    with pytest.raises(UsageError, match="a system went on from the store"):
+    with pytest.raises(UsageError, match="a system was started from the store"):
         assemble(spark, parts, out)
 
 

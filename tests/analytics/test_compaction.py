@@ -332,9 +332,9 @@ def test_the_directory_must_be_its_own(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for place, says in (
-        (store / "snapshots" / "out", "that is in the store"),
-        (tmp_path, "or around it"),
-        (other, "is a store: give a directory of its own"),
+        (store / "snapshots" / "out", "which is inside or around the store"),
+        (tmp_path, "inside or around the store"),
+        (other, "is a store: give a separate directory"),
         (tmp_path / "mine", r"is not empty, it holds letter\.txt"),
     ):
         with pytest.raises(UsageError, match=says):

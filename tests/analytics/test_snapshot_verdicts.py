@@ -117,7 +117,7 @@ def test_what_was_removed_meanwhile_is_incomplete(store: Path) -> None:
     expected = expected_of(store)
     (store / "snapshots" / "P1-2").rename(store / "snapshots" / ".P1-2.dropped")
     row = verdict_for(store / "snapshots" / "P1-2", expected)
-    assert (row["verdict"], row["why"]) == ("incomplete", "it was dropped before it could be read")
+    assert (row["verdict"], row["why"]) == ("incomplete", "it was deleted before it could be read")
 
 
 def test_a_manifest_that_is_replaced_meanwhile_is_read_again(

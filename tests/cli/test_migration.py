@@ -100,7 +100,7 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
     ("name", "options", "said"),
     [
         ("deaf", ("--dry-run",), "message 11 on channel A->B (Coin): B takes no Coin any more"),
-        ("single", ("--dry-run",), "give the topology a function that spreads"),
+        ("single", ("--dry-run",), "give the topology a function that distributes"),
         (
             "changed",
             (),

@@ -104,11 +104,11 @@ def test_two_rings_are_both_named() -> None:
 
 def test_a_stranger_is_refused() -> None:
     """A wait for a process that there is not is a mistake of the program."""
-    with pytest.raises(UsageError, match="process A waits for 'X', and there is no such process"):
+    with pytest.raises(UsageError, match="process A waits for 'X', which is not a process"):
         find_deadlock(seen({"A": for_all("X")}))
     view = seen({"A": for_all("B"), "B": None})
     del view.channels[Channel("B", "A")]
-    with pytest.raises(UsageError, match="there is no channel from B to A on which"):
+    with pytest.raises(UsageError, match="there is no channel from B to A"):
         find_deadlock(view)
     with pytest.raises(UsageError, match="name at least one, or return None"):
         for_any()

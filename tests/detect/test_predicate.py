@@ -137,8 +137,8 @@ def test_terminated_is_who_is_passive_with_empty_channels() -> None:
 def test_what_still_goes_on_is_named() -> None:
     """Processes that may act, and how many messages are on which channel."""
     found = find_activity(seen(Work(), Work(), A=Passing(), B=Ticking(left_count=1)))
-    assert str(found) == "active: B; messages on their way: A->B 2"
-    assert str(find_activity(seen(Work(), A=Passing()))) == "messages on their way: A->B 1"
+    assert str(found) == "active: B; messages in transit: A->B 2"
+    assert str(find_activity(seen(Work(), A=Passing()))) == "messages in transit: A->B 1"
 
 
 def test_who_cannot_say_that_it_is_passive_is_active() -> None:

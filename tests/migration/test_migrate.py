@@ -190,7 +190,7 @@ def test_a_new_field_needs_a_value() -> None:
 
     before = Topology({"A": ExternalProcess(state=Books), "B": ExternalProcess(state=Books)}, PAIR)
     snapshot = snapshot_of(before, {"A": {"total": 1}, "B": {"total": 2}})
-    with pytest.raises(UsageError, match=r"process A .*seen is new and has no value to begin with"):
+    with pytest.raises(UsageError, match=r"process A .*seen is new and has no initial value"):
         to(Topology({n: ExternalProcess(state=NewBooks) for n in "AB"}, PAIR), snapshot, before)
     migration = to(
         Topology({n: ExternalProcess(state=GoodBooks) for n in "AB"}, PAIR), snapshot, before
@@ -294,7 +294,7 @@ def test_a_message_that_cannot_be_read_refuses_the_whole() -> None:
         def receive(self, channel: Channel, message: Tip | old.Ask) -> None:
             """Take it."""
 
-    with pytest.raises(UsageError, match=r"\(Pay\): to is new and has no value to begin with"):
+    with pytest.raises(UsageError, match=r"\(Pay\): to is new and has no initial value"):
         to(accounts(Till), ON_THE_WAY)
 
 

@@ -101,7 +101,7 @@ def test_a_split() -> None:
     assert counts == {"A->B": 0, "A->C": 2, "B->A": 0, "B->C": 1, "C->A": 0, "C->B": 0}
     said = [str(change) for change in migration.changes]
     (loss,) = migration.losses
-    assert loss.sentence == "note of A, B is not in what redistribute returned"
+    assert loss.sentence == "note of A, B is missing from the result of redistribute"
     assert "messages: 3 were on channels, and redistribute has put 3 on the channels of now" in said
     assert "conserved: 22 coins before and after" in said
 
@@ -157,7 +157,7 @@ def test_money_that_is_not_passed_on_is_refused() -> None:
 def test_without_a_function_other_processes_are_refused() -> None:
     """The error says which are gone and which are new, and what to give."""
     with pytest.raises(
-        UsageError, match=r"gone: B; new: C, D\. .*Topology\(\.\.\., redistribute=\.\.\.\)"
+        UsageError, match=r"removed: B; new: C, D\. .*Topology\(\.\.\., redistribute=\.\.\.\)"
     ):
         to("ACD", None)
 

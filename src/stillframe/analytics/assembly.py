@@ -116,13 +116,13 @@ def _exclusive_writer(
                 mark = read_sealed(out / layout.ASSEMBLED, _Mark)
             elif path.exists():
                 raise UsageError(
-                    f"{out} is a store of another kind: fragments are assembled into one of their "
-                    "own; give a new directory"
+                    f"{out} is a store of another kind: fragments are assembled into a separate "
+                    "store; give a new directory"
                 )
             if path.exists() and read_sealed(path, Head).epoch > mark.epoch:
                 raise UsageError(
-                    f"a system went on from the store {out}, which has snapshots of its own since: "
-                    "give a new directory"
+                    f"a system was started from the store {out}, which has its own snapshots "
+                    "since: give a new directory"
                 )
             runs = dict(mark.runs)
             for group in good:
@@ -222,8 +222,8 @@ def assemble(
     """
     if not is_apart(out, directory):
         raise UsageError(
-            f"the store cannot be in {out}: that is among the fragments in {directory} or around "
-            "them; give a directory of its own"
+            f"the store cannot be in {out}, which is inside or around the fragments in "
+            f"{directory}; give a separate directory"
         )
     groups = group_fragments(directory, epoch=epoch)
     outcomes = [*drop_duplicates([classify(group, timeout_s=timeout_s) for group in groups])]
@@ -289,8 +289,8 @@ def drop_duplicates(outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             yield outcome
             continue
         yield outcome.refused(
-            f"epoch {epoch} gave the same number again: assemble this one with --epoch {own}, into "
-            "a directory of its own"
+            f"epoch {epoch} used the same number: assemble this one with --epoch {own}, into a "
+            "separate directory"
         )
 
 

@@ -152,8 +152,8 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
         if (damage := verified_parquet.error_of_task(error)) is not None:
             raise damage from error
         raise UsageError(
-            f"the SQL over {over} does not work: {sql!r}: {first_line(error)}. It must be an "
-            "aggregate over one snapshot's rows, such as 'sum(balance)'"
+            f"the SQL over {over} failed: {sql!r}: {first_line(error)}. It must be an aggregate "
+            "over one snapshot's rows, such as 'sum(balance)'"
         ) from error
     amounts: _Amounts = {}
     for row in found:

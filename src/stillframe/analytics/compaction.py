@@ -178,8 +178,8 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
     check_is_store(store)
     if not is_apart(out, store):
         raise UsageError(
-            f"the tables cannot be in {out}: that is in the store {store} or around it; give a "
-            "directory of its own"
+            f"the tables cannot be in {out}, which is inside or around the store {store}; give "
+            "a separate directory"
         )
     with explain_io_errors(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
@@ -188,8 +188,8 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
             lock = take_lock(out)
         except Unavailable:
             raise Unavailable(
-                f"another program is compacting into {out}: wait until it is done, or give another "
-                "directory"
+                f"another program is compacting into {out}: wait until it has finished, or give "
+                "another directory"
             ) from None
     try:
         catalog = read_catalog(out) if (out / CATALOG).exists() else Compacted()
@@ -213,12 +213,11 @@ def _check_free(out: Path) -> None:
     if (out / CATALOG).exists():
         return
     if (out / HEAD).exists():
-        raise UsageError(f"{out} is a store: give a directory of its own for the tables")
+        raise UsageError(f"{out} is a store: give a separate directory for the tables")
     names = {path.name for path in out.iterdir()} - {_LOCK, partial_path(out / CATALOG).name}
     if foreign := sorted(name for name in names if not _VERSION.fullmatch(name)):
         raise UsageError(
-            f"{out} is not empty, it holds {first_names(foreign)}: give a directory that is empty "
-            "or not there yet"
+            f"{out} is not empty, it holds {first_names(foreign)}: give an empty or new directory"
         )
     # A crash can leave the first version without a catalog, and no other.
     if any(not name.startswith(".") for name in names - {version_path(out, 1).name}):

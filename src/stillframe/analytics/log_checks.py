@@ -624,7 +624,7 @@ def _by_snapshot(steps: pa.Table) -> dict[str, list[Step]]:
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
-    """Return a sequence of runs of which none continues the one before; empty ones are left out."""
+    """Merge consecutive runs of a sequence, and leave out empty ones."""
     found: list[Run] = []
     for first, count in runs:
         if count <= 0:

@@ -31,7 +31,7 @@ ANSWERS_SCHEMA = pa.schema(
 )
 DAMAGED = "damaged"
 DROPPED = "dropped"
-WAS_DROPPED = "was dropped while snapshots were looked at"
+WAS_DROPPED = "was deleted during the evaluation"
 DEADLOCK = "deadlock"
 """The predicate for which tasks return the waits, in separate rows."""
 

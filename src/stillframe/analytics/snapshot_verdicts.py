@@ -88,7 +88,7 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
             return row | _verdict(directory, manifest, expected)
         except Damaged as error:
             if not directory.is_dir():
-                why = "it was dropped before it could be read"
+                why = "it was deleted before it could be read"
                 return known | {"verdict": INCOMPLETE, "why": why}
             if content == before:
                 return row | {"verdict": INCONSISTENT, "why": str(error)}

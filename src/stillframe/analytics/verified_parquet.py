@@ -139,8 +139,8 @@ def spark_errors(path: Path) -> Iterator[None]:
         if found is not None:
             raise found from error
         raise StoreError(
-            f"Spark cannot read {path}: {first_line(error)}. If snapshots are being dropped there "
-            "meanwhile, try again"
+            f"Spark cannot read {path}: {first_line(error)}. If snapshots are being deleted "
+            "there, try again"
         ) from error
 
 

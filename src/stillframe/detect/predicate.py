@@ -65,7 +65,7 @@ class Activity(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         active = f"active: {', '.join(self.processes)}" if self.processes else ""
         counts = ", ".join(f"{channel} {count}" for channel, count in self.channels.items())
-        return "; ".join(filter(None, (active, counts and f"messages on their way: {counts}")))
+        return "; ".join(filter(None, (active, counts and f"messages in transit: {counts}")))
 
 
 def find_activity(view: SnapshotView) -> Activity | None:
@@ -138,14 +138,14 @@ def open_waits(view: SnapshotView) -> dict[ProcessId, Waiting]:
         strangers = sorted(other for other in waiting.processes if other not in view.processes)
         if strangers:
             raise UsageError(
-                f"process {name} waits for {strangers[0]!r}, and there is no such process; there "
-                f"are {', '.join(view.processes)}"
+                f"process {name} waits for {strangers[0]!r}, which is not a process; the "
+                f"processes are {', '.join(view.processes)}"
             )
         for source in sorted(waiting.processes):
             if Channel(source, name) not in view.channels:
                 raise UsageError(
-                    f"process {name} waits for {source}, and there is no channel from {source} to "
-                    f"{name} on which something could come"
+                    f"process {name} waits for {source}, but there is no channel from {source} "
+                    f"to {name}"
                 )
         granted = _granted(view, name, waiting)
         if granted is not None:
@@ -167,7 +167,7 @@ def _granted(view: SnapshotView, name: ProcessId, waiting: Waiting) -> set[Proce
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """A quantity of which there is too much or too little; `places` has the amount that was found
+    """A quantity with a surplus or a deficit; `places` has the amount that was found
     in each process and channel."""
 
     quantity: str
@@ -250,7 +250,7 @@ def termination(view: SnapshotView) -> Verdict:
     """Return whether the system has terminated: all processes are passive, and all channels
     empty."""
     activity = find_activity(view)
-    sentence = str(activity or "every process is passive, nothing on its way")
+    sentence = str(activity or "every process is passive, and no message is in transit")
     return Verdict(activity is None, sentence)
 
 
@@ -337,18 +337,18 @@ def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table])
             rows = database.execute(sql).fetchall()
     except duckdb.Error as error:
         raise UsageError(
-            f"the predicate {sql!r} cannot be asked of snapshot {snapshot}: {error}"
+            f"the predicate {sql!r} cannot be evaluated in snapshot {snapshot}: {error}"
         ) from error
     if rows == [(None,)]:
         raise UsageError(
-            f"the predicate {sql!r} gives NULL on snapshot {snapshot}: a sum over no rows is NULL, "
-            "write coalesce(sum(...), 0)"
+            f"the predicate {sql!r} returns NULL in snapshot {snapshot}: a sum over no rows is "
+            "NULL, so write coalesce(sum(...), 0)"
         )
     if len(rows) != 1 or len(rows[0]) != 1 or not isinstance(rows[0][0], bool):
         shown = ", ".join(map(repr, rows[:3])) or "no row"
         raise UsageError(
-            f"the predicate {sql!r} gives {shown} on snapshot {snapshot}: it must give one row "
-            "with one column that is true or false"
+            f"the predicate {sql!r} returns {shown} in snapshot {snapshot}: it must return one "
+            "row with one column that is true or false"
         )
     return Verdict(holds=rows[0][0], sentence=f"{sql} is {str(rows[0][0]).lower()}")
 
@@ -364,19 +364,18 @@ Evaluate = Callable[[SnapshotEntry], Evaluation]
 
 def topology_of_store(store: Store, reference: str | None, expected: str) -> tuple[str, Topology]:
     """Return where the topology with the hash `expected` is (None: where the store says), and the
-    topology. Raises a UsageError if nobody says where it is, or it is another one."""
+    topology. Raises a UsageError if its place is unknown, or it is another one."""
     known = store.reference if reference is None else reference
     if known is None:
         raise UsageError(
-            f"the store {store.path} does not say of which topology it is: give "
-            "--topology MODULE:TOPOLOGY"
+            f"the store {store.path} does not name its topology: give --topology MODULE:TOPOLOGY"
         )
     add_cwd_to_path()
     topology = load_topology(known)
     if topology.description.hash != expected:
         raise UsageError(
-            f"the snapshots in {store.path} are of another topology than {known} is now: give the "
-            "one that they were taken of with --topology"
+            f"the snapshots in {store.path} were taken with a different topology than {known}: "
+            "give the original one with --topology"
         )
     return known, topology
 
@@ -390,8 +389,8 @@ def check_predicate_name(name: str) -> None:
 def resolve_predicate(name: str, store: Store, load: Callable[[], Topology]) -> Evaluate:
     """Return what asks a predicate of one snapshot of a store after the other.
 
-    `name` is termination, deadlock, loss (against the oldest snapshot of the same topology, of
-    which there must be one), MODULE:FUNCTION, or a question in SQL, for which the topology is not
+    `name` is termination, deadlock, loss (against the oldest snapshot of the same topology, which
+    must exist), MODULE:FUNCTION, or a question in SQL, for which the topology is not
     loaded. Raises as ``check_predicate_name``, and a UsageError if in the oldest snapshot nothing
     is conserved.
     """
@@ -425,7 +424,7 @@ def load_predicate(name: str, expected: Callable[[], Places]) -> StablePredicate
 def initial_places(store: Store, topology: Topology, entries: Iterable[SnapshotEntry]) -> Places:
     """Return what the oldest snapshot holds of conserved quantities, of those that this code can
     read: see ``migration`` for what a change of it conserves. Raises a UsageError if there is none,
-    or nobody has anything in it; another StillframeError if it cannot be read."""
+    or no process holds any of it; another StillframeError if it cannot be read."""
 
     def places_in(entry: SnapshotEntry) -> Places | None:
         if store.description_of(entry.id).hash != topology.description.hash:
@@ -433,8 +432,8 @@ def initial_places(store: Store, topology: Topology, entries: Iterable[SnapshotE
         places = places_of(view_of(store.load(entry.id), topology))
         if not places:
             raise UsageError(
-                f"in snapshot {entry.id} nobody has anything that is conserved: write 'conserved' "
-                "for the processes and messages that do"
+                f"in snapshot {entry.id} no process or message holds a conserved quantity: "
+                "implement 'conserved()' in those that do"
             )
         return places
 

@@ -2,7 +2,7 @@
 the right, and around the dots of the lines in between.
 
 A step's place from left to right follows from what happened before what, not from time: clocks of
-different processes disagree and often nobody noted the time at all, whereas layers need no clock,
+different processes disagree and often no time was noted at all, whereas layers need no clock,
 never let an arrow go back, and keep the diagram narrow, because steps of different processes that
 do not wait for each other share one.
 """

@@ -128,7 +128,7 @@ def epochs(log: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     except NotADirectoryError:
-        raise UsageError(f"{log} is a file: an event log is a directory") from None
+        raise UsageError(f"{log} is a file, but an event log is a directory") from None
     numbers = []
     for path in found:
         named = segment_of(path / "P" / "events-000001.arrows")

@@ -21,7 +21,7 @@ from stillframe.eventlog.segments import ACCEPTED, INTERNAL, KINDS, SCHEMA, SENT
 from stillframe.model import Channel, ProcessId
 
 BY_ITSELF = 0
-"""The code of an action that started without a message; no row of its own if it sends some."""
+"""The code of an action that started without a message; no separate row if it sends some."""
 STEP_ROW = 1
 _FIRST = 2
 _BYTE_MAX = 255

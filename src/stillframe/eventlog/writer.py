@@ -290,7 +290,7 @@ class WriterThread(threading.Thread):
             self._is_reported = True
             self._on_error(
                 f"the event log of process {self._header.process} in {self._log} cannot be "
-                f"written: {error}; the process goes on, and the log says how much of it is lost"
+                f"written: {error}; the process continues, and the log counts the lost actions"
             )
 
 

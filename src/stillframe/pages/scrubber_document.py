@@ -183,7 +183,7 @@ def _half(step: Step) -> int:
 
 def _keeps_apart(trace: Trace) -> bool:
     """Return whether messages keep the order of their channel, with room for a marker between any
-    two arrivals, and nothing is on its way for ever."""
+    two arrivals, and nothing is in transit for ever."""
     sent, came = defaultdict[Channel, list[MessageId]](list), defaultdict[Channel, Any](list)
     for _, event in trace.positions():
         for message in event.sent:

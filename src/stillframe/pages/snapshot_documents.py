@@ -353,7 +353,7 @@ def _participant(fragment: ParticipantFragment, budget: Budget) -> dict[str, Any
 def _pipeline_channel(
     manifest: Manifest, cut: ChannelCut, root: Path | None, budget: Budget
 ) -> dict[str, Any]:
-    """A channel for a page; if its records cannot be read, `error` says why."""
+    """Return a channel for a page; if its records cannot be read, `error` says why."""
     shown: list[dict[str, Any]] = []
     error = ""
     if root is not None and cut.record_count:
@@ -391,7 +391,7 @@ def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
 
 
 def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[str, Any]:
-    """The state of a query is what it was after a micro-batch of an epoch."""
+    """Describe the state of a query by the micro-batch and the epoch after which it was."""
     _, fields = _state(fragment)
     if fragment.query is not None and (batch := fragment.query.batch) is not None:
         ran = [s for s in manifest.batches[fragment.participant] if s.first <= batch]
@@ -416,8 +416,8 @@ def _channel_differences(
 
 
 def _written(root: Path, cut: ChannelCut, manifest: Manifest) -> set[int]:
-    """Return the epochs in which records were written into a log before the cut; also those of
-    which the log does not say any more what was written."""
+    """Return the epochs in which records were written into a log before the cut; also those whose
+    entries the log no longer has."""
     segments = manifest.segments[cut.log]
     reader = manifest.reader(root, cut.log)
     end = max(cut.position, cut.barrier)

@@ -4,7 +4,7 @@
     offsets/12                   the plan of micro-batch 12: v1, batch metadata, one line per source
     commits/12                   micro-batch 12 is done
     state/OPERATOR/PARTITION/    state after micro-batch 12: files of version 13 and before
-    sources/0/                   what a source remembers of its own
+    sources/0/                   the state of a source
 
 Nothing is ever edited or deleted in such a directory: resetting it by hand leaves files of the
 abandoned timeline that become the base of a later load, and the state is silently wrong. A restore
@@ -196,7 +196,7 @@ def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int])
 
 
 def _move(offsets: Path, positions: Mapping[str, int]) -> None:
-    """Make the plan of a micro-batch end at other positions, in a file of its own."""
+    """Make the plan of a micro-batch end at other positions, in a separate file."""
     lines = offsets.read_text(encoding="utf-8").split("\n")
     moved = lines[:_OFFSET_LINES_BEFORE_SOURCES]
     for line in lines[_OFFSET_LINES_BEFORE_SOURCES:]:

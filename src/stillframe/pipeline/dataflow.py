@@ -25,8 +25,8 @@ OFFSET_COLUMN = "_offset"
 class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A channel that is kept on disk: one participant appends to it, any number read it.
 
-    Each pair of the source and a target is a channel in the sense of the rules, with a position of
-    its own. `schema` is an Arrow schema as ``encode_schema`` writes it. Records keep their order
+    Each pair of the source and a target is a channel in the sense of the rules, with its own
+    position. `schema` is an Arrow schema as ``encode_schema`` writes it. Records keep their order
     within each of the `partition_count` partitions; `key` names the columns whose values select the
     partition. Without a key the partitions take turns.
     """

@@ -65,7 +65,7 @@ _held: set[Lock] = set()
 
 
 def _release_in_child() -> None:
-    """A forked process (``multiprocessing``) must not keep a lock after its parent has ended."""
+    """Release the locks in a forked process (``multiprocessing``): they end with its parent."""
     for lock in list(_held):
         lock.release()
 

@@ -7,7 +7,7 @@
     ROOT/under-way/shop-17/             a snapshot that is being taken (``pending_snapshot``)
     ROOT/snapshots/shop-17/             a published one (``snapshot_manifest``)
 
-An epoch writes into directories of its own. So the records appended by a program of an older epoch
+An epoch writes into its own directories. So the records appended by a program of an older epoch
 that is still alive are never read.
 """
 

@@ -247,7 +247,7 @@ class Pipeline:
             timeout_s: as for ``snapshot``.
             keep: how many snapshots stay, besides the savepoints; older ones are dropped and the
                 logs are trimmed. None keeps all.
-            happened: called in a thread of its own with each outcome, or with the error. If it
+            happened: called in a separate thread with each outcome, or with the error. If it
                 raises, no more snapshots are taken, and the error is raised at the end of the body.
         """
         chosen = parse_mode(mode)

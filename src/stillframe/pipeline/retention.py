@@ -86,8 +86,8 @@ def _delete(
 
 
 def trim(root: Path, metadata: Metadata, live: list[Manifest]) -> None:
-    """Delete every entry before those that the epoch or a `live` snapshot needs, of which there
-    must be one at least."""
+    """Delete every entry before those that the epoch or a `live` snapshot needs; there must be
+    at least one."""
     for log in (log for log in metadata.dataflow.logs if log.targets):
         # epoch -> the first number that may still be read
         needed: dict[int, int] = {}

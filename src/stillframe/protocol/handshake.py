@@ -8,7 +8,7 @@
 
 Both ends prove that they know the secret of this run, by HMAC-SHA256 over the whole exchange; the
 secret itself never travels. The version precedes the frame's content (``wire``), so that a peer of
-any version is recognized. Nonces are arguments: this module has no randomness of its own.
+any version is recognized. Nonces are arguments: this module uses no randomness.
 """
 
 import hashlib

@@ -47,7 +47,7 @@ The host's duties, in order:
 3. Call `meet` with a batch's colour before its messages are delivered to the application, and
    `receive` after that, with no other call in between.
 4. Carry out the effects in the order given before anything else happens in the process. A
-   `SendMarker` may be overtaken on its way, but neither lost nor doubled.
+   `SendMarker` may be overtaken, but neither lost nor doubled.
 5. Call `ended` when a snapshot was published or abandoned. Until then its colour travels, since
    others may still be white.
 """

@@ -43,7 +43,7 @@ TOLD_COUNT_MAX = 3
 
 
 class Policy(enum.Enum):
-    """What to do with a snapshot of which a fragment is missing."""
+    """Policies for a snapshot with a missing fragment."""
 
     ABANDON = "abandon"
     RETRY = "retry"
@@ -77,7 +77,7 @@ def next_initiator(
 
 
 class AbandonmentLimit:
-    """Counts consecutive abandoned requests, of which `count_max` are tolerated, or with None all.
+    """Counts consecutive abandoned requests, and tolerates `count_max` of them, or with None all.
     All attempts of one request count once."""
 
     def __init__(self, count_max: int | None) -> None:

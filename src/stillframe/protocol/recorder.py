@@ -10,13 +10,13 @@ The rules (Chandy & Lamport, *Distributed Snapshots*, TOCS 1985, section 3.2):
   received the marker along c."
 
 What we add: any number of snapshots at once, each with its own recording; counts of messages, which
-make a snapshot checkable by itself; and abandonment.
+make a snapshot checkable alone; and abandonment.
 
 The host's duties, in order:
 
 1. Report how much was sent on each channel (`sent`) before a call of `initiate` or `marker`.
 2. Carry out the effects in the order given before anything else happens in the process: a
-   `SendMarker` goes on its channel after everything sent before it.
+   `SendMarker` is sent on its channel after everything sent before it.
 3. Pass batches and markers of one channel in the order of their arrival. Pass a batch when its
    messages have been delivered to the application, with no other call in between.
 """

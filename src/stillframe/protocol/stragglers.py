@@ -53,7 +53,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     `is_busy` says that it is in the middle of an atomic action, for whose end a snapshot waits.
     `incoming` and `outgoing` are its ends of its channels, by the process at the other end.
     `quantities` are its conserved quantities, if requested, or why it cannot compute them.
-    `moment_s` is the time of the report, by a clock of which only differences have a meaning.
+    `moment_s` is the time of the report, by a clock whose differences alone have a meaning.
     """
 
     is_busy: bool
@@ -153,7 +153,7 @@ class Straggler(msgspec.Struct, frozen=True):
                 )
             case Cause.BEHIND:
                 behind = f"behind at most {self.unhandled_bytes:,} bytes that it has not handled"
-                where = behind if self.unhandled_bytes else "which is on its way"
+                where = behind if self.unhandled_bytes else "which is in transit"
                 text = f"{process} awaits the marker on {channels} {since}, {where}"
             case Cause.UNREACHED:
                 text = f"{process} has not recorded its state: no marker has come to it{awaited}"

@@ -154,7 +154,7 @@ class FrameReader:
         self._kinds: frozenset[int] = frozenset({int(Kind.GREETING)})
 
     def open(self, *kinds: Kind, frame_bytes_max: int) -> None:
-        """The handshake is over: from now on let through `kinds`, up to `frame_bytes_max` bytes."""
+        """End the handshake: from now on accept `kinds`, up to `frame_bytes_max` bytes."""
         self._kinds = frozenset(map(int, kinds))
         self._frame_bytes_max = frame_bytes_max
 

@@ -18,7 +18,7 @@ ORPHANED_S = 60.0
 """How long a process runs without a coordinator before it terminates, in seconds."""
 EXIT_FAILED = 1
 EXIT_JOIN_REJECTED = 2
-"""The process was refused, by the coordinator or by itself, before it had joined."""
+"""The process was refused, by the coordinator or on its own decision, before it had joined."""
 FRAGMENT_BYTES_MAX = wire.CONTROL_BYTES_MAX - 2**20
 MESSAGE_EXTRA_BYTES = 256
 """What a chunk counts beyond its bytes: many small ones cost too."""

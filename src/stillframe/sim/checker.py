@@ -237,7 +237,7 @@ def _name(snapshot: Snapshot | None) -> str:
 
 
 def _still_recording(world: World) -> Iterator[str]:
-    """The one question to a recorder: whether it records a snapshot after the notice of its end."""
+    """Check with the one question to a recorder: whether it records a snapshot after its end."""
     for taken in world.epoch.taken:
         if isinstance(taken.choice, choices.DeliverNotice):
             process, snapshot = taken.choice.process, taken.choice.snapshot
@@ -375,7 +375,7 @@ def _called(steps: Sequence[Step]) -> list[_Called]:
 
 
 def _check_start(known: Evidence, steps: Sequence[Step]) -> Iterator[str]:
-    """An epoch begins with start(), or with the recorded states and messages, and nothing else."""
+    """Check that an epoch begins only with start(), or with the recorded states and messages."""
     runners = known.world.runners
     called = [(process, handler, ()) for process, handler, _ in _called(steps)]
     expected: list[_Called]

@@ -275,8 +275,8 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
     lock = participant_lock(pipeline.path, query)
     if not lock.acquire():
         raise Unavailable(
-            f"query {query} of {pipeline.path} is running already: two writers on a channel cannot "
-            "be; stop the other one first"
+            f"query {query} of {pipeline.path} is already running, and a channel has one "
+            "writer: stop the other one first"
         )
     return lock
 
@@ -369,7 +369,7 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
             )
         if name.lower() == "checkpointlocation":
             raise UsageError(
-                "the checkpoint of a query lies in its pipeline (checkpoint_location): leave out "
+                "the checkpoint of a query is in its pipeline (checkpoint_location): leave out "
                 "the option checkpointLocation"
             )
 
@@ -400,7 +400,7 @@ def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> N
             f"with_barriers(frame, pipeline, {query!r}) around its source"
         )
         raise UsageError(
-            f"query {query} of {root} could take part in no snapshot, because its DataFrame {what}"
+            f"query {query} of {root} cannot take part in snapshots, because its DataFrame {what}"
         )
     unread: set[str] | None = set(logs)
     for line in ours:
@@ -442,7 +442,7 @@ def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
     manifests and snapshots that are dropped meanwhile are passed over."""
     path = checkpoint_path(root, head.epoch, query)
     advice = (
-        f"the checkpoint {path} was edited or deleted: state would be wrong without a word; "
+        f"the checkpoint {path} was edited or deleted, and its state would be silently wrong: "
         "restore the pipeline from a snapshot instead"
     )
     if (wrong := checkpoint.contradiction(path)) is not None:

@@ -98,14 +98,14 @@ def channels_of(options: ReadOptions) -> list[Log]:
     for log in logs:
         if options.query not in log.targets:
             raise UsageError(
-                f"query {options.query} is no target of channel {log.name}; its targets are "
+                f"query {options.query} is not a target of channel {log.name}; its targets are "
                 f"{', '.join(log.targets) or 'none'}: declare it"
             )
         difference = schema_difference(logs[0].arrow_schema, log.arrow_schema)
         if difference is not None:
             raise UsageError(
                 f"channels {logs[0].name} and {log.name} have different columns ({difference}): "
-                "read each with a readStream of its own"
+                "read each with a separate readStream"
             )
     return logs
 
@@ -263,7 +263,7 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
     table, service, channel = (options.get(name) for name in ("table", "service", "channel"))
     if channel is not None and (table is not None or service is not None):
         raise UsageError(
-            f"the option channel={channel!r} reads a channel's records by itself: leave out the "
+            f"the option channel={channel!r} reads only the records of a channel: leave out the "
             "options table and service"
         )
     if channel is not None:
@@ -354,8 +354,8 @@ def _the_cut(manifest: Manifest, channel: str, target: str | None) -> ChannelCut
     targets = manifest.dataflow.log(channel).targets
     if not targets:
         raise UsageError(
-            f"channel {channel} has no target, it is an end of the dataflow: no record is on its "
-            "way there; read its log with log_records"
+            f"channel {channel} has no target, because it is an output of the dataflow, so it "
+            "never has records in flight: read its log with log_records"
         )
     if target is None and len(targets) > 1:
         raise UsageError(

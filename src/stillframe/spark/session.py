@@ -72,7 +72,7 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     """Return the active Spark session, or start one that is quiet and, if Spark is to run on this
     machine, reachable only from here.
 
-    A session of your own (on a cluster, with settings of its own) is used as it is when it is
+    A session of your own (on a cluster, with its own settings) is used as it is when it is
     active. One that is started here keeps its Java process until the program ends or ``stop``.
 
     Args:

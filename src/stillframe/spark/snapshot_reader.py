@@ -168,7 +168,7 @@ def differences(before: DataFrame, after: DataFrame, keys: list[str]) -> DataFra
 
 
 def _numbered(rows: DataFrame, keys: list[str], values: list[str], side: str) -> DataFrame:
-    """Number the rows of each key: several of one key are compared one by one, in order."""
+    """Assign numbers to the rows of each key: several of one key are compared in order."""
     value = F.col(values[0]) if len(values) == 1 else F.struct(*values)
     order = Window.partitionBy(*keys).orderBy(*values)
     return rows.select(

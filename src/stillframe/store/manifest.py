@@ -258,8 +258,8 @@ def are_files(records: tuple[FileRecord, ...], names: tuple[str, ...]) -> bool:
 
 CHAIN_LENGTH_MAX = 16
 """Maximum bases of a snapshot before it is rewritten in full. Measured with 5.2 million keys (100
-MB) of which 1 % change each time: loading a full snapshot takes 4.7 s of CPU, one with 8 bases 5.1
-s and one with 16 bases 6.4 s; rewriting one takes 2.5 s, every 17th time."""
+MB) and 1 % of them changed each time: loading a full snapshot takes 4.7 s of CPU, one with 8 bases
+5.1 s and one with 16 bases 6.4 s; rewriting one takes 2.5 s, every 17th time."""
 
 
 def reachable(

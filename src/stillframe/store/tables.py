@@ -462,7 +462,7 @@ def _raw_array(encoded: bytes) -> pa.Array:
 
 
 def _struct_of(kind: str, columns: Iterable[Column], **options: Any) -> type[msgspec.Struct]:
-    """Return a class with a field for each column, any of which may be missing."""
+    """Return a class with a field for each column, and any of them may be missing."""
     fields = [(column.name, Any, None) for column in columns]
     return msgspec.defstruct(kind, fields, frozen=True, gc=False, **options)
 

@@ -166,7 +166,7 @@ def _is_of_another_user(scope: Scope) -> bool:
 
 def is_allowed(client: Endpoint, server: Endpoint) -> bool:
     """Return whether a connection is from our own user or root, as far as this machine can tell.
-    Anybody on a machine can connect to its loopback, and the page can do what the commands do,
+    Every user of a machine can connect to its loopback, and the page can do what the commands do,
     whose socket only its owner can reach. Linux knows the user of a connection; a connection of an
     unknown user, such as one that was closed already, is refused."""
     if not _IPV4_SOCKETS.exists():

@@ -353,7 +353,7 @@ class SystemCounters:
 
 
 class PollCounters:
-    """Counts the polls of a watcher, the last of which was finished at `finished_s` by the
+    """Counts the polls of a watcher, and the last was finished at `finished_s` by the
     monotonic clock; `errors` says of each thing that may fail whether it does."""
 
     def __init__(self, *concerns: str) -> None:

@@ -101,7 +101,7 @@ class EndedSnapshot(NamedTuple):
         return 1 + len(self.timeline.fragment_at)
 
     def attributes(self) -> dict[str, Value]:
-        """Return the attributes of its own span."""
+        """Return the attributes of its span."""
         timeline, outcome, entry = self
         found: dict[str, Value] = {
             "id": str(timeline.snapshot),

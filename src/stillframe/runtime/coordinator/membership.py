@@ -94,7 +94,7 @@ class MemberConnection(InboundConnection):
         self._membership.warn(f"a bug in stillframe: {describe(error)}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process has terminated, or will come back, or was never one."""
+        """Handle a closed connection: its process terminated, will reconnect, or never joined."""
         super().connection_lost(exc)
         if self.process is not None:
             is_cut = isinstance(exc, OSError) and exc.errno in _NETWORK_ERRORS
@@ -117,8 +117,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
     """How one epoch starts: with the initial states `starts`, None for a fresh start; the secret
     that proves who a process is (empty with TLS), and the number of its first snapshot. One that
-    `is_taken_over` goes on after its coordinator died: every process has been connected, and is to
-    come back.
+    `is_taken_over` continues after its coordinator died: every process has been connected, and is
+    to come back.
 
     `emit` receives events, and `departed` a process that has terminated, with its last words;
     `runs` tells whether the operating-system process that was started for a process still runs.
@@ -203,7 +203,7 @@ class Membership:
         self._start.emit(events.ConnectionWarning(detail))
 
     def expect_departures(self) -> None:
-        """The epoch has ended: a process that terminates is no event from now on."""
+        """End the epoch: from now on a terminating process is not an event."""
         self._is_over = True
         for waiting in self._returning.values():
             waiting.cancel()
@@ -218,7 +218,7 @@ class Membership:
     def lost(
         self, process: ProcessId, connection: MemberConnection, *, is_cut: bool, is_dropped: bool
     ) -> None:
-        """A connection of `process` was closed: by us because of what was received on it if
+        """Handle a closed connection of `process`: by us because of what was received on it if
         `is_dropped`, by a network failure, which says nothing of the process, if `is_cut`."""
         if self._is_over or self._connections.get(process) is not connection:
             return

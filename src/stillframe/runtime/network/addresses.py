@@ -61,7 +61,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 ANY_PORT = Address(LOOPBACK, 0)
-"""Where everything listens unless it is told otherwise."""
+"""The default address to listen on."""
 
 
 def require_tls_off_loopback(listen: Address, certificates: str | None) -> None:

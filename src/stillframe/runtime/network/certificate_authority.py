@@ -1,4 +1,4 @@
-"""Makes a CA and certificates, for a test or a small system; a large one has a CA of its own.
+"""Makes a CA and certificates, for a test or a small system; a large one has its own CA.
 
 DIRECTORY/ca.pem and ca-key.pem are the CA; each folder beside them is the directory of certificates
 of one machine (``certificates.py``): ``coordinator``, which may speak for the coordinator and for

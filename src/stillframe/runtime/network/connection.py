@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_aborted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A TCP connection carries this one as it is."""
+        """Start on a TCP connection, which carries this one as it is."""
         if self.prepare(transport):
             self.begin(cast(asyncio.Transport, transport))
 
@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def broken(self, error: StillframeError) -> None:
-        """The other end broke the rules; the connection is closed after this."""
+        """Handle a violation by the other end; the connection is closed after this."""
         raise NotImplementedError
 
     def crashed(self, error: Exception) -> None:
@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tcp.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
+        """Handle the end of the connection."""
         self.settled()
         if self._timer is not None:
             self._timer.cancel()
@@ -300,7 +300,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
+        """Handle the end of the connection."""
         self._tcp = None
         self._inner.connection_lost(exc)
 

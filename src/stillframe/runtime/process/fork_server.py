@@ -3,11 +3,11 @@
 It imports what every process needs and loads the topology, once. Each process is then a copy, made
 when it is asked for: that takes milliseconds, and what is only read stays shared.
 
-A copy must differ from a process that was started by itself in nothing but that. It has a session
-and a standard input of its own and no other descriptor; what a process must know, the secret among
+A copy must differ from a directly started process in nothing but that. It has its own
+session and standard input and no other descriptor; what a process must know, the secret among
 it, comes on that standard input and is never here. If loading the topology left something that a
 copy would lack or share, such as a thread, a socket or a generator of random numbers, this program
-begins again without the topology, and each process loads it by itself. It begins again too when a
+begins again without the topology, and each process loads it separately. It begins again too when a
 file was changed that it had loaded, or was loading: a process runs the code that is there when it
 starts. If loading failed, it begins again with the topology once a process has ended that met the
 same.
@@ -68,7 +68,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
     """The answer to a request: the process `pid`, with a pidfd of it; and why it loads the topology
-    by itself, if it does."""
+    separately, if it does."""
 
     pid: int
     unshared: str | None
@@ -154,7 +154,7 @@ def why_not_shared(before: Footprint, after: Footprint) -> str | None:
 @contextlib.contextmanager
 def _ending_with(supervisor: int) -> Iterator[None]:
     """Meanwhile the kernel kills this program when its supervisor ends, or the thread of that which
-    started it; what is forked goes on."""
+    started it; what is forked continues."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # it has ended before
@@ -332,7 +332,7 @@ class _Server:
         return False
 
     def _become_a_process(self, stdin: int) -> None:
-        """Leave nothing in this copy that a process would not have that was started by itself."""
+        """Leave nothing in this copy that a directly started process would not have."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -348,8 +348,9 @@ class _Server:
         return any(_stamp(file) != stamp for file, stamp in self._loaded.items())
 
     def _begin_again(self, unshared: str | None, *, again: bool = False) -> None:
-        """Replace this program by itself. It keeps its number, its processes and the channel, with
-        what was not yet read of that; `unshared` is why it does not load the topology then."""
+        """Replace this program with a fresh copy. It keeps its number, its processes and the
+        channel, with what was not yet read of that; `unshared` is why it does not load the topology
+        then."""
         setup = msgspec.structs.replace(self._setup, unshared=unshared, again=again)
         stdin = os.memfd_create("setup")
         os.write(stdin, _encode(setup) + b"\n")

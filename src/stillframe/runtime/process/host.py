@@ -3,7 +3,7 @@
 A host owns no socket. Links pass frames to it (`Host.on_frame`), and it writes frames into the
 transports that links have attached to its channels. Two kinds of host differ only in who drives:
 
-* ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` by itself;
+* ``HandlerHost`` (``handlers.py``) calls the plain-function handlers of a ``Process`` itself;
 * ``LoopHost`` (``loop_host.py``) is polled for the next message by a program with its own event
   loop; ``AsyncHandlerHost`` polls itself, and calls the handlers of a ``Process`` with ``async``
   ones.

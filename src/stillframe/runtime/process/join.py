@@ -85,7 +85,7 @@ class JoinedProcess:
         await self._host.until_safe()
 
     async def _reenter_action(self) -> None:
-        """The wait failed or was cut short: the program goes on, and so inside an action."""
+        """Return into the action after a wait that failed or was cut short."""
         if not self._host.action.locked():
             await self._host.enter()
             if self._host.error is None:

@@ -28,7 +28,7 @@ from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_se
 
 
 def check_unused(root: Path, head: Metadata, service: str) -> None:
-    """Refuse to run a service as a process of a system if it ran by itself in this epoch: the
+    """Refuse to run a service as a process of a system if it ran alone in this epoch: the
     system starts where the epoch started, and would do everything a second time. A UsageError if
     it left, StillRunning if it died, or was the process of a system and died."""
     resting = stopped_service(root, head, service)
@@ -51,7 +51,7 @@ class PipelineLogs:
     `system` is the name of the system (``pipeline.pending_snapshot``).
 
     Raises:
-        UsageError: the pipeline has no such service, or it ran by itself in this epoch, and left.
+        UsageError: the pipeline has no such service, or it ran alone in this epoch, and left.
         NotAtRest: it died in this epoch, and its state with it.
         Unavailable: another program runs it.
         Damaged: an item that it has still to read is missing.

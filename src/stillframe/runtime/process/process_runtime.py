@@ -299,7 +299,7 @@ class ProcessRuntime:
         self.report(control.ConnectionWarning(detail))
 
     def _report_output_failure(self, detail: str) -> None:
-        """An event log or fragments cannot be written; any thread may call this."""
+        """Report that an event log or fragments cannot be written; any thread may call this."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is reported now
             loop = self.failed.get_loop()
             loop.call_soon_threadsafe(self.report, control.OutputFailed(detail))

@@ -1,4 +1,4 @@
-"""The recorded state of one process, on its way from the cut to the coordinator.
+"""The recorded state of one process, in transit from the cut to the coordinator.
 
 At a cut a process pauses only for what cannot be deferred: the sets of changed keys are put aside,
 and the fields that are not keyed are encoded, or a process is forked that encodes them. The rest is
@@ -139,7 +139,7 @@ class ForkedEncoder:
             self._take(chunk)
 
     def _reap(self) -> None:
-        """It has terminated: take what is left in the pipe, and report the result."""
+        """Read the rest of the pipe of the terminated child, and report the result."""
         status = 0
         with contextlib.suppress(ChildProcessError):  # the program itself has waited for it
             _, status = os.waitpid(self._pid, 0)

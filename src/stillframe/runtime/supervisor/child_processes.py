@@ -20,7 +20,7 @@ from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 
 LOG_END_S = 2 * CLOSE_S_MAX + 2.0
 """How long a process has to finish its action, event log and fragments. One that is killed before
-it gives up by itself would lose what it has recorded."""
+it gives up would lose what it has recorded."""
 _EXIT_WAIT_S = 1.0
 UNKNOWN_END = (
     "it ended for an unknown reason, because a previous supervisor started it; see its "
@@ -159,7 +159,7 @@ async def run_until_stopped(
     to exit with. `emit` receives events (``Started``, ``NotShared``, ``Ended``, ``Stopped``), each
     with a sentence.
 
-    Each epoch has an operating-system process of its own, as on the coordinator's machine: what an
+    Each epoch has a separate operating-system process, as on the coordinator's machine: what an
     epoch leaves in memory ends with it.
     """
     loop, process = asyncio.get_running_loop(), launch.me.process

@@ -1,7 +1,7 @@
 """The client of the fork server (``fork_server.py``): requests processes, and watches them.
 
-What a process must know goes past the fork server: the process reads it from a pipe of its own, of
-which the fork server has seen the other end only.
+What a process must know goes past the fork server: the process reads it from its own pipe, and the
+fork server has seen only the other end.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ first."""
 END_S = 5.0
 """How long a fork server has to exit when it is no longer needed."""
 _PACKET_BYTES = 2**15
-"""An answer has room for a path of 4096 characters, each of which JSON may write as six."""
+"""An answer has room for a path of 4096 characters, and JSON may write each as six."""
 _REQUEST = b"fork"
 _FIRST_OTHER = 3
 
@@ -63,7 +63,7 @@ class WatchedProcess:
 
     @classmethod
     def start(cls, command: Sequence[str], *, keeps: Sequence[int] = ()) -> "WatchedProcess":
-        """Start `command` in a session of its own, so that no key pressed here reaches it; it
+        """Start `command` in a new session, so that no key pressed here reaches it; it
         inherits the descriptors `keeps` under the same numbers. OSError if it cannot be started.
 
         ``subprocess`` uses ``vfork``, which copies none of our memory. The event loop's own way is
@@ -161,7 +161,7 @@ class _Request(NamedTuple):
 
 class _Channel:
     """A fork server that was started, and the socket that connects it to us. `unshared` is why the
-    last process that it forked loads the topology by itself; None if it need not."""
+    last process that it forked loads the topology separately; None if it need not."""
 
     def __init__(self, reference: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -298,8 +298,8 @@ class ForkServer:
             ) from error
 
     def newly_unshared(self) -> str | None:
-        """Return a sentence why each process loads the topology by itself; None if none does, or if
-        the reason is the same as at the last call."""
+        """Return a sentence why each process loads the topology separately; None if none does, or
+        if the reason is the same as at the last call."""
         reason = None if self._channel is None else self._channel.unshared
         is_repeated, self._last_reported = reason == self._last_reported, reason
         if reason is None or is_repeated:

@@ -1,6 +1,6 @@
 """A system whose processes are services of a pipeline: the supervisor's side.
 
-For each snapshot of the pipeline the system takes one of its own, so that both are one cut. The
+For each snapshot of the pipeline the system takes its own, so that both are one cut. The
 system must not be rolled back alone, because the logs would not be. So a death stops it; then the
 pipeline is restored, and the system started again.
 """
@@ -45,7 +45,7 @@ class PipelineBinding:
     def initial_snapshot(self) -> SnapshotId | None:
         """Return the snapshot in the system's store to start from; None for a fresh start.
         UsageError if the pipeline was restored from a snapshot without this system, or a process
-        ran by itself in this epoch of the pipeline, and left; NotAtRest if a process died in it."""
+        ran alone in this epoch of the pipeline, and left; NotAtRest if a process died in it."""
         for service in self.services:
             check_unused(self.root, self._metadata, service)
         if self._metadata.restored_from is None:
@@ -88,8 +88,8 @@ class PipelineBinding:
     def refusal(self, doing: str) -> UsageError:
         """Return the error for what the system must not do alone."""
         return UsageError(
-            f"{doing} is not for this system alone: it is part of the pipeline {self.root}; use "
-            f"'stillframe pipeline' with that directory"
+            f"{doing} is not possible for this system alone, because it is part of the pipeline "
+            f"{self.root}; use 'stillframe pipeline' with that directory"
         )
 
     async def follow(self, coordinator: Coordinator, emit: Callable[[events.Event], None]) -> None:

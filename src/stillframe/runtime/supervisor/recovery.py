@@ -24,13 +24,13 @@ from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
 FAILURE_COUNT_MAX = 3
-"""So many failures of the application in a row are too many, if each comes soon after a start:
-a snapshot may have been taken between them, and the program fails all the same."""
+"""Failures of the application in a row that stop the system, if each comes soon after a start: a
+snapshot may have been taken between them, and the program fails all the same."""
 FAILURE_WITHIN_S = 10.0
 DEATH_COUNT_MAX = 20
-"""So many deaths of any kind in a row, with no new snapshot, are too many."""
+"""Deaths of any kind in a row, with no new snapshot, that stop the system."""
 STABLE_S = 60.0
-"""A system that ran for so long before a death is not failing in a row."""
+"""A system that ran for this time before a death is not failing in a row."""
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
 

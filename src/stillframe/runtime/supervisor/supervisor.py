@@ -692,7 +692,7 @@ async def trigger_periodically(
 ) -> None:
     """Take a snapshot every `every_s` seconds until cancelled or until the system ends, which
     raises a StillframeError. The `initiators` take turns. One that is due while the one before is
-    under way is skipped, which `emit` is told: if snapshots take longer than the interval, they
+    pending is skipped, and `emit` is notified: if snapshots take longer than the interval, they
     must not pile up. None is due while the system is being restored."""
     loop = asyncio.get_running_loop()
     turns = cycle(initiators)
