@@ -289,7 +289,7 @@ def test_nothing_is_taken_over_that_was_changed(
 def test_a_full_disk_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
     """A task that cannot write says where and why, in our words."""
     with (
-        pytest.raises(StoreError, match="could not be written: No such file or directory: make"),
+        pytest.raises(StoreError, match="could not be written: No such file or directory: check"),
         verified_parquet.spark_errors(tmp_path),
     ):
         write(spark.range(1), tmp_path / "nowhere")
