@@ -8,7 +8,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stillframe.analytics.log_events import LogMessage, locate, vector_clock
-from stillframe.analytics.log_verification import findings, log_pieces, published_cuts, verdicts
+from stillframe.analytics.log_verification import (
+    findings,
+    log_pieces,
+    published_cuts,
+    verdicts,
+    verify,
+)
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.eventlog.to_trace import read_trace
 from stillframe.model import Channel
@@ -102,6 +108,18 @@ def test_cuts_are_those_of_a_store_that_is_whole(
         bank.spoil(directory, file, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
     with pytest.raises(error, match=r"snapshot P1-2: .*(messages|processes|P1->P2)"):
         published_cuts(spark, store)
+
+
+@pytest.mark.spark
+def test_damage_of_a_log_is_raised_as_such(spark: SparkSession, tmp_path: Path) -> None:
+    """When it is verified, not as an error of a task when the verdicts are collected."""
+    chance = random.Random(SEED)
+    write(Execution(chance).log(), tmp_path, 1, chance)
+    pieces = log_pieces(spark, tmp_path)
+    gone = next(tmp_path.rglob("*.parquet"))
+    gone.unlink()
+    with pytest.raises(Damaged, match=rf"^{gone} is missing"):
+        verify(pieces)
 
 
 @pytest.mark.spark

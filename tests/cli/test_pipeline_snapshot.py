@@ -148,7 +148,7 @@ def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal
         abandoned = json.loads(out)["abandoned"]
         assert (command.returncode, abandoned["reason"]) == (1, "interrupted")
         assert (abandoned["snapshot"], abandoned["missing"]) == ("shop-1", ["audit", "books"])
-        while b"nothing is held up any more" not in seen:
+        while b"no participant is delayed" not in seen:
             seen += os.read(terminal, 4096)
         os.close(terminal)
         assert shop.progress() is None

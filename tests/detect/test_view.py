@@ -1,6 +1,7 @@
 """A snapshot as predicates see it: objects of the program's own classes."""
 
-from dataclasses import dataclass
+import gc
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
@@ -99,3 +100,32 @@ def test_a_snapshot_of_another_topology_is_refused() -> None:
     """The error names the processes of both."""
     with pytest.raises(UsageError, match="holds the processes A, B, C, and the topology has A, B:"):
         view_of(snapshot(), Topology.mesh({"A": Purse(), "B": Purse()}))
+
+
+class Ledger(Process):
+    """Holds many objects."""
+
+    rows: list[list[int]] = field(default_factory=list)
+
+
+def test_a_state_of_many_objects_is_read_without_garbage_collection() -> None:
+    """It would traverse all that was read so far, again and again; afterwards it is as before."""
+    topology = Topology({"A": Ledger()}, [])
+    encoded = StateCodec(Ledger).capture(Ledger(rows=[[number] for number in range(20_000)]))
+    state = GlobalState((ProcessState("A", "Ledger", encoded),), ())
+    collections: list[str] = []
+
+    def collect(phase: str, _: object) -> None:
+        collections.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(collect)
+    try:
+        view = view_of(Snapshot(SnapshotId("A", 1), 1, 0.0, 0.0, state), topology)
+        is_enabled, during = gc.isenabled(), list(collections)
+    finally:
+        gc.callbacks.remove(collect)
+    assert len(view.processes["A"].rows) == 20_000
+    assert is_enabled
+    # One before the pause, and one after it, may come from what the test itself has made.
+    assert len(during) <= 4

@@ -24,11 +24,11 @@ from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import (
     _write,
     check_options,
-    check_spark,
     read_channels,
     start_query,
     to_channel,
 )
+from stillframe.spark.session import check_version
 from stillframe.spark.slices import record_batches
 from tests.spark import flows
 
@@ -73,14 +73,15 @@ def nothing_started(pipeline: Pipeline) -> bool:
 @pytest.mark.parametrize("version", ["3.5.1", "4.0.0", "4.1.9-SNAPSHOT"])
 def test_old_spark_is_refused(version: str) -> None:
     """Before 4.2 a Python source cannot end a micro-batch; the error says which version can."""
-    with pytest.raises(Unavailable, match=r"install pyspark 4\.2 or later"):
-        check_spark(version)
+    words = rf"PySpark {version} is too old: 4\.2 or later is needed.*: pip install 'stillframe"
+    with pytest.raises(Unavailable, match=words):
+        check_version(version)
 
 
 @pytest.mark.parametrize("version", ["4.2.0", "4.3.0", "4.10.1", "5.0.0-preview1"])
 def test_later_spark_is_taken(version: str) -> None:
     """Versions are compared as numbers."""
-    check_spark(version)
+    check_version(version)
 
 
 @pytest.mark.parametrize(

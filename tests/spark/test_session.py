@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from stillframe.errors import Unavailable
-from stillframe.spark.session import find_java, settings
+from stillframe.errors import Unavailable, UsageError
+from stillframe.spark.queries import register
+from stillframe.spark.session import add_package, find_java, settings, spark_session
 
 
 def make_java(home: Path, release: str | None) -> Path:
@@ -75,6 +77,51 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert "pip install 'stillframe[spark]'" in answer.stdout
+
+
+@pytest.mark.parametrize("version", ["3.5.4", "4.0.1", "4.1.0"])
+def test_a_pyspark_that_is_too_old_is_named_with_what_is_needed(version: str) -> None:
+    """It is not said to be missing, though it lacks what we import."""
+    program = (
+        "import sys, types\n"
+        "for name in ('pyspark', 'pyspark.sql'): sys.modules[name] = types.ModuleType(name)\n"
+        f"sys.modules['pyspark'].__version__ = {version!r}\n"
+        "from pathlib import Path\n"
+        "from stillframe.errors import Unavailable\n"
+        "from stillframe.analytics import audit_store\n"
+        "try: audit_store(Path('.'))\n"
+        "except Unavailable as error: print(error)\n"
+        "try: from stillframe.spark import start_query\n"
+        "except Unavailable as error: print(error)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    lines = answer.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert f"PySpark {version} is too old: 4.2 or later is needed" in line
+        assert "not installed" not in line
+
+
+class ConnectSession:
+    """Stands for a session of Spark Connect, which has no sparkContext."""
+
+    __module__ = "pyspark.sql.connect.session"
+    version = "4.2.0"
+
+
+def test_a_session_of_spark_connect_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything of it is used; also where the environment asks for such a session."""
+    session = cast(Any, ConnectSession())
+    for use in (register, add_package):
+        with pytest.raises(UsageError, match=r"Spark Connect is not supported.*sparkContext"):
+            use(session)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://server")
+    with pytest.raises(UsageError, match="the variable SPARK_REMOTE is set"):
+        spark_session()
 
 
 def test_executors_of_a_cluster_can_reach_the_driver() -> None:

@@ -108,6 +108,27 @@ class Stream:
         raise ConnectionRefusedError("nobody listens")
 
 
+def test_a_start_that_takes_long_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which query is being started, how many run, and when it has started."""
+    pipeline = make_pipeline(tmp_path / "p", has_end=False)
+    monkeypatch.setattr("stillframe.spark.queries.check_sources", lambda *_: None)
+    monkeypatch.setattr("stillframe.spark.queries.NOTICE_S", 0.0)
+    stream, said = Stream(), list[str]()
+    reported = threading.Event()
+
+    def report(words: str) -> None:
+        said.append(words)
+        reported.set()
+
+    monkeypatch.setattr(Stream, "start", lambda self, *_: reported.wait() and self)
+    start_query(cast(DataFrame, stream), pipeline, "all", each_batch=lambda *_: None, report=report)
+    stream.is_gone.set()
+    assert said[0] == f"starting query all of {pipeline.path}; 0 of 1 queries run"
+    assert said[1].startswith("query all has started, after ")
+
+
 def test_no_restore_comes_before_a_sink_has_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,8 +191,16 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
         on channels, and ``missing`` the processes that did not record, or have no log. ``faults``
         and ``gaps`` are the first few, as structs of source, target, what, first, last and count;
         ``fault_count`` counts all.
+
+    Raises:
+        Damaged: a file of the log is not what was written, or missing.
+        StoreError: Spark cannot read the log.
     """
-    return verdicts(findings(pieces, published))
+    found = verdicts(findings(pieces, published))
+    # They are few. Collected here, damage is an error of ours and not one of a task.
+    with verified_parquet.spark_errors("the event log"):
+        rows = found.collect()
+    return pieces.sparkSession.createDataFrame(rows, found.schema)
 
 
 class CrossCheck:

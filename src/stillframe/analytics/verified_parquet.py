@@ -130,8 +130,8 @@ def _collect(answers: DataFrame) -> list[Any]:
 
 
 @contextmanager
-def spark_errors(path: Path) -> Iterator[None]:
-    """Raise what stopped a task that read `path`: Damaged, which names a file, or a StoreError."""
+def spark_errors(place: object) -> Iterator[None]:
+    """Raise what stopped a task that read `place`: Damaged, which names a file, or a StoreError."""
     try:
         yield
     except PySparkException as error:
@@ -139,7 +139,7 @@ def spark_errors(path: Path) -> Iterator[None]:
         if found is not None:
             raise found from error
         raise StoreError(
-            f"Spark cannot read {path}: {first_line(error)}. If snapshots are being deleted "
+            f"Spark cannot read {place}: {first_line(error)}. If files are being deleted "
             "there, try again"
         ) from error
 

@@ -181,9 +181,10 @@ def _ended_like_ctrl_c() -> contextlib.AbstractContextManager[None]:
 def published(manifest: Manifest) -> str:
     """Say what a published snapshot is."""
     kind = "snapshot" if manifest.name is None else f"savepoint {manifest.name}, snapshot"
+    unaligned = f" ({', '.join(manifest.unaligned)} unaligned)" if manifest.unaligned else ""
     doubled = f"; {twice(manifest)}" if manifest.duplicate_count else ""
     return (
-        f"{kind} {manifest.snapshot}: {manifest.mode}, epoch {manifest.epoch}, "
+        f"{kind} {manifest.snapshot}: {manifest.mode}{unaligned}, epoch {manifest.epoch}, "
         f"{quantities.count(manifest.record_count, 'record')} on channels, recorded in "
         f"{quantities.duration(manifest.completed_at - manifest.initiated_at)}, published after "
         f"{quantities.duration(manifest.published_at - manifest.initiated_at)}{doubled}"
@@ -334,6 +335,7 @@ def list_snapshots(path: PipelinePath) -> None:
         "name": attrgetter("name"),
         "course": lambda manifest: marks[manifest.snapshot],
         "mode": attrgetter("mode"),
+        "unaligned": lambda manifest: ", ".join(manifest.unaligned),
         "published": lambda manifest: quantities.moment(manifest.published_at),
         "epoch": lambda manifest: str(manifest.epoch),
         "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
@@ -344,7 +346,7 @@ def list_snapshots(path: PipelinePath) -> None:
 
     def put() -> None:
         if manifests:
-            output.put_table("", columns, manifests, texts=5)
+            output.put_table("", columns, manifests, texts=6)
         output.say(
             f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
             f"{metadata.epoch}{began}; {end}"
@@ -390,6 +392,7 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
         "id": manifest.snapshot,
         **{name: getattr(manifest, name) for name in ("name", "epoch", *_TIMES, *_COUNTS)},
         "mode": str(manifest.mode),
+        "unaligned": manifest.unaligned,
         "byte_count": manifest.bytes,
     }
 

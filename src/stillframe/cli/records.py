@@ -140,7 +140,7 @@ def _find(
         pieces = pieces.filter(pieces["epoch"] == epoch)
         cuts = None if cuts is None else cuts.filter(cuts["epoch"] == epoch)
     with verified_parquet.spark_errors(log):
-        collected = log_verification.verify(pieces, cuts).collect()
+        collected = log_verification.verdicts(log_verification.findings(pieces, cuts)).collect()
     names = (
         set() if published is None else {*map(str, published.manifests), *map(str, wrong_in_store)}
     )

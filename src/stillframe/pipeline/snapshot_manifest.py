@@ -181,6 +181,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sum(channel.duplicate_count for channel in self.channels)
 
     @property
+    def unaligned(self) -> tuple[str, ...]:
+        """The participants of an aligned snapshot that recorded unaligned, with records in flight
+        to them: they did not run, or could not wait for barriers."""
+        if self.mode is not Mode.ALIGNED:
+            return ()
+        return tuple(sorted({cut.target for cut in self.channels if cut.record_count}))
+
+    @property
     def bytes(self) -> int:
         """The length of all files of its checkpoints; most are shared with other snapshots."""
         return sum(file.bytes for file in self.files)

@@ -7,6 +7,7 @@ rules between micro-batches (``spark.scan_planner``), its sink appends each micr
 
 import contextlib
 import re
+import sys
 import threading
 import time
 import uuid
@@ -27,7 +28,7 @@ from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log, schema_difference
-from stillframe.pipeline.locks import Lock, participant_lock
+from stillframe.pipeline.locks import Lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
 from stillframe.pipeline.metadata import Metadata, checkpoint_path, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
@@ -38,15 +39,16 @@ from stillframe.pipeline.snapshot_manifest import (
     read_manifest,
     snapshot_path,
 )
-from stillframe.spark.session import add_package
+from stillframe.spark.session import add_package, check_version
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
 
 EachBatch = Callable[[DataFrame, int], None]
 _STARTING = "Initializing sources"
 _POLL_S = 0.02
+NOTICE_S = 1.0
+"""How long a start takes before it is reported, in seconds."""
 _TIMES = "spark.sql.parquet.outputTimestampType"
-SPARK_VERSION_MIN = (4, 2)
 _ASYNC = "asyncprogresstracking"
 _REFUSED_TRIGGERS = {
     "realTime": "real-time mode has no micro-batches to end at a barrier",
@@ -68,8 +70,8 @@ _lent: dict[tuple[Path, str], Lock] = {}
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
     """Let a session know the three formats of ``spark.source``, and `others`. Unavailable says that
     Spark is too old, or keeps our sources from this session."""
-    check_spark(spark.version)
     add_package(spark)
+    check_version(spark.version)
     sources: tuple[type[DataSource], ...] = (ChannelSource, SnapshotSource, RecordsSource)
     for source in (*sources, *others):
         try:
@@ -166,6 +168,7 @@ def start_query(
     trigger: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
     each_batch: EachBatch | None = None,
+    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
 ) -> StreamingQuery:
     """Start a query of a pipeline: each micro-batch goes to every channel that it writes.
 
@@ -181,6 +184,8 @@ def start_query(
             the numbers of the abandoned timeline come again with other records. No restore of the
             pipeline can happen before a call has returned: ``pipeline.epoch`` stays the same in it,
             and what it writes is of that epoch.
+        report: receives a sentence before and after a start that takes longer than a second: each
+            source starts a Python process. By default it goes to standard error.
 
     Raises:
         UsageError: there is no such query, or it writes nothing. `frame` has no source of ours, one
@@ -222,16 +227,35 @@ def start_query(
         )
         if trigger:
             writer = writer.trigger(**trigger)
-        started = writer.start()
-        # Spark gives each source's Python process ten seconds to start: queries that all started at
-        # once would delay each other.
-        while started.isActive and started.status["message"] == _STARTING:
-            time.sleep(_POLL_S)
+        with _reported(pipeline, query, report):
+            started = writer.start()
+            # Spark gives each source's Python process ten seconds to start: queries that all
+            # started at once would delay each other.
+            while started.isActive and started.status["message"] == _STARTING:
+                time.sleep(_POLL_S)
     except BaseException:
         run.end()
         raise
     threading.Thread(target=run.end_with, args=(started,), daemon=True).start()
     return started
+
+
+@contextlib.contextmanager
+def _reported(pipeline: Pipeline, query: str, report: Callable[[str], object]) -> Iterator[None]:
+    """Report a start, which the body waits for, and which of all queries run, if it takes long."""
+    began = time.monotonic()
+    names = pipeline.dataflow.queries
+    running = sum(is_running(pipeline.path, name) for name in names if name != query)
+    words = f"starting query {query} of {pipeline.path}; {running} of {len(names)} queries run"
+    notice = threading.Timer(NOTICE_S, report, [words])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+    if (took_s := time.monotonic() - began) > NOTICE_S:
+        report(f"query {query} has started, after {took_s:.1f} s")
 
 
 class _Run:
@@ -344,16 +368,6 @@ def _kept(batch: DataFrame, use_count: int) -> Any:
         yield
     finally:
         batch.unpersist()
-
-
-def check_spark(version: str) -> None:
-    """Refuse a Spark that cannot let a Python source end a micro-batch."""
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if found < SPARK_VERSION_MIN:
-        raise Unavailable(
-            f"Spark {version} is too old: from 4.2 on a source written in Python may say where a "
-            "micro-batch ends; install pyspark 4.2 or later"
-        )
 
 
 def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from stillframe.errors import Unavailable
+from stillframe.errors import Unavailable, UsageError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -30,6 +30,10 @@ JAVA_VERSIONS = (17, 21, 25)
 JAVA_DIRECTORY = Path("/usr/lib/jvm")
 """Where Debian puts every Java that it installs."""
 
+PYSPARK_VERSION_MIN = (4, 2)
+"""From this version on, a source in Python decides where a micro-batch ends."""
+_INSTALL = "pip install 'stillframe[spark]' (Java 17, 21 or 25 too)"
+_CONNECT = "pyspark.sql.connect"
 _NEEDED_MODULE = "jdk.incubator.vector"
 _LAST_WORDS_BYTES = 2000
 _STDERR = 2
@@ -80,22 +84,20 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
         master: Spark's URL of the cluster, or ``local[*]``.
 
     Raises:
-        Unavailable: PySpark or Java is missing, or Spark did not start.
+        Unavailable: PySpark or Java is missing or too old, or Spark did not start.
+        UsageError: the active session is one of Spark Connect.
     """
-    try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - only here is Spark needed
-    except ImportError as error:
-        raise Unavailable(
-            "PySpark is not installed",
-            remedy="pip install 'stillframe[spark]' (Java 17, 21 or 25 too)",
-        ) from error
-    active = SparkSession.getActiveSession()
+    session_class: type[SparkSession] = import_with_pyspark("pyspark.sql").SparkSession
+    if os.environ.get("SPARK_REMOTE"):
+        raise _connect_refusal("the variable SPARK_REMOTE is set")
+    active = session_class.getActiveSession()
     if active is not None:
+        require_classic(active)
         return active
     os.environ["JAVA_HOME"] = str(find_java())
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, sys.executable)
-    builder = SparkSession.builder.master(master).appName(app_name)
+    builder = session_class.builder.master(master).appName(app_name)
     for setting, value in settings(master).items():
         builder = builder.config(setting, value)
     with _java_stderr_in_file() as last_words:
@@ -110,9 +112,37 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
             ) from error
 
 
+def require_classic(spark: "SparkSession") -> None:
+    """Raise a UsageError if this is a session of Spark Connect."""
+    if type(spark).__module__.startswith(_CONNECT):
+        raise _connect_refusal("this session is one")
+
+
+def _connect_refusal(why: str) -> UsageError:
+    return UsageError(
+        f"Spark Connect is not supported, and {why}: Stillframe sends its package through "
+        "sparkContext, and Spark calls its sinks in the driver. Run this program as the driver, "
+        "with SparkSession.builder.master(...) and without remote(...) and SPARK_REMOTE"
+    )
+
+
+def check_version(version: str) -> None:
+    """Raise Unavailable if a version of PySpark or Spark is older than the one that is needed."""
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if found < PYSPARK_VERSION_MIN:
+        needed = ".".join(map(str, PYSPARK_VERSION_MIN))
+        raise Unavailable(
+            f"PySpark {version} is too old: {needed} or later is needed, where a source written in "
+            "Python may decide where a micro-batch ends",
+            remedy=_INSTALL,
+        )
+
+
 def add_package(spark: "SparkSession") -> None:
     """Send this package to the executors of a session, once for all sessions that share them. They
-    have Arrow and PySpark, and import only modules that need no more."""
+    have Arrow and PySpark, and import only modules that need no more. A UsageError if it is a
+    session of Spark Connect."""
+    require_classic(spark)
     context = spark.sparkContext
     if context in _shipped or _is_local(str(context.master)):
         return
@@ -138,12 +168,17 @@ def lazy_attribute(package: str, modules: Mapping[str, str], name: str) -> Any:
 
 
 def import_with_pyspark(module: str) -> ModuleType:
-    """Return a module that imports PySpark; Unavailable says that it is missing."""
+    """Return a module that imports PySpark; Unavailable says that it is missing or too old."""
+    try:
+        import pyspark  # noqa: PLC0415 - only here is Spark needed
+    except ImportError as error:
+        raise Unavailable(f"PySpark is not installed ({error})", remedy=_INSTALL) from error
+    check_version(pyspark.__version__)
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise Unavailable(
-            f"PySpark is not installed ({error}): pip install 'stillframe[spark]'"
+            f"a package that PySpark needs is missing: {error}", remedy=_INSTALL
         ) from error
 
 

@@ -33,7 +33,8 @@ def query_state(
         pipeline: the pipeline.
         snapshot: an id or a savepoint's name.
         query: its name.
-        operator: which stateful operator of the query, from 0 at the sources.
+        operator: the number of the stateful operator: 0 is the one nearest the sink, and the
+            numbers rise towards the sources, as Spark numbers them.
         store: the name of the state store, for operators that have several; None for the usual.
         options: further options of Spark's format ``statestore``: ``joinSide="left"`` for a join
             of two streams, ``stateVarName="total"`` for ``transformWithState``.
