@@ -15,7 +15,7 @@ from stillframe.analytics.log_verification import (
     verdicts,
     verify,
 )
-from stillframe.errors import Damaged, NotConsistent, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.eventlog.to_trace import read_trace
 from stillframe.model import Channel
 from stillframe.trace import MessageId, Position
@@ -111,14 +111,23 @@ def test_cuts_are_those_of_a_store_that_is_whole(
 
 
 @pytest.mark.spark
-def test_damage_of_a_log_is_raised_as_such(spark: SparkSession, tmp_path: Path) -> None:
-    """When it is verified, not as an error of a task when the verdicts are collected."""
+@pytest.mark.parametrize("harm", ["changed", "removed"])
+def test_damage_of_a_log_is_raised_as_such(spark: SparkSession, tmp_path: Path, harm: str) -> None:
+    """When it is verified, in one sentence, not as an error of a task when the verdicts are
+    collected."""
     chance = random.Random(SEED)
     write(Execution(chance).log(), tmp_path, 1, chance)
     pieces = log_pieces(spark, tmp_path)
-    gone = next(tmp_path.rglob("*.parquet"))
-    gone.unlink()
-    with pytest.raises(Damaged, match=rf"^{gone} is missing"):
+    file = next(tmp_path.rglob("*.parquet"))
+    if harm == "removed":
+        file.unlink()
+        with pytest.raises(StoreError, match=rf"FileNotFoundError: No such file .*{file}"):
+            verify(pieces)
+        return
+    content = bytearray(file.read_bytes())
+    content[8 : len(content) // 2] = bytes(len(content) // 2 - 8)
+    file.write_bytes(content)
+    with pytest.raises(Damaged, match=rf"^{file} is no file of an event log .*: move it out of"):
         verify(pieces)
 
 

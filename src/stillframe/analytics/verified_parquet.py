@@ -42,6 +42,7 @@ file."""
 _BATCH_ROW_COUNT = 1 << 16
 _ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
 _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
+_IN_PYTHON = "from the Python worker"
 FILE_ROW_COUNT = 2**23
 GROUP_ROW_COUNT = 2**20
 GROUP_BYTES = 2**26
@@ -151,9 +152,11 @@ def error_of_task(error: PySparkException) -> Exception | None:
 
 
 def first_line(error: PySparkException) -> str:
-    """Return the first line of Spark's message, without codes and plans."""
-    line = str(error).strip().partition("\n")[0]
-    return re.sub(r"\s*SQLSTATE: \w+.*", "", line).rstrip(".")
+    """Return the first line of Spark's message, without codes and plans; of an error in Python that
+    is the last one, after the traceback."""
+    lines = str(error).partition("JVM stacktrace:")[0].strip().splitlines() or [""]
+    line = lines[-1] if _IN_PYTHON in lines[0] else lines[0]
+    return re.sub(r"\s*SQLSTATE: \w+.*|\[Errno \d+\] ", "", line).rstrip(".")
 
 
 def _damage(_: str | None, path: str, *promised: Any) -> tuple[str, str] | None:

@@ -245,8 +245,9 @@ def as_written(path: Any) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except _NO_TABLE as error:
+        why = " ".join(str(error).split())
         raise Damaged(
-            f"{path} is no file of an event log as it was written: {error}: move it out of the "
+            f"{path} is no file of an event log as it was written: {why}: move it out of the "
             "directory; what else is there can be read",
             path=path,
         ) from error

@@ -41,7 +41,7 @@ def as_written(where: Path) -> Iterator[None]:
         yield
     except _NO_TABLE as error:
         raise Damaged(
-            f"{where} is not a table of a store: {error}",
+            f"{where} is not a table of a store: {' '.join(str(error).split())}",
             path=where,
             remedy=SNAPSHOT_ADVICE,
         ) from error
