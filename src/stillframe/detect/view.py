@@ -72,8 +72,8 @@ def view_of(snapshot: Snapshot, topology: Topology) -> SnapshotView:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Pause it for the body, which makes many objects and no cycles: while they are made, it would
-    traverse all of them again and again, for two thirds of the time."""
+    """Pause garbage collection for the body, which creates many objects and no cycles. It would
+    traverse all of them repeatedly, for two thirds of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
