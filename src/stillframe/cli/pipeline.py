@@ -20,10 +20,10 @@ from rich.text import Text
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option, signals
 from stillframe.cli.options import INTERVAL, Timeout, keep_option
-from stillframe.errors import StillframeError, UsageError
+from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
-from stillframe.pipeline.coordinator import periodically
+from stillframe.pipeline.coordinator import abandoned_snapshots, periodically
 from stillframe.pipeline.locks import COORDINATOR, Lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, is_being_published
@@ -31,6 +31,7 @@ from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
 from stillframe.protocol.aligner import Mode
+from stillframe.store.history import SnapshotAbandoned
 
 _TIMES = ("initiated_at", "completed_at", "published_at")
 _COUNTS = ("record_count", "duplicate_count")
@@ -307,11 +308,17 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
 
 @app.add("pipeline list shop.pipeline", name="list")
 def list_snapshots(path: PipelinePath) -> None:
-    """List the snapshots of a pipeline in the order of publishing. Marks show those of the
-    present timeline and the one that the present epoch started from."""
+    """List the snapshots of a pipeline in the order of publishing, and the last abandoned ones.
+    Marks show those of the present timeline and the one that the present epoch started from."""
     pipeline = Pipeline(path)
     metadata = read_metadata(pipeline.path)
     manifests, damages = listing(pipeline.path)
+    unreadable: list[str] = []
+    abandoned: tuple[SnapshotAbandoned, ...] = ()
+    try:
+        abandoned = abandoned_snapshots(pipeline.path)
+    except Damaged as error:
+        unreadable.append(str(error))
     marks = {manifest.snapshot: _timeline_mark(manifest, metadata) for manifest in manifests}
     latest = next((m.snapshot for m in reversed(manifests) if marks[m.snapshot]), None)
     document = {
@@ -323,6 +330,10 @@ def list_snapshots(path: PipelinePath) -> None:
         "snapshots": [
             document_of(manifest) | {"is_current": bool(marks[manifest.snapshot])}
             for manifest in manifests
+        ],
+        "abandoned": [
+            {name: getattr(one, name) for name in ("snapshot", "reason", "missing", "detail")}
+            for one in abandoned
         ],
         "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
     }
@@ -347,14 +358,15 @@ def list_snapshots(path: PipelinePath) -> None:
     def put() -> None:
         if manifests:
             output.put_table("", columns, manifests, texts=6)
+        output.say(*map(str, abandoned))
         output.say(
             f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
             f"{metadata.epoch}{began}; {end}"
         )
 
     output.answer(document, put)
-    if damages:
-        end_with_failure(*map(str, damages.values()))
+    if damages or unreadable:
+        end_with_failure(*map(str, damages.values()), *unreadable)
 
 
 @app.add("pipeline delete shop.pipeline shop-3 shop-4", "pipeline delete shop.pipeline --keep 10")

@@ -5,6 +5,7 @@ line or in any other program that sees the pipeline's directory: it communicates
 (``pending_snapshot``). Participants that no program runs now are recorded as they are on the disk.
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import replace_durably, sync, write_new
-from stillframe.errors import Damaged, NotConsistent, UsageError
+from stillframe.errors import Damaged, NotConsistent, UsageError, describe
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
 from stillframe.pipeline.locks import coordinating
@@ -27,6 +28,7 @@ from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
+from stillframe.store.history import SnapshotAbandoned, shortened
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
@@ -42,6 +44,9 @@ REST_S = 0.05
 take the lock."""
 
 ID_FILE = "last-snapshot.json"
+ABANDONED_FILE = "abandoned.json"
+ABANDONED_COUNT_MAX = 100
+"""How many abandoned snapshots are remembered."""
 UNSEEN_MAX = 1000
 """How many numbers are left out when ``last-snapshot.json`` is damaged: a participant may remember
 that of a snapshot that was abandoned before any barrier was appended."""
@@ -54,6 +59,36 @@ class LastSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     format: int = FORMAT
     last: int
+
+
+class AbandonedSnapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``abandoned.json``: the last abandoned snapshots, the oldest first."""
+
+    format: int = FORMAT
+    snapshots: tuple[SnapshotAbandoned, ...]
+
+
+def abandoned_snapshots(root: Path) -> tuple[SnapshotAbandoned, ...]:
+    """Return the last abandoned snapshots of the pipeline at `root`, the oldest first; Damaged if
+    the file is not what was written."""
+    path = root / ABANDONED_FILE
+    return read_sealed(path, AbandonedSnapshots).snapshots if path.exists() else ()
+
+
+def _remember(root: Path, abandoned: Abandoned) -> Abandoned:
+    """Add an abandoned snapshot to the list, if that can be written, and return it."""
+    path = root / ABANDONED_FILE
+    try:
+        before = abandoned_snapshots(root)
+    except Damaged:
+        before = ()
+    ended = SnapshotAbandoned(
+        abandoned.snapshot, abandoned.reason.name, abandoned.missing, shortened(abandoned.detail)
+    )
+    kept = (*before, ended)[-ABANDONED_COUNT_MAX:]
+    with contextlib.suppress(OSError, TooLarge):
+        replace_durably(path, seal(AbandonedSnapshots(snapshots=kept)))
+    return abandoned
 
 
 def take_snapshot(
@@ -69,32 +104,46 @@ def take_snapshot(
             manifest.name for manifest in snapshot_manifest.readable_manifests(root)
         ):
             raise UsageError(f"the savepoint {name!r} exists already: give another name")
+        if (left := pending_snapshot.under_way(root)) is not None:
+            _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
         clear_pending(root)
         try:
             request = _ask(root, metadata, mode, name, timeout_s)
-            outcome = _collect(root, metadata, request, progress)
-            if isinstance(outcome, Abandoned):
-                return outcome
-            completed_at = time.time()
             try:
-                return _publish(root, metadata, request, outcome, completed_at=completed_at)
-            except NotConsistent as error:
-                return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
-            except TooLarge as error:
-                sizes = {
-                    participant: len(one.service.encoded) if one.service is not None else 0
-                    for participant, one in outcome.items()
-                }
-                largest = max(sizes, key=lambda name: sizes[name])
-                return Abandoned(
-                    request.snapshot,
-                    Reason.NOT_RECORDED,
-                    (largest,),
-                    f"the states of all services together are too large: {error}; the largest is "
-                    f"that of {largest}, {sizes[largest]} bytes",
-                )
+                outcome = _take(root, metadata, request, progress)
+            except BaseException as error:
+                why = describe(error)
+                _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
+                raise
+            return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
         finally:
             clear_pending(root)
+
+
+def _take(
+    root: Path, metadata: Metadata, request: Request, progress: Callable[[Progress], None]
+) -> Manifest | Abandoned:
+    outcome = _collect(root, metadata, request, progress)
+    if isinstance(outcome, Abandoned):
+        return outcome
+    completed_at = time.time()
+    try:
+        return _publish(root, metadata, request, outcome, completed_at=completed_at)
+    except NotConsistent as error:
+        return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
+    except TooLarge as error:
+        sizes = {
+            participant: len(one.service.encoded) if one.service is not None else 0
+            for participant, one in outcome.items()
+        }
+        largest = max(sizes, key=lambda name: sizes[name])
+        return Abandoned(
+            request.snapshot,
+            Reason.NOT_RECORDED,
+            (largest,),
+            f"the states of all services together are too large: {error}; the largest is "
+            f"that of {largest}, {sizes[largest]} bytes",
+        )
 
 
 def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
