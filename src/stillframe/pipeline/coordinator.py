@@ -104,7 +104,9 @@ def take_snapshot(
             manifest.name for manifest in snapshot_manifest.readable_manifests(root)
         ):
             raise UsageError(f"the savepoint {name!r} exists already: give another name")
-        if (left := pending_snapshot.under_way(root)) is not None:
+        with explain_io_errors(root / pending_snapshot.UNDER_WAY, "read"):
+            left = pending_snapshot.under_way(root)
+        if left is not None:
             _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
         clear_pending(root)
         try:
