@@ -82,7 +82,7 @@ def test_a_stop_during_a_snapshot_loses_nothing(
     assert last.is_restore_point
     assert current is not None
     assert current.id == last.id
-    assert f"to go on from snapshot {last.id}" in err
+    assert f"to continue from snapshot {last.id}" in err
     assert counts(path)[-1] == max(counts(path))
 
 
@@ -175,7 +175,7 @@ def test_a_system_whose_events_nobody_can_read_stops_after_a_last_snapshot(
     assert system.process.wait() == EXIT_CLOSED_PIPE, err
     last = Store.open(path).entries()[-1]
     assert last.is_restore_point
-    assert f"to go on from snapshot {last.id}" in err
+    assert f"to continue from snapshot {last.id}" in err
     assert counts(path)[-1] == max(counts(path))
 
 
@@ -219,7 +219,7 @@ def test_a_stop_while_processes_come_back_loses_nothing(start: Start, tmp_path: 
     assert code == 0, err
     (entry,) = Store.open(path).entries()
     assert (entry.epoch, entry.is_restore_point) == (1, True)
-    assert f"to go on from snapshot {entry.id}" in err
+    assert f"to continue from snapshot {entry.id}" in err
 
 
 def test_a_second_stop_while_processes_come_back_ends_them(start: Start, tmp_path: Path) -> None:

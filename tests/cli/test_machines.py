@@ -80,7 +80,7 @@ def test_the_commands_of_the_page_run_a_system(
     joined[1].until("this epoch has ended for it; joining again")
     code, _, err = system.end(signal.SIGINT)
     assert code == 0
-    assert "to go on from snapshot" in err
+    assert "to continue from snapshot" in err
     programs[-1].until("the coordinator does not answer at 127.0.0.1:")
     assert [program.end(signal.SIGINT)[0] for program in (programs[-1], joined[1])] == [0, 0]
     assert len(Store.open(tmp_path / "money").entries()) >= 2

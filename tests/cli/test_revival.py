@@ -103,7 +103,7 @@ def test_resume_starts_what_has_nothing_to_go_on_from(
     code, _, err = again.end(signal.SIGTERM)
     assert code == 0
     (entry,) = Store.open(path).entries()
-    assert f"to go on from snapshot {entry.id}" in err
+    assert f"to continue from snapshot {entry.id}" in err
     assert is_damaged or str(entry.id) == "P1-1"
 
 

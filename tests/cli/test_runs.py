@@ -141,7 +141,7 @@ def test_run_snapshot_restore_stop_and_go_on(start: Start, call: Call, tmp_path:
     assert (code, out) == (0, "")
     last = snapshot_ids(path)[-1]
     assert last == "P1-3"
-    assert f"to go on from snapshot {last}: stillframe restore {path}" in err
+    assert f"to continue from snapshot {last}: stillframe restore {path}" in err
 
     again = start("restore", path, "--every", "never", "--json")
     again.until(f"epoch 3: the system runs from snapshot {last}")
@@ -162,7 +162,7 @@ def test_an_event_log_goes_on_and_is_never_overwritten(call: Call, tmp_path: Pat
     assert call("run", rally, "--store", path, *options).exit_code == 0
     refused = call("run", rally, "--store", tmp_path / "other", "--event-log", log)
     assert refused.exit_code == 2
-    assert "holds the event log of epoch 1 already" in refused.stderr
+    assert "event log of epoch 1, which is not overwritten" in refused.stderr
     assert call("restore", path, *options).exit_code == 0
     for epoch, snapshot in zip((1, 2), Store.open(path).entries(), strict=True):
         trace = read_trace(log, epoch)
