@@ -80,7 +80,8 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
         without_spark(monkeypatch)
         monkeypatch.setattr(log_verification, "log_pieces", lambda *_: frame())
         monkeypatch.setattr(log_verification, "channel_cuts", lambda *_: frame())
-        monkeypatch.setattr(log_verification, "verify", lambda *_: frame(*found))
+        monkeypatch.setattr(log_verification, "findings", lambda *_: frame())
+        monkeypatch.setattr(log_verification, "verdicts", lambda _: frame(*found))
         monkeypatch.setattr(audit, "invalid_snapshots", lambda *_: {})
         monkeypatch.setattr(log_events, "locate", lambda *_: frame(*LOCATED))
 
