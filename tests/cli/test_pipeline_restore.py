@@ -37,7 +37,7 @@ def test_a_stopped_pipeline_goes_back(call: Call, saved: Pipeline) -> None:
 
 
 def test_a_restore_can_be_json(call: Call, saved: Pipeline) -> None:
-    """Without a name it goes to the newest of the present course."""
+    """Without a name it goes to the newest of the present timeline."""
     saved.snapshot()
     done = json.loads(call("pipeline", "restore", saved.path, "--json").stdout)
     assert done.pop("seconds") > 0

@@ -64,7 +64,7 @@ MODE = typer.Option(
 )
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
 SNAPSHOT = argument(
-    "SNAPSHOT", f"{_SNAPSHOT}  [default: the newest of the present course]", default=None
+    "SNAPSHOT", f"{_SNAPSHOT}  [default: the newest of the present timeline]", default=None
 )
 
 
@@ -344,7 +344,7 @@ def list_snapshots(path: PipelinePath) -> None:
     columns: output.Columns[Manifest] = {
         "snapshot": attrgetter("snapshot"),
         "name": attrgetter("name"),
-        "course": lambda manifest: marks[manifest.snapshot],
+        "timeline": lambda manifest: marks[manifest.snapshot],
         "mode": attrgetter("mode"),
         "unaligned": lambda manifest: ", ".join(manifest.unaligned),
         "published": lambda manifest: quantities.moment(manifest.published_at),
