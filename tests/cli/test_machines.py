@@ -74,7 +74,7 @@ def test_the_commands_of_the_page_run_a_system(
     code, _, err = joined[0].end(signal.SIGTERM)
     assert code == 0
     assert err.endswith("process P2: stopped; the system waits until it joins again\n")
-    system.until("process P2 died: its connection to the coordinator was lost; going back")
+    system.until("process P2 died: its connection to the coordinator was lost; restoring")
     start(joins[0])
     assert "from snapshot P1-" in system.until("epoch 2: the system runs")
     joined[1].until("this epoch has ended for it; joining again")
@@ -119,6 +119,7 @@ def test_who_is_refused_at_its_first_coming_ends(
     assert [code for code, _, _ in ends] == [0, 0, 0]
     happened = [json.loads(line) for line in ends[1][1].splitlines()]
     assert happened[0] == {
+        "version": 1,
         "event": "Started",
         "process": "B",
         "detail": f"looking for the coordinator at {address}",
