@@ -15,6 +15,7 @@ import msgspec
 
 from stillframe.errors import Unavailable
 from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.protocol import wire
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
@@ -27,7 +28,7 @@ PLACE = "anybody at the commands"
 _FIRST = SnapshotId("A", 1)
 _NAMES = ("../x", "x/..", ".", "A-1", "A-7", "-", "n" * 65, "\x00", "store.json", "é", "")
 LINES = [
-    msgspec.json.encode(request) + b"\n"
+    msgspec.json.encode(msgspec.to_builtins(request) | {"protocol_version": wire.VERSION}) + b"\n"
     for request in (
         admin_socket.TriggerSnapshot(None),
         admin_socket.TriggerSnapshot("A"),
