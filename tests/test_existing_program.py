@@ -62,7 +62,9 @@ def settle(command: str, directory: Path) -> None:
         wait_until(lambda: says(log, "waiting for"), "the system waits for both")
     elif command.startswith("python warehouse.py & sleep"):
         wait_until(lambda: says(log, "epoch 2: the system runs"), "the system is back")
-        wait_until(lambda: says(directory / "desk.log", "over"), "the desk knows")
+        wait_until(
+            lambda: says(directory / "desk.log", "epoch of the system has ended"), "the desk knows"
+        )
 
 
 @pytest.fixture

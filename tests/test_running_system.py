@@ -140,18 +140,20 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with stillframe.run(rally, store=path, interval_s=None) as system:
         system.snapshot()
-        with pytest.raises(Unavailable, match=f"process {os.getpid()}, runs"):
+        with pytest.raises(Unavailable, match=f"process {os.getpid()}, is running"):
             stillframe.run(rally, store=path, restore="newest")
 
 
-def test_what_ends_the_system_is_told_by_wait_and_by_every_call(tmp_path: Path) -> None:
+def test_what_ends_the_system_is_told_by_wait_and_by_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here a handler that raises each time; at the end of the body, too."""
-    with (
-        pytest.raises(StillframeError, match="seven is too much") as told,
-        stillframe.run(programs.raising, store=tmp_path / "store", interval_s=None) as system,
-    ):
+    monkeypatch.setenv(programs.LATE_VARIABLE, str(tmp_path / "late"))
+    system = stillframe.run(programs.raising_later, store=tmp_path / "store", interval_s=None)
+    (tmp_path / "late").touch()
+    with pytest.raises(StillframeError, match="it is too late") as told, system:
         system.wait()
-    with pytest.raises(Unavailable, match=r"the system has ended: .*seven is too much"):
+    with pytest.raises(Unavailable, match=r"the system has ended: .*it is too late"):
         system.snapshot()
     with pytest.raises(StillframeError) as again:
         system.stop()

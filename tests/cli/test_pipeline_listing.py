@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.pipeline import Pipeline
+from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.pipeline import Pipeline, coordinator
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.service import join
+from stillframe.protocol.aligner import Mode
 from tests.cli.conftest import Call
-from tests.cli.pipelines import commit
+from tests.cli.pipelines import Till, commit
 from tests.pipeline.money import changed
 
 
@@ -17,14 +21,16 @@ def rows_of(stdout: str) -> list[list[str]]:
 
 
 def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
-    """Id, name, timeline, mode and epoch; records on channels; size of the checkpoints."""
+    """Id, name, timeline, mode and epoch; records on channels; size of the checkpoints. Who
+    recorded unaligned in an aligned snapshot, because nothing runs, is named."""
     shop.snapshot()
     commit(shop, 0, 0)
     shop.savepoint("gold", "unaligned")
     result = call("pipeline", "list", shop.path)
     first, second = rows_of(result.stdout)
-    assert first[:3] == ["shop-1", "present", "aligned"]
+    assert first[:5] == ["shop-1", "present", "aligned", "audit,", "books"]
     assert second[:4] == ["shop-2", "gold", "present", "unaligned"]
+    assert "books" not in second
     assert first[-4:] == ["3", "0", "0", "B"]
     assert second[-4:] == ["3", "0", "51", "B"]
     assert result.stderr == (
@@ -48,6 +54,39 @@ def test_the_present_timeline_is_marked(call: Call, shop: Pipeline) -> None:
     assert "epoch 2, which began from shop-1; a restore goes back to shop-3" in result.stderr
 
 
+def test_abandoned_snapshots_are_listed_with_their_reason(call: Call, shop: Pipeline) -> None:
+    """One that met its deadline, one that was interrupted, and one that was left by a program that
+    was killed; the last ones, when there are many."""
+
+    def interrupt(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    shop.snapshot()
+    with join("till", pipeline=shop.path, state=Till()):
+        assert isinstance(shop.snapshot(timeout_s=0.01), Abandoned)
+        with pytest.raises(KeyboardInterrupt):
+            shop.snapshot(progress=interrupt)
+        coordinator._ask(shop.path, read_metadata(shop.path), Mode.ALIGNED, None, 60.0)
+    shop.snapshot()
+    result = call("pipeline", "list", shop.path)
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("snapshot shop-2 was abandoned: the deadline passed")
+    assert "missing: audit, books, till" in lines[0]
+    died = "was abandoned: the coordinator died before the snapshot was published"
+    assert lines[1:3] == [f"snapshot shop-3 {died}; KeyboardInterrupt", f"snapshot shop-4 {died}"]
+    listed = json.loads(call("pipeline", "list", shop.path, "--json").stdout)["abandoned"]
+    assert [one["snapshot"] for one in listed] == ["shop-2", "shop-3", "shop-4"]
+    for number in range(coordinator.ABANDONED_COUNT_MAX):
+        coordinator._remember(shop.path, Abandoned(SnapshotId("shop", 9 + number), Reason.DEADLINE))
+    kept = coordinator.abandoned_snapshots(shop.path)
+    assert (len(kept), str(kept[0].snapshot)) == (coordinator.ABANDONED_COUNT_MAX, "shop-9")
+    (shop.path / coordinator.ABANDONED_FILE).write_text("{}")
+    damaged = call("pipeline", "list", shop.path)
+    assert damaged.exit_code == 1
+    assert "shop-1" in damaged.stdout
+    assert coordinator.ABANDONED_FILE in damaged.stderr
+
+
 def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
     """One document with the figures that the table rounds."""
     shop.savepoint("gold")
@@ -62,6 +101,7 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
         "epoch": 2,
         "restored_from": "shop-1",
         "latest": "shop-1",
+        "abandoned": [],
         "damaged": [],
     }
     assert [(one["id"], one["name"], one["is_current"]) for one in entries] == [

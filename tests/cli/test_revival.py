@@ -27,7 +27,7 @@ def first_word_of(*programs: Program) -> Iterator[tuple[Program, str]]:
     for program in programs:
         said = program.until("")
         if "this command supervises the system of" in said:
-            said += program.until("all processes came back")
+            said += program.until("reconnected after")
         yield program, said
 
 
@@ -48,7 +48,7 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
 
     both = [start("resume", path, "--every", "never") for _ in range(2)]
     words = dict(first_word_of(*both))
-    (winner,) = [program for program, said in words.items() if "all processes came back" in said]
+    (winner,) = [program for program, said in words.items() if "reconnected after" in said]
     (loser,) = [program for program in both if program is not winner]
     assert f"the store {path} is in use" in words[loser]
     assert loser.process.wait() == 2

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stillframe import (
     Channel,
@@ -15,6 +16,9 @@ from stillframe import (
     Topology,
     every,
 )
+
+LATE_VARIABLE = "STILLFRAME_TEST_LATE"
+"""Names the file at which ``RaisesLater`` raises."""
 
 
 class Tick(Message):
@@ -68,6 +72,16 @@ class Raises(Process):
         """Raise on the seventh."""
         if message.serial == 7:
             raise ValueError("seven is too much")
+
+
+class RaisesLater(Process):
+    """Cannot go on as soon as the file exists that ``LATE_VARIABLE`` names."""
+
+    @every(ms=10)
+    def look(self) -> None:
+        """Raise if it is there."""
+        if Path(os.environ[LATE_VARIABLE]).exists():
+            raise ValueError("it is too late")
 
 
 class RaisesAtStart(Process):
@@ -189,6 +203,7 @@ class Orders:
 rally = Topology.mesh({"A": Player(serves=True), "B": Player()})
 pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B", "C")])
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
+raising_later = Topology({"B": RaisesLater()}, [])
 raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
 raising_when_published = Topology({"Z": RaisesWhenPublished(), "A": Sink()}, [])
 immovable = Topology({"A": Source(), "B": Immovable(), "C": Sink()}, [("A", "C")])

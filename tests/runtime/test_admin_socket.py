@@ -73,7 +73,7 @@ def test_a_command_may_come_as_soon_as_the_system_is_announced(tmp_path: Path) -
         with contextlib.closing(new_store(tmp_path, "rally")) as store:
             async with Supervisor(program("rally"), store, emit=connect) as system:
                 reader, writer = await asyncio.open_unix_connection(sock=early[0])
-                writer.write(b"{}\n")
+                writer.write(b'{"protocol_version": %d}\n' % wire.VERSION)
                 async with admin_socket.serve_commands(system):
                     assert b"cannot be read" in await reader.readline()
                 writer.close()

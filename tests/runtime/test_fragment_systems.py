@@ -33,7 +33,7 @@ from tests.runtime.watch import Watch, new_store, program, take
 from tests.store.test_fragments import read_all
 
 Found = dict[FragmentPlace, FragmentManifest]
-OWNER = {"processes": "_process", "channels": "_target", "messages": "_target"}
+OWNER = {"processes": "_process", "channels": "target", "messages": "_target"}
 SYSTEMS: dict[str, Callable[[], Topology]] = {
     "handlers": lambda: Topology(
         {"A": Source(limit=2000), "B": Relay(), "C": Relay(), "D": Sink()},
@@ -54,7 +54,7 @@ def rows_of(directory: Path, process: ProcessId) -> dict[str, list[dict[str, obj
         table = path.name.partition(".")[0]
         rows = read_parquet(path.read_bytes()).to_pylist()
         if path.name == CHANNELS:  # what was sent is what the other end has recorded
-            rows = [{k: v for k, v in row.items() if k != "_sent_count"} for row in rows]
+            rows = [{k: v for k, v in row.items() if k != "sent_count"} for row in rows]
         own = [row for row in rows if row[OWNER.get(table, "_process")] == process]
         if own or table in OWNER:
             found[table] = own

@@ -99,7 +99,7 @@ def test_as_many_files_as_are_needed_are_enough(tmp_path: Path, flags: str, coun
     """What is computed is the most that is open at once; a low soft limit is raised for all."""
     code, said = run_with(flags, count, tmp_path)
     assert code == 0, said
-    assert "to continue from snapshot P0-" in said
+    assert "from snapshot P0-" in said
 
 
 def test_with_fewer_files_nothing_starts(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_programs_of_the_page_add_up_and_its_commands_work(tmp_path: Path) -
         (tmp_path / name).write_text(text)
     words = commands()
     assert [command[2] for command in words] == [
-        *("snapshot", "savepoint", "list", "progress", "shop.pipeline", "restore")
+        *("snapshot", "savepoint", "list", "status", "shop.pipeline", "restore")
     ]
     assert words[4][1] == "watch"
 

@@ -120,7 +120,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
         a_page(browser, color_scheme="light") as page,
     ):
         page.goto(link)
-        expect(page.locator(".state")).to_have_text("does not run · epoch 1")
+        expect(page.locator(".state")).to_have_text("stopped · epoch 1")
         page.get_by_text("Queries, services and logs in figures").click()
         with running(spark, shop, gate) as selling:
             expect(page.locator(".state")).to_have_text("runs · epoch 1")
@@ -159,10 +159,10 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
             page.get_by_role("heading", level=1).first.click()  # whoever is in the list holds it
             expect(page.locator(".snapshots tbody tr").first).to_contain_text("held-up")
             expect(cells(page, "purchases: till to mails").nth(3)).to_have_text("0")
-        expect(page.locator(".state")).to_have_text("does not run · epoch 1")
+        expect(page.locator(".state")).to_have_text("stopped · epoch 1")
         page.get_by_role("button", name="Restore shop-1").click()
         page.get_by_role("button", name="Restore", exact=True).click()
-        expect(page.locator(".state")).to_have_text("does not run · epoch 2")
+        expect(page.locator(".state")).to_have_text("stopped · epoch 2")
         expect(page.locator(".event-entry.restore")).to_contain_text("began from snapshot shop-1")
         expect(cells(page, "purchases: till to sums").nth(1)).to_have_text("60")
         page.get_by_role("link", name="shop-2").click()
