@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from examples.invoices import Due, Payment, connect, settle
+from examples.invoices import Payment, connect, settle
+from stillframe import Due, Outbox
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -47,16 +48,12 @@ def paid_in(snapshot: Snapshot) -> dict[str, int]:
     return paid
 
 
-def till_in(snapshot: Snapshot) -> tuple[str, list[Due]]:
-    """Return what the till had settled at its cut, and what was due."""
-
-    class Recorded(msgspec.Struct):
-        settled: str
-        due: list[Due]
-
+def due_in(snapshot: Snapshot) -> Due[Payment] | None:
+    """Return what was to be committed at the cut of the till; None if that is nothing."""
     [state] = [state for state in snapshot.state.processes if state.process == "till"]
-    till = msgspec.msgpack.decode(state.encoded, type=Recorded)
-    return till.settled, till.due
+    payments = invoices_shop.shop.codecs["till"].decode(state.encoded)["payments"]
+    assert isinstance(payments, Outbox)
+    return payments.due()
 
 
 class Books:
@@ -75,7 +72,7 @@ class Books:
         """
         with closing(connect(self._path)) as books:
             rows = books.execute("select invoice, amount from paid").fetchall()
-            [(was_forked,)] = books.execute("select is_forked from mark").fetchall()
+            [(mark,)] = books.execute("select mark from mark").fetchall()
         counts = Counter(invoice for invoice, _ in rows)
         paid = dict(rows)
         wrong = [f"{name} was paid {count} times" for name, count in counts.items() if count > 1]
@@ -87,7 +84,9 @@ class Books:
                 for name, amount in truth.items()
                 if paid.get(name, amount) != amount
             ]
-            wrong += ["invoices were looked up, though nobody went back by hand"] * was_forked
+            wrong += ["invoices were looked up, though nobody went back by hand"] * (
+                "forked" in mark
+            )
         return wrong
 
     def settle_the_rest(self, snapshot: Snapshot) -> int:
@@ -96,7 +95,8 @@ class Books:
         with closing(connect(self._path)) as books:
             count = "select count(*) from paid"
             [(before,)] = books.execute(count).fetchall()
-            settle(books, *till_in(snapshot))
+            if (due := due_in(snapshot)) is not None:
+                settle(books, due)
             [(after,)] = books.execute(count).fetchall()
         return int(after - before)
 

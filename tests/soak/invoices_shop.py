@@ -3,11 +3,10 @@
 import contextlib
 import os
 import signal
-import sqlite3
+from contextlib import closing
 
-from examples.invoices import NaiveTill, Payment, Till, database, shop_with
-from stillframe import Channel
-from stillframe.model import SnapshotId
+from examples.invoices import NaiveTill, Payment, Till, connect, database, settle, shop_with
+from stillframe import Channel, Due, Outbox
 
 BEFORE, INSIDE, AFTER = "before the commit", "in the transaction", "after the commit"
 PRECISE_MOMENTS = (BEFORE, INSIDE, AFTER)
@@ -29,21 +28,13 @@ def die_if_told(moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DoomedTill(Till):
-    """The right till."""
-
-    def on_published(self, snapshot: SnapshotId) -> None:
-        """Commit, or die before it, within it, or between the commit and anything else."""
-        is_due = snapshot in self._cuts
-        if is_due:
-            die_if_told(BEFORE)
-        super().on_published(snapshot)
-
-    def settle(self, books: sqlite3.Connection, count: int) -> None:
-        """Settle, with somebody who listens to what SQLite is about to do."""
-        books.set_trace_callback(lambda said: die_if_told(INSIDE) if said == "commit" else None)
-        super().settle(books, count)
-        die_if_told(AFTER)
+def pay(due: Due[Payment]) -> None:
+    """Commit, or die before it, within it, or between the commit and the forgetting."""
+    die_if_told(BEFORE)
+    with closing(connect(database())) as books:
+        books.set_trace_callback(lambda said: die_if_told(INSIDE) if said == "COMMIT" else None)
+        settle(books, due)
+    die_if_told(AFTER)
 
 
 class DoomedNaiveTill(NaiveTill):
@@ -55,5 +46,5 @@ class DoomedNaiveTill(NaiveTill):
         die_if_told(AFTER)
 
 
-shop = shop_with(DoomedTill())
+shop = shop_with(Till(payments=Outbox(pay)))
 naive_shop = shop_with(DoomedNaiveTill())
