@@ -123,7 +123,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
         expect(page.locator(".state")).to_have_text("stopped · epoch 1")
         page.get_by_text("Queries, services and logs in figures").click()
         with running(spark, shop, gate) as selling:
-            expect(page.locator(".state")).to_have_text("runs · epoch 1")
+            expect(page.locator(".state")).to_have_text("running · epoch 1")
             for name in ("till", "sums", "mails", "purchases", "totals"):
                 expect(page.locator(".graph").get_by_text(name, exact=True).first).to_be_visible()
             selling.sell(60)
