@@ -328,11 +328,10 @@ def _annotation(annotation: Any) -> str:
 
 
 def _alias_doc(package: str, name: str) -> str:
-    """Return the docstring of a name that is neither a class nor a function: the string behind its
+    """Return the docstring of a name that is neither a class nor a function: the string after its
     assignment."""
     module = importlib.import_module(package)
-    homes = [package, *(f"{ROOT_PACKAGE}.{one}" for one in getattr(module, "_MODULES", {}))]
-    for home in homes:
+    for home in (package, *getattr(module, "_MODULES", {})):
         body = ast.parse(inspect.getsource(importlib.import_module(home))).body
         for before, after in pairwise(body):
             is_it = isinstance(before, ast.Assign) and ast.unparse(before.targets[0]) == name

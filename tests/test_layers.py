@@ -16,7 +16,7 @@ LAYERS = (
     ("channel_accounting", "errors", "model"),
     tuple("trace cuts waiting process keyed outbox state_codec keyed_changes topology".split()),
     ("protocol",),
-    ("durable_files", "imports", "renamed"),
+    ("durable_files", "imports", "public_names"),
     ("store", "restore", "importer", "tracefile", "eventlog", "diagram"),
     ("detect",),
     ("pipeline", "migration", "snapshot_store"),

@@ -13,20 +13,25 @@ import pytest
 import stillframe
 import stillframe.analytics
 import stillframe.pipeline
+import stillframe.sim
 import stillframe.spark
-from stillframe.renamed import RENAMED
+from stillframe.public_names import RENAMED
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("stillframe", "stillframe.pipeline", "stillframe.spark", "stillframe.analytics")
+ON_SPARK = ("stillframe.spark", "stillframe.analytics")
+PACKAGES = (
+    *("stillframe", "stillframe.pipeline", "stillframe.sim", "stillframe.trace"),
+    *("stillframe.tracefile", "stillframe.cuts", "stillframe.importer", *ON_SPARK),
+)
 NAMES = [
     (package, name) for package in PACKAGES for name in importlib.import_module(package).__all__
 ]
-NEEDS_PYSPARK = {f"{package}.{name}" for package, name in NAMES if package in PACKAGES[2:]}
+NEEDS_PYSPARK = {f"{package}.{name}" for package, name in NAMES if package in ON_SPARK}
 
 
 def resolved(package: str, name: str) -> object:
     """Return the object of a public name; skip the test if it needs PySpark and that is missing."""
-    if package in PACKAGES[2:]:
+    if package in ON_SPARK:
         pytest.importorskip("pyspark", reason="needs PySpark")
     return getattr(importlib.import_module(package), name)
 
@@ -46,7 +51,13 @@ def test_a_public_name_is_there_with_a_docstring(package: str, name: str) -> Non
         assert inspect.Signature.empty not in (*parts, signature.return_annotation)
 
 
-ALIASES = {("stillframe", "ProcessId"), ("stillframe", "Quantities")}
+ALIASES = {
+    ("stillframe", "ProcessId"),
+    ("stillframe", "Quantities"),
+    ("stillframe.cuts", "Predicate"),
+    ("stillframe.trace", "Cut"),
+    ("stillframe.trace", "Step"),
+}
 """Names of types that are no classes."""
 
 
@@ -55,11 +66,11 @@ def test_names_are_sorted_and_found_by_a_type_checker() -> None:
     for package in PACKAGES:
         module = importlib.import_module(package)
         assert sorted(module.__all__) == module.__all__, package
-    path = ROOT / "src" / "stillframe" / "__init__.py"
-    block = path.read_text().partition("if TYPE_CHECKING:")[2].partition("__all__")[0]
-    seen = re.sub(r"from [\w.]+ import|[(),]", " ", block).split()
-    assert sorted(seen) == stillframe.__all__
-    assert sorted(" ".join(stillframe._MODULES.values()).split()) == stillframe.__all__
+    for lazy in (stillframe, stillframe.sim):
+        block = inspect.getsource(lazy).partition("if TYPE_CHECKING:")[2]
+        seen = re.sub(r"from [\w.]+ import|[(),]", " ", block.partition("__all__")[0]).split()
+        assert sorted(seen) == lazy.__all__
+        assert sorted(" ".join(lazy._MODULES.values()).split()) == lazy.__all__
 
 
 def test_a_notebook_completes_names_that_are_not_imported_yet() -> None:

@@ -6,8 +6,9 @@ or the command ``stillframe run``. A program with its own event loop takes part 
 `Pipeline`.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from stillframe.public_names import public_attribute
 
 if TYPE_CHECKING:
     from stillframe.detect.view import SnapshotView
@@ -87,22 +88,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "detect.view": "SnapshotView",
-    "errors": "ApplicationError Damaged NotConsistent ProtocolViolation Refused StillframeError "
-    "StoreError Unavailable UsageError",
-    "keyed": "Keyed",
-    "model": "Abandoned Channel ProcessId Reason SnapshotId",
-    "outbox": "Due Outbox OutboxEntry",
-    "pipeline.pipeline": "Pipeline",
-    "process": "Message Process Quantities every",
-    "protocol.policy": "Policy",
-    "running_system": "RunningSystem run",
-    "runtime.process.join": "JoinedProcess join",
-    "snapshot_store": "AbandonedSnapshot LoadedSnapshot SnapshotStore open_store",
-    "store.manifest": "SnapshotEntry",
-    "store.tables": "DecodedMessage",
-    "topology": "ExternalProcess InTransit Recorded Topology",
-    "waiting": "Waiting for_all for_any",
+    "stillframe.detect.view": "SnapshotView",
+    "stillframe.errors": "ApplicationError Damaged NotConsistent ProtocolViolation Refused "
+    "StillframeError StoreError Unavailable UsageError",
+    "stillframe.keyed": "Keyed",
+    "stillframe.model": "Abandoned Channel ProcessId Reason SnapshotId",
+    "stillframe.outbox": "Due Outbox OutboxEntry",
+    "stillframe.pipeline.pipeline": "Pipeline",
+    "stillframe.process": "Message Process Quantities every",
+    "stillframe.protocol.policy": "Policy",
+    "stillframe.running_system": "RunningSystem run",
+    "stillframe.runtime.process.join": "JoinedProcess join",
+    "stillframe.snapshot_store": "AbandonedSnapshot LoadedSnapshot SnapshotStore open_store",
+    "stillframe.store.manifest": "SnapshotEntry",
+    "stillframe.store.tables": "DecodedMessage",
+    "stillframe.topology": "ExternalProcess InTransit Recorded Topology",
+    "stillframe.waiting": "Waiting for_all for_any",
 }
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and no others
@@ -110,13 +111,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
     def __getattr__(name: str) -> Any:
         """Import a public name when it is used: executors of a cluster import this package, and
         have only Arrow and PySpark."""
-        for module, names in _MODULES.items():
-            if name in names.split():
-                return getattr(importlib.import_module(f"stillframe.{module}"), name)
-        from stillframe.renamed import renamed  # noqa: PLC0415 - seldom needed
-
-        module, attribute = renamed(__name__, name)
-        return getattr(importlib.import_module(module), attribute)
+        return public_attribute(__name__, name, _MODULES)
 
     def __dir__() -> list[str]:
         """Return all names, for completion in a notebook."""

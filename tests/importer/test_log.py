@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.importer.jsonlines import JsonPaths
-from stillframe.importer.log import read_log
+from stillframe.importer import JsonPaths, read_log
 
 JSON = '{"event": "x", "node": "a", "pkt": {"vc": {"a": 1}}}\n'
 TEXT = 'a {"a": 1}\nx\n'

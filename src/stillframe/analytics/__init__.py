@@ -6,7 +6,8 @@ Importing this package needs no Spark; calling what is in it does.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.spark.session import lazy_attribute, spark_session
+from stillframe.public_names import public_attribute
+from stillframe.spark.session import import_with_pyspark, spark_session
 
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble
@@ -70,17 +71,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "assembly": "assemble",
-    "audit": "Audit",
-    "compaction": "Compacted Compaction compact_store compacted_tables",
-    "full_snapshots": "store_tables",
-    "log_events": "LogMessage event_rows locate marker_paths vector_clock",
-    "log_verification": "log_pieces published_cuts verify",
-    "predicate_history": "Summary detect summary",
-    "snapshot_stats": "channel_history channel_spread marker_steps snapshot_history spread",
-    "store_diff": "Difference diff_store",
-    "verdict_stream": "follow",
-    "wait_for_graphs": "deadlocks",
+    "stillframe.analytics.assembly": "assemble",
+    "stillframe.analytics.audit": "Audit",
+    "stillframe.analytics.compaction": "Compacted Compaction compact_store compacted_tables",
+    "stillframe.analytics.full_snapshots": "store_tables",
+    "stillframe.analytics.log_events": "LogMessage event_rows locate marker_paths vector_clock",
+    "stillframe.analytics.log_verification": "log_pieces published_cuts verify",
+    "stillframe.analytics.predicate_history": "Summary detect summary",
+    "stillframe.analytics.snapshot_stats": "channel_history channel_spread marker_steps "
+    "snapshot_history spread",
+    "stillframe.analytics.store_diff": "Difference diff_store",
+    "stillframe.analytics.verdict_stream": "follow",
+    "stillframe.analytics.wait_for_graphs": "deadlocks",
 }
 
 
@@ -88,7 +90,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
         """Import what needs PySpark when it is used."""
-        return lazy_attribute(__name__, _MODULES, name)
+        return public_attribute(__name__, name, _MODULES, import_with_pyspark)
 
 
 def audit_store(

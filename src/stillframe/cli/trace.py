@@ -28,10 +28,8 @@ from stillframe.detect.view import yes_or_no
 from stillframe.diagram.layout import count_messages
 from stillframe.durable_files import check_target
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer import Execution, Imported, JsonPaths, read_log
 from stillframe.importer.clocks import show_host
-from stillframe.importer.execution import Execution, Imported
-from stillframe.importer.jsonlines import JsonPaths
-from stillframe.importer.log import read_log
 from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.model import SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, interchanges

@@ -26,7 +26,7 @@ from stillframe.model import (
 )
 from stillframe.process import Message, Process, Quantities
 from stillframe.protocol.action_runner import ActionRunner, union_of
-from stillframe.renamed import renamed
+from stillframe.public_names import public_attribute
 from stillframe.topology import Topology
 from stillframe.waiting import Waiting
 
@@ -222,4 +222,4 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Return what had this name in the last release."""
-        return globals()[renamed(__name__, name)[1]]
+        return public_attribute(__name__, name)

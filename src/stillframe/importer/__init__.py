@@ -4,8 +4,59 @@
 messages and makes the trace, ``shiviz`` and ``jsonlines`` read the two forms of such logs.
 """
 
-from stillframe.importer.execution import Execution, Imported
-from stillframe.importer.jsonlines import JsonPaths
-from stillframe.importer.log import read_log
+from pathlib import Path
+
+from stillframe.errors import UsageError
+from stillframe.importer.clocks import Progress
+from stillframe.importer.execution import Execution, Imported, no_progress
+from stillframe.importer.jsonlines import JsonPaths, read_json_lines
+from stillframe.importer.shiviz import read_shiviz
 
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
+
+JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
+
+
+def read_log(
+    *paths: Path,
+    regex: str | None = None,
+    delimiter: str | None = None,
+    json_paths: JsonPaths | None = None,
+    progress: Progress = no_progress,
+) -> Imported:
+    """Import a log of another system, and check that its vector clocks do not contradict
+    themselves.
+
+    Args:
+        paths: the log: newline-delimited JSON if its name ends in ``.ndjson`` or ``.jsonl``, else
+            text as ShiViz reads it. Several files, such as one of each host, have the events of
+            one execution together.
+        regex: finds one event in text, with groups ``host``, ``clock`` and ``event``; others become
+            its fields. By default the first line of a file for ShiViz; else an event and its host
+            with the clock take two lines, in the order that fits.
+        delimiter: finds what separates executions in text; its group ``trace`` names the next one.
+            By default the second line of a file for ShiViz.
+        json_paths: where objects have what is needed; the log is then JSON, whatever its name.
+        progress: called with what is done, how much of it, and how much there is.
+
+    Returns:
+        The executions, each with its trace. ``tracefile.write`` keeps one for the command line.
+
+    Raises:
+        UsageError: a file cannot be read as such a log.
+        NotConsistent: the clocks contradict themselves; file, line and host are named.
+    """
+    are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in paths}
+    if json_paths is None and (regex is not None or are_json != {True}):
+        if regex is None and len(are_json) > 1:
+            raise UsageError(
+                "some of these files are JSON in lines by their names, and some are not: import "
+                "files of one form together"
+            )
+        return read_shiviz(*paths, regex=regex, delimiter=delimiter, progress=progress)
+    if regex is not None or delimiter is not None:
+        raise UsageError(
+            "--regex and --delimiter are for text, and this is JSON in lines (--json-paths, or a "
+            "name that ends in .ndjson or .jsonl): leave out one or the other"
+        )
+    return read_json_lines(*paths, paths=json_paths, progress=progress)

@@ -12,7 +12,6 @@ What reads a file raises Damaged if it is missing or not what was written, and S
 cannot be read. What writes raises StoreError if the disk is full or failed; then all is as it was.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from stillframe.pipeline.dataflow import Dataflow, Log, channel
@@ -23,7 +22,7 @@ from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.stopped import NotAtRest
 from stillframe.protocol.aligner import Mode
-from stillframe.renamed import renamed
+from stillframe.public_names import public_attribute
 
 __all__ = [
     "Awaited",
@@ -43,5 +42,4 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Return what had this name in the last release."""
-        module, attribute = renamed(__name__, name)
-        return getattr(importlib.import_module(module), attribute)
+        return public_attribute(__name__, name)

@@ -5,8 +5,9 @@ system, and `run_seed` draws a run with faults from a seed. All give a `World`, 
 channels and snapshots are seen as objects, and whose trace ``stillframe.cuts`` takes.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from stillframe.public_names import public_attribute
 
 if TYPE_CHECKING:
     from stillframe.protocol.lai_yang import LaiYangRecorder
@@ -58,23 +59,21 @@ __all__ = [
 ]
 
 _MODULES = {
-    "protocol.lai_yang": ("LaiYangRecorder",),
-    "protocol.recorder": ("Recorder",),
-    "sim.campaign": ("Run", "RunConfig", "run_seed"),
-    "sim.checker": ("Violation", "check_run"),
-    "sim.choices": ("Act", "Deliver", "Initiate", "parse_choice"),
-    "sim.exploration": ("Explored", "Finding", "SmallSystem", "explore", "initiations", "replay"),
-    "sim.network": ("Network",),
-    "sim.scenario": ("Played", "play_text"),
-    "sim.scripted_process": ("Script", "parse_script"),
-    "sim.timed_run": ("play",),
-    "sim.world": ("RecordedSnapshot", "StateView", "World"),
+    "stillframe.protocol.lai_yang": "LaiYangRecorder",
+    "stillframe.protocol.recorder": "Recorder",
+    "stillframe.sim.campaign": "Run RunConfig run_seed",
+    "stillframe.sim.checker": "Violation check_run",
+    "stillframe.sim.choices": "Act Deliver Initiate parse_choice",
+    "stillframe.sim.exploration": "Explored Finding SmallSystem explore initiations replay",
+    "stillframe.sim.network": "Network",
+    "stillframe.sim.scenario": "Played play_text",
+    "stillframe.sim.scripted_process": "Script parse_script",
+    "stillframe.sim.timed_run": "play",
+    "stillframe.sim.world": "RecordedSnapshot StateView World",
 }
 
+if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: no command needs all of them."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"stillframe.{module}"), name)
-    raise AttributeError(f"module 'stillframe.sim' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is used: no command needs all of them."""
+        return public_attribute(__name__, name, _MODULES)

@@ -6,8 +6,8 @@ event logs are in ``stillframe.analytics``.
 
 from typing import TYPE_CHECKING, Any
 
-from stillframe.renamed import renamed
-from stillframe.spark.session import import_with_pyspark, lazy_attribute, spark_session
+from stillframe.public_names import public_attribute
+from stillframe.spark.session import import_with_pyspark, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +35,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "queries": "checkpoint_location read_channels start_query to_channel with_barriers",
-    "snapshot_reader": "diff log_records query_state",
+    "stillframe.spark.queries": "checkpoint_location read_channels start_query to_channel "
+    "with_barriers",
+    "stillframe.spark.snapshot_reader": "diff log_records query_state",
 }
 
 
@@ -59,8 +60,4 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
         """Import what needs PySpark when it is used."""
-        if name in __all__:
-            return lazy_attribute(__name__, _MODULES, name)
-        module, attribute = renamed(__name__, name)
-        found = getattr(import_with_pyspark(module), attribute, None)
-        return found or import_with_pyspark(f"{module}.{attribute}")
+        return public_attribute(__name__, name, _MODULES, import_with_pyspark)

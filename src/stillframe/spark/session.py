@@ -12,10 +12,10 @@ import sys
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from stillframe.errors import Unavailable, UsageError
 
@@ -156,15 +156,6 @@ def add_package(spark: "SparkSession") -> None:
             file.write(path, Path("stillframe") / path.relative_to(package))
     context.addPyFile(str(archive))
     _shipped.add(context)
-
-
-def lazy_attribute(package: str, modules: Mapping[str, str], name: str) -> Any:
-    """Return an attribute of a package from that of its modules that defines it; `modules` has the
-    names that each defines, with spaces."""
-    for module, names in modules.items():
-        if name in names.split():
-            return getattr(import_with_pyspark(f"{package}.{module}"), name)
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
 
 def import_with_pyspark(module: str) -> ModuleType:

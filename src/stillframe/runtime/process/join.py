@@ -10,7 +10,7 @@ from stillframe.durable_files import local_path
 from stillframe.errors import Refused, UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
-from stillframe.renamed import renamed
+from stillframe.public_names import public_attribute
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.network.addresses import ANY_PORT, COORDINATOR_PORT, Address
 from stillframe.runtime.network.connection import Credentials
@@ -199,4 +199,4 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Return what had this name in the last release."""
-        return globals()[renamed(__name__, name)[1]]
+        return public_attribute(__name__, name)

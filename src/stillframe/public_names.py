@@ -1,6 +1,11 @@
-"""Public names of the last release that have another name now. They work for one release more."""
+"""Public names that are imported when they are used, and old names of the last release, which work
+for one release more."""
 
+import importlib
 import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
 
 _TO_ANALYTICS = """
     assemble audit_store channel_history channel_spread compact_store compacted_tables deadlocks
@@ -32,9 +37,18 @@ _CALLED = {"stillframe.pipeline.service.join": "Pipeline(path).join_service(name
 """What to write instead, if that is not the name of the object."""
 
 
-def renamed(package: str, name: str) -> tuple[str, str]:
-    """Return the module and the name of what `package` called `name` in the last release, and warn
-    the user. Raises the AttributeError of a module if it had no such name."""
+def public_attribute(
+    package: str,
+    name: str,
+    modules: Mapping[str, str] = {},
+    load: Callable[[str], ModuleType] = importlib.import_module,
+) -> Any:
+    """Return what `package` calls `name`, or called so in the last release: then warn the user.
+    `modules` has the names that each of them defines, with spaces. Raises the AttributeError of a
+    module if there is no such name."""
+    for module, names in modules.items():
+        if name in names.split():
+            return getattr(load(module), name)
     new = RENAMED.get(f"{package}.{name}")
     if new is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -44,4 +58,5 @@ def renamed(package: str, name: str) -> tuple[str, str]:
         stacklevel=3,
     )
     module, _, attribute = new.rpartition(".")
-    return module, attribute
+    found = getattr(load(module), attribute, None)
+    return load(new) if found is None else found
