@@ -351,7 +351,7 @@ def prose(docstring: str) -> str:
     first, *rest = _SECTION.split(docstring)
     parts = [_paragraphs(first)]
     for title, body in zip(rest[::2], rest[1::2], strict=True):
-        section, _, more = _dedented(body)
+        section, more = _dedented(body)
         if title in ("Returns", "Yields"):
             parts.append(f"**{title}**: {_flat(section)}\n")
         else:
@@ -363,12 +363,12 @@ def prose(docstring: str) -> str:
     return "\n".join(part for part in parts if part.strip())
 
 
-def _dedented(body: str) -> tuple[str, str, str]:
-    """Return what is indented below the title of a section, and what follows behind it."""
+def _dedented(body: str) -> tuple[str, str]:
+    """Return the indented text below the title of a section, and the text after it."""
     lines = body.strip("\n").splitlines()
     end = next((n for n, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
     section = textwrap.dedent("\n".join(lines[:end])).strip()
-    return section, "\n", "\n".join(lines[end:])
+    return section, "\n".join(lines[end:])
 
 
 def _item(text: str) -> str:

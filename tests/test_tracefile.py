@@ -1,5 +1,6 @@
 """A trace file gives back the trace that was written, or says which line is wrong."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -187,8 +188,16 @@ def test_a_trace_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("are_implied", [True, False])
 def test_a_file_keeps_whether_its_messages_are_implied(tmp_path: Path, are_implied: bool) -> None:
-    """A file that does not say so has stated messages, as those of earlier releases do."""
+    """With a key that says so either way."""
     path = tmp_path / "a.trace"
     tracefile.write(path, Trace(["P1"], [Event("P1")], are_messages_implied=are_implied))
     assert tracefile.read(path).are_messages_implied is are_implied
-    assert ("are_messages_implied" in path.read_text(encoding="utf-8")) is are_implied
+    written = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    assert written["are_messages_implied"] is are_implied
+
+
+def test_a_file_of_0_1_0_may_have_implied_messages_if_it_is_of_a_log() -> None:
+    """It does not say so: only an event of a real process or of a script names its handler."""
+    golden = Path(__file__).parent / "golden" / "data"
+    assert tracefile.read(golden / "imported.trace").are_messages_implied
+    assert not tracefile.read(golden / "lecture.trace").are_messages_implied

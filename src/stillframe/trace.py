@@ -336,8 +336,9 @@ class Trace:
         return clocks
 
     def happened_before(self, first: Position, second: Position) -> bool:
-        """Return whether `first` could have influenced `second` (Lamport 1978); two events of which
-        neither happened before the other are concurrent. UsageError if there is no such event."""
+        """Return whether `first` could have influenced `second` (Lamport 1978). If neither of two
+        events happened before the other, they are concurrent. UsageError if there is no such
+        event."""
         self.event(first)
         return first != second and self.clock(second)[self.index_of[first.process]] >= first.index
 

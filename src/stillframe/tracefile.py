@@ -1,7 +1,8 @@
 """A trace as a file of newline-delimited JSON, which other tools can read.
 
-The first line is ``{"stillframe_trace": 1, "processes": [...], "channels": [...]}``, with
-``"are_messages_implied": true`` if messages were found from clocks alone. Every other line is one
+The first line is ``{"stillframe_trace": 1, "processes": [...], "channels": [...],
+"are_messages_implied": false}``; true if messages were found from clocks alone. 0.1.0 did not write
+the last key: without it, they may be implied if no event names a handler. Every other line is one
 step, in the order of the trace: ``{"type": "event", ...}`` or ``{"type": "marker", ...}`` with the
 attributes of ``Event`` and ``MarkerStep``, without empty ones.
 """
@@ -15,7 +16,7 @@ import msgspec
 from stillframe.durable_files import local_path, write_atomically
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
-from stillframe.trace import MarkerStep, Step, Trace, clean_label
+from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
 
 __all__ = ["read", "write"]
 
@@ -24,11 +25,11 @@ LINE_BYTES_MAX = 2**24
 PROCESS_COUNT_MAX = 4096
 
 
-class _Header(msgspec.Struct, omit_defaults=True):
+class _Header(msgspec.Struct):
     stillframe_trace: int
     processes: list[ProcessId]
     channels: list[Channel]
-    are_messages_implied: bool = False
+    are_messages_implied: bool | None = None
 
 
 _Line = TypeVar("_Line")
@@ -63,13 +64,11 @@ def read(path: Path) -> Trace:
     with local_path(path).open("rb") as file:
         header = _read_header(path, file)
         try:
-            steps = _read_steps(path, file, header.processes)
-            return Trace(
-                header.processes,
-                steps,
-                header.channels,
-                are_messages_implied=header.are_messages_implied,
-            )
+            steps = [*_read_steps(path, file, header.processes)]
+            are_implied = header.are_messages_implied
+            if are_implied is None:
+                are_implied = not any(isinstance(step, Event) and step.handler for step in steps)
+            return Trace(header.processes, steps, header.channels, are_messages_implied=are_implied)
         except NotConsistent as error:
             raise NotConsistent(f"{path}: {error}") from error
 

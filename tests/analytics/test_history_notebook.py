@@ -98,7 +98,7 @@ def judge(text: str) -> None:
     assert found(r"(\w+): (\d+) of (\d+) snapshots", text) == ("consistent", count, count)
     wrong, of = found(r"balances alone: wrong in (\d+) of (\d+) snapshots", text)
     assert 0 < int(wrong) <= int(of) == int(count)
-    wrong, of = found(r"asking around: wrong in (\d+) of (\d+) rounds", text)
+    wrong, of = found(r"polling the accounts: wrong in (\d+) of (\d+) rounds", text)
     assert 0 < int(wrong) <= int(of)
     found(r"every account has paid ([1-9].*) times: first in (P1-\d+), and it stayed so", text)
     small, large = (

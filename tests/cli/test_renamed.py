@@ -20,7 +20,7 @@ BY_DEFAULT = ["nowhere", *["A-1"] * 2]
 
 
 def arguments(command: Any) -> list[str]:
-    """Return as many arguments as a command must have, none of which is there."""
+    """Return as many arguments as a command requires, with names of files that do not exist."""
     required = [one for one in command.params if one.param_type_name == "argument" and one.required]
     options = [one for one in command.params if one.param_type_name == "option" and one.required]
     return [

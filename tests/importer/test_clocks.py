@@ -54,7 +54,7 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         [("a", {"a": 1}), ("b", {"b": 1}), ("a", {"a": 1})],
         (
             "log, line 3, host 'a': the clock has 1 for its own host, as line 1 has: "
-            "each event of a host has a number of its own. If the log has several executions, "
+            "two events of a host have different numbers. If the log has several executions, "
             "say with --delimiter what separates them"
         ),
     ),

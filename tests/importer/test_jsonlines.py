@@ -162,6 +162,10 @@ def test_physical_time_that_runs_backwards_is_reported(tmp_path: Path) -> None:
     assert read_json_lines(path).executions[0].warnings == ()
     (warning,) = read_json_lines(path, paths=JsonPaths(time="meta.at")).executions[0].warnings
     assert warning.startswith("a.ndjson, host '0': physical time runs backwards at 1 of 2 events")
+    (warning,) = read_json_lines(path, paths=JsonPaths(time="meta")).executions[0].warnings
+    assert warning.startswith(
+        "a.ndjson, line 1: the physical time \"{'at': 2}\" has an unknown form"
+    )
 
 
 def test_several_files_have_the_events_of_one_execution(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_what_contradicts_in_several_files_is_named_with_both(tmp_path: Path) ->
         read_shiviz(one, other)
     assert str(error.value) == (
         f"{other}, line 1, host 'a': the clock has 1 for its own host, as line 1 of {one} has: "
-        "each event of a host has a number of its own. If the log has several executions, say with "
+        "two events of a host have different numbers. If the log has several executions, say with "
         "--delimiter what separates them"
     )
     other.write_text('b {"a":2, "b":1}\nanswer\n', encoding="utf-8")
@@ -388,11 +388,15 @@ def test_physical_time_that_runs_backwards_is_reported(
 
 
 def test_a_time_in_an_unknown_form_is_not_compared(tmp_path: Path) -> None:
-    """It stays a field."""
+    """It stays a field, and a warning says so once."""
     regex = r"^(?<time>.*) \| (?<host>\w) (?<clock>{.*}) (?<event>.*)$"
     path = log(tmp_path, 'noon | a {"a":1} x\n9 | a {"a":2} y\nmidnight | a {"a":3} z\n')
     (execution,) = read_shiviz(path, regex=regex).executions
-    assert execution.warnings == ()
+    (warning,) = execution.warnings
+    assert warning == (
+        "a.log, line 1: the physical time 'noon' has an unknown form: 2 of 3 events are not "
+        "compared by time. Known forms are numbers, ISO 8601, and month/day/year with a time"
+    )
     assert execution.trace.lines["a"][0].fields == {"time": "noon"}
 
 

@@ -123,8 +123,8 @@ def test_other_names_are_events(name: str) -> None:
         (["1P: A"], "'1P: A': write 'PROCESS"),
         (["P1-: A"], "'P1-' cannot name a process: use 1 to 64 letters"),
         (["P1: A", "P1: B"], "process P1 has two lines: write all its events in one"),
-        (["P1: A A"], "process P1 has event A twice: give each a name of its own"),
-        (["P1: A", "P2: A"], "event A is of P1 and of P2: give each event, of whichever process,"),
+        (["P1: A A"], "process P1 has event A twice: use each name once"),
+        (["P1: A", "P2: A"], "P1 and P2 have an event A: use each name once"),
         (["P1: A", "P2: B", "messages: A-B"], "'A-B' is no message: write SENDING_EVENT>ACCEPTING"),
         (
             ["P1: A", "P2: B", "messages: A>X"],
@@ -184,7 +184,7 @@ def test_a_wrong_script_says_what_to_write(lines: list[str], sentence: str) -> N
 
 def test_the_wrong_line_need_not_be_the_last() -> None:
     """What a later line shows to be wrong is named where it stands."""
-    with pytest.raises(UsageError, match="line 2: event A is of P1 and of P2"):
+    with pytest.raises(UsageError, match="line 2: P1 and P2 have an event A"):
         parse_script("P1: A\nP2: A\nP3: B\nmessages: B>A")
     with pytest.raises(UsageError, match="line 2: message A>B: there is no channel P1->P2"):
         parse_script("P1: A\nmessages: A>B\nP2: B\nchannels: P2->P1")

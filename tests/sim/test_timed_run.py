@@ -140,6 +140,8 @@ def test_what_a_script_never_receives_takes_no_delay() -> None:
     script = parse_script("P1: A B\nP2: X\nP3:\nmessages: A->P3 B>X")
     world = timed_run.play(script, [(0, "P1 does A"), (0, "P1 does B")], [7])
     assert (story(world), world.now) == (["P1 A", "P1 B", "P2 X"], 7.0)
+    with pytest.raises(UsageError, match="nothing called 'A->P3' was sent that can arrive"):
+        timed_run.play(script, [(0, "P1 does A")], {"A->P3": 7})
 
 
 def test_a_channel_keeps_order_although_delays_would_reverse_it() -> None:

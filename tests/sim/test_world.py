@@ -126,6 +126,26 @@ def test_an_action_takes_arguments() -> None:
         world.take(parse_choice("P1 does pay(1, 2)"))
 
 
+class Splitter(Account):
+    """Pays several amounts."""
+
+    @every(ms=0)
+    def pay(self, amounts: frozenset[int] = frozenset(), *rest: int) -> None:
+        """Pay the sum of different `amounts`, and the `rest`."""
+        for target in self.outgoing:
+            self.send(target, Payment(sum(amounts | {*rest})))
+
+
+def test_the_arguments_of_an_action_have_the_types_of_its_annotations() -> None:
+    """JSON is converted, also when the action is replayed; what does not fit is refused."""
+    world = World(Topology.mesh({"P1": Splitter(), "P2": Splitter()}))
+    do(world, "P1 does pay([2, 2, 3], 4)", "P1 initiates P1-1")
+    assert world.state().channels[Channel("P1", "P2")] == (Payment(9),)
+    assert check_run(world) is None
+    with pytest.raises(UsageError, match=r"process P1: pay\(\) does not take \['5'\]: Expected"):
+        do(world, 'P1 does pay("5")')
+
+
 def test_several_messages_arrive_in_one_atomic_action() -> None:
     """One message of each of several channels is one event, and one call of receive for each."""
     topology = Topology({n: Diary() for n in ("P1", "P2", "P3")}, [("P1", "P3"), ("P2", "P3")])

@@ -26,7 +26,7 @@ class Root(TyperGroup):
 
 
 class Simulator(TyperGroup):
-    """The commands of the simulator, of which ``script`` may be left out before a script."""
+    """The commands of the simulator: ``sim lecture`` is short for ``sim script lecture``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; see ``TyperGroup``."""

@@ -54,7 +54,7 @@ def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str
             raise UsageError(f"--out {options.out}: a comparison is a page: let it end in .html")
         if log is not None:
             raise UsageError(
-                "a comparison takes no --event-log: show each snapshot by itself with it"
+                "a comparison takes no --event-log: show each snapshot separately with it"
             )
         other = store.find(options.compare)
         return _compared(documents.diff_document(store, other, snapshot), other, snapshot)

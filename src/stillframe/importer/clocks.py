@@ -14,6 +14,8 @@ log of a million events fits into memory.
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, NoReturn
 
@@ -34,7 +36,7 @@ class ClockedEvent(msgspec.Struct):
     Hosts that its vector clock leaves out count as 0. `fields` are what else the log says of it,
     `sent_to` and `received_from` the hosts of a message, if the log says so, and `content`
     distinguishes the messages of a channel. `file` is which of several files the line is in, and
-    `time` when the event happened by the physical clock of its host, in any unit.
+    `time` when the event happened by the physical clock of its host, as the log has it.
     """
 
     line: int
@@ -46,7 +48,7 @@ class ClockedEvent(msgspec.Struct):
     received_from: str | None = None
     content: Any = None
     file: str = ""
-    time: float | None = None
+    time: str | None = None
 
 
 class Step(msgspec.Struct, gc=False):
@@ -86,6 +88,8 @@ class Clocks:
         self._lines = array("q")
         self._files: list[str] = []
         self._times: list[float | None] = []
+        self._unread_time_count = 0
+        self._first_unread_time = ""
 
     @property
     def hosts(self) -> list[str]:
@@ -114,7 +118,11 @@ class Clocks:
         own = event.clock.get(event.host, 0)
         self._lines.append(event.line)
         self._files.append(event.file or self._where)
-        self._times.append(event.time)
+        self._times.append(None if event.time is None else _parse_time(event.time))
+        if event.time is not None and self._times[-1] is None:
+            self._unread_time_count += 1
+            place = f"{self._place(number)}: the physical time {show_host(event.time)}"
+            self._first_unread_time = self._first_unread_time or place
         self.owners.append(self.index_of(event.host))
         try:
             self.owns.append(own)
@@ -144,7 +152,7 @@ class Clocks:
                 self.refuse(
                     event,
                     f"the clock has {own} for its own host, as {self._line(line[own - 1], event)} "
-                    "has: each event of a host has a number of its own. If the log has several "
+                    "has: two events of a host have different numbers. If the log has several "
                     "executions, say with --delimiter what separates them",
                 )
             if own > len(line) + 1:
@@ -213,9 +221,17 @@ class Clocks:
                     implied.add(third)
         return causes
 
-    def backward_times(self) -> Iterator[str]:
-        """Yield a sentence for each host whose physical time runs backwards: by the vector clocks
-        an event happened after another one, and by its time before it."""
+    def time_warnings(self) -> Iterator[str]:
+        """Yield a sentence on physical times of unknown form, and on each host with backward times.
+
+        Such an event happened after another one by the vector clocks, and before it by its time.
+        """
+        if self._unread_time_count:
+            yield (
+                f"{self._first_unread_time} has an unknown form: {self._unread_time_count:,} of "
+                f"{len(self._times):,} events are not compared by time. Known forms are numbers, "
+                "ISO 8601, and month/day/year with a time"
+            )
         for host, order in enumerate(self.order):
             timed = [event for event in order if self._times[event] is not None]
             falls = [
@@ -282,3 +298,29 @@ def show_host(host: str) -> str:
     if len(host) > _SHOWN_CHARS_MAX:
         host = f"{host[: _SHOWN_CHARS_MAX - 1]}\N{HORIZONTAL ELLIPSIS}"
     return repr(host)
+
+
+def _parse_date(form: str, text: str) -> datetime:
+    return datetime.strptime(f"{text} +0000", f"{form} %z")
+
+
+_TIME_FORMATS = ("%m/%d/%Y %H:%M:%S.%f", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M:%S %p")
+_TIME_PARSERS: tuple[Callable[[str], float | datetime], ...] = (
+    int,
+    float,
+    datetime.fromisoformat,
+    *(partial(_parse_date, form) for form in _TIME_FORMATS),
+)
+
+
+def _parse_time(text: str) -> float | None:
+    """Return a physical time to compare with others of its host; None if its form is unknown."""
+    for parse in _TIME_PARSERS:
+        try:
+            found = parse(text.strip())
+        except (ValueError, OverflowError):
+            continue
+        if isinstance(found, datetime):
+            return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        return found
+    return None

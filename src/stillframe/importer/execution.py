@@ -14,9 +14,7 @@ into its own queue), and the event accepts nothing.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -139,7 +137,8 @@ class Execution(msgspec.Struct, frozen=True):
         are_messages_stated: whether the log states what was sent and received. Otherwise messages
             are implied by clocks, and one that never arrived is unknown.
         repeat_count: how many events receive, by the log, what had arrived before.
-        warnings: a sentence for each host whose physical time runs backwards.
+        warnings: a sentence for each host whose physical time runs backwards, and one if times
+            have an unknown form.
     """
 
     label: str
@@ -169,33 +168,6 @@ def name_files(paths: Sequence[Path]) -> list[str]:
         raise UsageError("there is no log to import: name at least one file")
     names = [path.name for path in paths]
     return names if len({*names}) == len(names) else [str(path) for path in paths]
-
-
-def _parse_date(form: str, text: str) -> datetime:
-    return datetime.strptime(f"{text} +0000", f"{form} %z")
-
-
-_TIME_FORMATS = ("%m/%d/%Y %H:%M:%S.%f", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M:%S %p")
-_TIME_PARSERS: tuple[Callable[[str], float | datetime], ...] = (
-    int,
-    float,
-    datetime.fromisoformat,
-    *(partial(_parse_date, form) for form in _TIME_FORMATS),
-)
-
-
-def parse_time(text: str) -> float | None:
-    """Return a physical time, to compare it with others of its host; None if its form is unknown.
-    Known are numbers, dates of ISO 8601, and month/day/year with a time."""
-    for parse in _TIME_PARSERS:
-        try:
-            found = parse(text.strip())
-        except (ValueError, OverflowError):
-            continue
-        if isinstance(found, datetime):
-            return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-        return found
-    return None
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
@@ -250,7 +222,7 @@ def build(
         hosts={process: host for host, process in named.items()},
         are_messages_stated=messages.are_stated,
         repeat_count=messages.repeat_count,
-        warnings=tuple(clocks.backward_times()),
+        warnings=tuple(clocks.time_warnings()),
     )
 
 

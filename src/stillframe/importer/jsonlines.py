@@ -11,13 +11,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
-from stillframe.importer.execution import (
-    Imported,
-    build,
-    name_files,
-    no_progress,
-    parse_time,
-)
+from stillframe.importer.execution import Imported, build, name_files, no_progress
 
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})
@@ -155,8 +149,8 @@ class _Reading:
         kind = _find(document, self._paths["kind"])
         label = "" if kind is None else str(kind)[:200]
         event = ClockedEvent(line, host, clock, label, document, file=self._where)
-        time = _find(document, self._paths["time"])
-        event.time = parse_time(str(time)) if isinstance(time, str | int | float) else None
+        if (time := _find(document, self._paths["time"])) is not None:
+            event.time = str(time)
         if kind in _SEND:
             event.sent_to = self._needed_host(line, document, "target")
         elif kind in _RECEIVE:

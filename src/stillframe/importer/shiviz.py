@@ -18,13 +18,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
-from stillframe.importer.execution import (
-    Imported,
-    build,
-    name_files,
-    no_progress,
-    parse_time,
-)
+from stillframe.importer.execution import Imported, build, name_files, no_progress
 
 EVENT_FIRST = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})[ \t]*$"
 """An event, and on the next line its host and clock: the expression that ShiViz shows at first.
@@ -154,13 +148,12 @@ def _choose_layout(where: str, text: str, spans: Sequence[_Span]) -> re.Pattern[
         misfits.append((-len(labels), reading.ignored_line_count + blank_count))
     if misfits[0] != misfits[1]:
         return layouts[misfits.index(min(misfits))]
-    reading = _Reading(where, text, spans, layouts[0], no_progress)
     for _, begin, end in spans:
         for one, other in zip(
             *(layout.finditer(text, begin, end) for layout in layouts), strict=False
         ):
             if one.group(*_NEEDED) != other.group(*_NEEDED):
-                line = reading.line_at(one.start("event"))
+                line = text.count("\n", 0, one.start("event")) + 1
                 raise UsageError(
                     f"{where} can be read in two ways: line {line} may be the event of the clock "
                     "above it, as GoVector writes it, or of the clock below it. Say which: "
@@ -242,7 +235,7 @@ class _Reading:
         fields = {name: text for name in self._field_names if (text := match[name]) is not None}
         event = ClockedEvent(line, host, decoded, label or "", fields or None, file=self._where)
         if written := [fields[name] for name in _TIMES if name in fields]:
-            event.time = parse_time(" ".join(written))
+            event.time = " ".join(written)
         return event
 
     def line_at(self, place: int) -> int:

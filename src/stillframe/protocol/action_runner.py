@@ -6,10 +6,10 @@ replay of a trace consist of these.
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -92,6 +92,27 @@ class ActionRunner:
         ApplicationError if the handler did; UsageError if it sent an invalid message, or waits for
         something outside."""
         return self._act(RECEIVE, messages)
+
+    def act(self, action: str, arguments: Sequence[Any] = ()) -> list[Sent]:
+        """Take one of the process's actions, with JSON values as arguments; return what it sent.
+        UsageError if a value does not fit the annotation of its parameter; else as ``receive``."""
+        if not arguments:
+            return self.perform(action)
+        handler = getattr(self.process, action)
+        try:
+            hints = get_type_hints(handler)
+            fitted = [
+                msgspec.convert(value, hints.get(name, Any))
+                for name, value in zip(
+                    inspect.signature(handler).parameters, arguments, strict=False
+                )
+            ]
+        except (NameError, TypeError, *DECODING_ERRORS) as error:
+            given = repr([*arguments])[:200]
+            raise UsageError(
+                f"process {self.id}: {action}() does not take {given}: {error}"
+            ) from None
+        return self.perform(action, *fitted, *arguments[len(fitted) :])
 
     def perform(self, handler: str, *arguments: Any) -> list[Sent]:
         """Call a handler other than ``receive``: one atomic action; return what it sent. Raises as

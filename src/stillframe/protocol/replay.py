@@ -127,6 +127,8 @@ class Replay:
         try:
             if event.handler == RECEIVE:
                 return runner.receive([(c, runner.decode(message)) for c, message in encoded])
+            if event.handler in runner.actions:
+                return runner.act(event.handler, arguments)
             return runner.perform(event.handler, *arguments)
         except ProtocolViolation as error:
             raise NotConsistent(f"{where}: {error}") from error

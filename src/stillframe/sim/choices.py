@@ -162,7 +162,7 @@ def _read_arguments(text: str) -> tuple[Any, ...]:
 
 
 def write_arguments(arguments: tuple[Any, ...]) -> str:
-    """Return the arguments of an action as text behind its name; nothing if there are none."""
+    """Return the arguments of an action as text after its name; nothing if there are none."""
     return f"({msgspec.json.encode(arguments).decode()[1:-1]})" if arguments else ""
 
 

@@ -32,7 +32,6 @@ Property = Callable[[World], str]
 history, not on the order in which concurrent steps happened to be taken."""
 HISTORY_COUNT_MAX = 1_000_000
 
-
 Predicate = Callable[[StateView], bool]
 """A condition on a global state: it is given a decoded copy, and returns True or False."""
 
@@ -126,8 +125,8 @@ def explore(
         ApplicationError: a handler or a condition raised, or a condition did not return True or
             False.
     """
-    always = {**always, **{name: _invariant(name, f) for name, f in invariants.items()}}
-    sometimes = {**sometimes, **{name: _seen(name, f) for name, f in predicates.items()}}
+    always = {**always, **_properties(invariants, "it does not hold", where=False)}
+    sometimes = {**sometimes, **_properties(predicates, "it holds", where=True)}
     broken: dict[str, Finding] = {}
     seen: dict[str, Finding] = {}
     index_of = {history(replay(system, ())): 0}
@@ -185,18 +184,18 @@ def _other_result(what: str) -> UsageError:
     )
 
 
-def _invariant(name: str, function: Predicate) -> Property:
-    where = "in a state that explore() visits"
-    return lambda world: (
-        "" if yes_or_no(function, world.state(), name, where) else f"{name}: it does not hold"
-    )
+def _properties(
+    conditions: Mapping[str, Predicate], words: str, *, where: bool
+) -> dict[str, Property]:
+    """Return properties that say `words` in states in which a condition is as `where` says."""
 
+    def make(name: str, condition: Predicate) -> Property:
+        place = "in a state that explore() visits"
+        return lambda world: (
+            f"{name}: {words}" if yes_or_no(condition, world.state(), name, place) is where else ""
+        )
 
-def _seen(name: str, function: Predicate) -> Property:
-    where = "in a state that explore() visits"
-    return lambda world: (
-        f"{name}: it holds" if yes_or_no(function, world.state(), name, where) else ""
-    )
+    return {name: make(name, condition) for name, condition in conditions.items()}
 
 
 def replay(system: SmallSystem, run: Iterable[choices.Choice]) -> World:

@@ -28,17 +28,14 @@ ticks no time passes: ``expire`` jumps to the next deadline.
 """
 
 import re
-from collections import deque
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
 import msgspec
 
 from stillframe.errors import StillframeError, UsageError
-from stillframe.model import Channel
 from stillframe.sim import choices
 from stillframe.sim.narration import Narrator, unrecorded_news
-from stillframe.sim.network import Frame
 from stillframe.sim.scripted_process import (
     RULES,
     Script,
@@ -46,7 +43,7 @@ from stillframe.sim.scripted_process import (
     parse_script,
     scripted_topology,
 )
-from stillframe.sim.timed_run import TICK_MAX, TickAction, TimedRun, frame_names, together
+from stillframe.sim.timed_run import TICK_MAX, TickAction, TimedRun, together
 from stillframe.sim.world import World
 
 SEPARATOR = "----"
@@ -190,7 +187,7 @@ class _Plan:
 
     actions: list[tuple[int, TickAction]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    delays: deque[int] = field(default_factory=deque)
+    delays: list[int] = field(default_factory=list)
     takes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -218,23 +215,20 @@ def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
 def _play_ticks(
     script: Script, world: World, narrator: Narrator, plan: _Plan, block_line: int
 ) -> list[str]:
-    unmet = dict(plan.takes)
-
-    def delay(channel: Channel, frame: Frame) -> int:
-        in_order = plan.delays.popleft() if plan.delays else 1
-        name = frame_names(world, channel, frame)[0]
-        unmet.pop(name, None)
-        return plan.takes[name][0] if name in plan.takes else in_order
-
-    run = TimedRun(world, plan.actions, delay, script)
+    named = {name: ticks for name, (ticks, _) in plan.takes.items()}
+    run = TimedRun(world, plan.actions, plan.delays, script=script, named=named)
     try:
         news = [f"{number:4}  {line}" for number in run.ticks() for line in narrator.news()]
     except StillframeError:
         with at_line(block_line if run.cause is None else plan.lines[run.cause]):
             raise
-    for name, (ticks, line) in unmet.items():
-        with at_line(line):
-            raise UsageError(f"'{name} takes {ticks}': nothing of that name was sent in this block")
+    for name, (ticks, line) in plan.takes.items():
+        if name in run.unmet:
+            with at_line(line):
+                raise UsageError(
+                    f"'{name} takes {ticks}': nothing of that name was sent in this block that can "
+                    "arrive"
+                )
     return news
 
 

@@ -303,11 +303,9 @@ def _owners(events: dict[ProcessId, tuple[int, tuple[str, ...]]]) -> dict[str, P
                 _check_event(process, name)
                 if name in owners:
                     raise UsageError(
-                        f"event {name} is of {owners[name]} and of {process}: give each event, of "
-                        "whichever process, a name of its own"
+                        f"{owners[name]} and {process} have an event {name}: use each name once"
                         if owners[name] != process
-                        else f"process {process} has event {name} twice: give each a name of its "
-                        "own"
+                        else f"process {process} has event {name} twice: use each name once"
                     )
                 owners[name] = process
             if len(owners) > EVENT_COUNT_MAX:

@@ -65,56 +65,48 @@ def play(
         network, recorder = script.network, RULES[script.rules]
     topology = system if isinstance(system, Topology) else scripted_topology(system)
     world = World(topology, network=network, recorder=recorder)
-    unmet = set(delays) if isinstance(delays, Mapping) else set()
-    waiting = iter(()) if isinstance(delays, Mapping) else iter(delays)
-
-    def delay(channel: Channel, frame: Frame) -> int | None:
-        if not isinstance(delays, Mapping):
-            return next(waiting, 1)
-        names = frame_names(world, channel, frame)
-        unmet.difference_update(names)
-        return next((delays[name] for name in names if name in delays), 1)
-
     taken = [
         (number, choices.parse_choice(action) if isinstance(action, str) else action)
         for number, action in actions
     ]
-    for number in TimedRun(world, taken, delay, script).ticks():
+    if isinstance(delays, Mapping):
+        run = TimedRun(world, taken, script=script, named=delays)
+    else:
+        run = TimedRun(world, taken, delays, script=script)
+    for number in run.ticks():
         tick(number, world)
-    if unmet:
-        raise UsageError(f"delays: nothing called {min(unmet)!r} was sent")
+    if run.unmet:
+        raise UsageError(f"delays: nothing called {min(run.unmet)!r} was sent that can arrive")
     return world
-
-
-def frame_names(world: World, channel: Channel, frame: Frame) -> tuple[str, ...]:
-    """Return what a message or marker on `channel` is called: as a script calls it first."""
-    if frame.batch is None:
-        return (f"marker {channel}",)
-    message = world.runners[channel.target].decode(frame.batch.messages()[0])
-    return message_name(message), str(MessageId(channel, frame.batch.first))
 
 
 class TimedRun:
     """A world in which time passes in ticks; frames in flight already count as sent at tick 0.
 
-    `delay` returns the delay of a frame that was just sent, in ticks; None: it never arrives.
-    Events of `script` may accept several messages together. After an error `cause` is the index of
-    the action that failed, or that led to the arrival that did; None: no action did.
+    `delays` are in ticks and in the order of sending, 1 after their end; `named` are those of
+    messages and markers by name; None: it never arrives. `unmet` has the names in `named` that
+    nothing had so far. Events of `script` may accept several messages together. After an error
+    `cause` is the index of the action that failed, or that led to the arrival that did; None: no
+    action did.
     """
 
     def __init__(
         self,
         world: World,
         actions: Iterable[tuple[int, choices.Choice]],
-        delay: Callable[[Channel, Frame], int | None],
+        delays: Iterable[int | None] = (),
+        *,
         script: Script | None = None,
+        named: Mapping[str, int | None] = {},
     ) -> None:
         self.cause: int | None = None
+        self.unmet = {*named}
         self._world = world
         self._actions = tuple(actions)
         self._taken_count = 0
-        self._delay = delay
+        self._delays = iter(delays)
         self._script = script
+        self._named = named
         self._order = 0
         self._in_flight: dict[Channel, list[_InFlight]] = {c: [] for c in world.channels}
         self._number = 0
@@ -160,7 +152,8 @@ class TimedRun:
 
     def _due_action(self) -> int | None:
         """Return the tick of the next action."""
-        return self._actions[self._taken_count][0] if self._actions[self._taken_count :] else None
+        count = self._taken_count
+        return self._actions[count][0] if count < len(self._actions) else None
 
     def _next_tick(self, number: int) -> int | None:
         """Return the next tick after `number` in which something happens; None if there is none. A
@@ -228,7 +221,7 @@ class TimedRun:
         for channel in self._world.sendings:
             frame = self._world.channels[channel].contents[-new[channel]]
             new[channel] -= 1
-            delay = None if self._is_never_received(channel, frame) else self._delay(channel, frame)
+            delay = self._delay(channel, frame)
             if delay is not None and not 0 <= delay <= TICK_MAX:
                 raise UsageError(
                     f"channel {channel}: a delay of {delay} ticks: give 0 to {TICK_MAX:,}"
@@ -238,11 +231,16 @@ class TimedRun:
             self._order += 1
         self._world.sendings.clear()
 
-    def _is_never_received(self, channel: Channel, frame: Frame) -> bool:
-        if self._script is None or frame.batch is None:
-            return False
-        message = self._world.runners[channel.target].decode(frame.batch.messages()[0])
-        return isinstance(message, ScriptedMessage) and message.is_never_received
+    def _delay(self, channel: Channel, frame: Frame) -> int | None:
+        names = [f"marker {channel}"]
+        if frame.batch is not None:
+            message = self._world.runners[channel.target].decode(frame.batch.messages()[0])
+            if isinstance(message, ScriptedMessage) and message.is_never_received:
+                return None
+            names = [message_name(message), str(MessageId(channel, frame.batch.first))]
+        self.unmet.difference_update(names)
+        in_order = next(self._delays, 1)
+        return next((self._named[name] for name in names if name in self._named), in_order)
 
 
 class _InFlight(NamedTuple):

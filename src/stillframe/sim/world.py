@@ -108,7 +108,8 @@ class Epoch:
     in which they happened, `taken` the choices of which they came, except for those of the start.
     The `initiated` snapshots began at `began_s`; of them `fragments` has what each process has
     completely recorded, and `outcomes` how they ended: at `ended_s`, after `ended_at` steps, in
-    ``taken[ended_in]``. `contents` has every message that was sent, or recorded at the start.
+    ``taken[ended_in]``. `contents` has every message that was sent, or recorded at the start, and
+    `lost` those that a lossy network lost.
 
     `refused_count` connections of the epoch before were attempted and refused; `resent_count`
     frames were lost with a connection and sent again by the next, `dropped_count` arrived a second
@@ -127,6 +128,7 @@ class Epoch:
     ended_s: dict[SnapshotId, float] = field(default_factory=dict)
     ended_in: dict[SnapshotId, int] = field(default_factory=dict)
     contents: dict[MessageId, bytes] = field(default_factory=dict)
+    lost: set[MessageId] = field(default_factory=set)
     refused_count: int = 0
     resent_count: int = 0
     dropped_count: int = 0
@@ -218,12 +220,11 @@ class World:
 
     def state(self) -> StateView:
         """Return the global state now."""
-        accepted = {
-            message for step in self.steps if isinstance(step, Event) for message in step.accepted
-        }
+        gone = {m for step in self.steps if isinstance(step, Event) for m in step.accepted}
+        gone |= self.epoch.lost
         channels: dict[Channel, list[Message]] = {channel: [] for channel in self.channels}
         for message, encoded in self.epoch.contents.items():
-            if message not in accepted and not self._is_lost(message):
+            if message not in gone:
                 channel = message.channel
                 channels[channel].append(self.runners[channel.target].decode(encoded))
         return StateView(
@@ -273,17 +274,6 @@ class World:
     def _decoded(self, state: ProcessState) -> Process:
         return ActionRunner(state.process, self.topology, state.encoded).process
 
-    def _is_lost(self, message: MessageId) -> bool:
-        """Return whether a lossy channel lost `message`, which was not accepted."""
-        if self.network is not Lossy:
-            return False
-        frames = self.channels[message.channel].contents
-        return not any(
-            frame.batch.first <= message.number < frame.batch.first + frame.batch.count
-            for frame in frames
-            if frame.batch is not None
-        )
-
     def take(self, choice: choices.Choice) -> None:
         """Take `choice`; a channel or a recorder that finds its rules broken ends the run, see
         `refusal`. UsageError if it is not enabled now, or a handler did what is not allowed."""
@@ -324,6 +314,9 @@ class World:
     def _suffer(self, fault: choices.Fault) -> None:
         match fault:
             case choices.Lose(channel, position):
+                if (batch := self.channels[channel].peek(position).batch) is not None:
+                    numbers = range(batch.first, batch.first + batch.count)
+                    self.epoch.lost |= {MessageId(channel, number) for number in numbers}
                 self.channels[channel].lose(position)
             case choices.Duplicate(channel):
                 self.channels[channel].duplicate()
@@ -443,7 +436,7 @@ class World:
         self._happened(Event(process, handler, handler, at=self.now, fields=fields), sent)
 
     def _act(self, process: ProcessId, action: str, arguments: tuple[Any, ...]) -> None:
-        sent = self.runners[process].perform(action, *arguments)
+        sent = self.runners[process].act(action, arguments)
         label = clean_label(f"{action}{choices.write_arguments(arguments)}")
         fields = {"arguments": list(arguments)} if arguments else None
         self._happened(Event(process, label, action, at=self.now, fields=fields), sent)
