@@ -128,7 +128,7 @@ SPARK = [
         "",
         "stillframe.analytics",
         "store_tables snapshot_history spread channel_history channel_spread compact_store "
-        "Compaction compacted_tables Compacted",
+        "Compaction compacted_tables Compacted spark_errors",
     ),
     Section(
         "Event logs",

@@ -1,13 +1,15 @@
 """Verdicts on Spark: those of an oracle, for thousands of executions in one run."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
-from stillframe.analytics.log_events import LogMessage, locate, vector_clock
+from stillframe.analytics import spark_errors
+from stillframe.analytics.log_events import LogMessage, event_rows, locate, vector_clock
 from stillframe.analytics.log_verification import (
     findings,
     log_pieces,
@@ -110,25 +112,40 @@ def test_cuts_are_those_of_a_store_that_is_whole(
         published_cuts(spark, store)
 
 
+def all_rows(pieces: DataFrame, _: str) -> list[Row]:
+    """Collect the rows of a log."""
+    with spark_errors("the log"):
+        return event_rows(pieces).collect()
+
+
+READING: tuple[Callable[[DataFrame, str], object], ...] = (
+    all_rows,
+    lambda pieces, _: verify(pieces),
+    lambda pieces, process: locate(pieces, [LogMessage(1, process, "Z", 1)]),
+    lambda pieces, process: vector_clock(pieces, 1, process, 1),
+)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("harm", ["changed", "removed"])
 def test_damage_of_a_log_is_raised_as_such(spark: SparkSession, tmp_path: Path, harm: str) -> None:
-    """When it is verified, in one sentence, not as an error of a task when the verdicts are
-    collected."""
+    """When it is read, in one sentence, not as an error of a task."""
     chance = random.Random(SEED)
     write(Execution(chance).log(), tmp_path, 1, chance)
     pieces = log_pieces(spark, tmp_path)
     file = next(tmp_path.rglob("*.parquet"))
     if harm == "removed":
         file.unlink()
-        with pytest.raises(StoreError, match=rf"FileNotFoundError: No such file .*{file}"):
-            verify(pieces)
+        for read in READING:
+            with pytest.raises(StoreError, match=rf"FileNotFoundError: No such file .*{file}"):
+                read(pieces, file.parent.name)
         return
     content = bytearray(file.read_bytes())
     content[8 : len(content) // 2] = bytes(len(content) // 2 - 8)
     file.write_bytes(content)
-    with pytest.raises(Damaged, match=rf"^{file} is no file of an event log .*: move it out of"):
-        verify(pieces)
+    for read in READING:
+        with pytest.raises(Damaged, match=rf"^{file} is no file of an event log .*: move it out"):
+            read(pieces, file.parent.name)
 
 
 @pytest.mark.spark

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from stillframe.analytics.store_diff import Difference, diff_store
     from stillframe.analytics.verdict_stream import follow
+    from stillframe.analytics.verified_parquet import spark_errors
     from stillframe.analytics.wait_for_graphs import deadlocks
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "marker_steps",
     "published_cuts",
     "snapshot_history",
+    "spark_errors",
     "spread",
     "store_tables",
     "summary",
@@ -82,6 +84,7 @@ _MODULES = {
     "snapshot_history spread",
     "stillframe.analytics.store_diff": "Difference diff_store",
     "stillframe.analytics.verdict_stream": "follow",
+    "stillframe.analytics.verified_parquet": "spark_errors",
     "stillframe.analytics.wait_for_graphs": "deadlocks",
 }
 

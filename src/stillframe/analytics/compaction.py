@@ -42,7 +42,6 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.store import version_1
 from stillframe.store.layout import HEAD, check_is_store, explain_io_errors, first_names, take_lock
 from stillframe.store.parquet import (
     KEY,
@@ -130,10 +129,9 @@ def read_catalog(out: Path) -> Compacted:
             f"{out} {what}: give the directory that 'stillframe store compact --out' wrote"
         )
     catalog = read_sealed(out / CATALOG, Compacted, advice=ADVICE)
-    if catalog.format == FORMAT:
-        return catalog
+    # Version 1 had another name for the column of the key, the first of its table.
     columns = {
-        name: version_1.table_columns(own) if name not in TABLES else own
+        name: own if name in TABLES else (fields.Column(KEY, own[0].kind), *own[1:])
         for name, own in catalog.columns.items()
     }
     return msgspec.structs.replace(catalog, columns=columns)
@@ -143,10 +141,12 @@ def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
     """Return the tables in the directory `out` by name: ``processes``, ``messages``, and one for
     each keyed field, with a column `_snapshot`; ``snapshots`` and ``channels``, with `snapshot`.
 
-    Every byte that is read is verified.
+    Every byte is verified when Spark reads it: run the DataFrames in ``spark_errors``.
 
     Raises:
-        UsageError, Damaged, StoreError: as ``read_catalog``.
+        UsageError: there are no tables in `out`.
+        Damaged: its ``tables.json`` was changed.
+        StoreError: it cannot be read.
     """
     catalog = read_catalog(out)
 

@@ -21,55 +21,20 @@ from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
-from stillframe.store.parquet import (
-    ENCODED,
-    IS_REMOVED,
-    KEY,
-    KIND,
-    NUMBER,
-    PROCESS,
-    SNAPSHOT,
-    SOURCE,
-    TARGET,
-    identity_of,
+from stillframe.store.parquet import IS_REMOVED, KEY, PROCESS, SNAPSHOT, identity_of
+from stillframe.store.tables import (
+    ARROW_TYPES,
+    OWN_SCHEMAS,
+    KeyedTable,
+    keyed_tables,
+    merged_columns,
 )
-from stillframe.store.tables import ARROW_TYPES, KeyedTable, keyed_tables, merged_columns
 from stillframe.topology import Description
 
 TABLES = {"processes": PROCESSES, "channels": CHANNELS, "messages": MESSAGES}
 """Name of a table -> the file with its rows; those of keyed fields are called after them."""
-_BATCH = pa.struct([("first", pa.int64()), ("count", pa.int64()), ("encoded", pa.binary())])
-CHANNELS_SCHEMA = pa.schema(
-    [
-        pa.field("snapshot", pa.string()),
-        pa.field("source", pa.string()),  # the process that sends
-        pa.field("target", pa.string()),  # the process that receives
-        pa.field("sent_count", pa.int64()),  # at the cut of the source
-        pa.field("received_count", pa.int64()),  # at the cut of the target
-        pa.field("message_count", pa.int64()),  # how many were on the channel
-        pa.field("encoded", pa.list_(_BATCH)),  # as they travelled
-    ]
-)
-_OWN_SCHEMAS = {
-    "processes": pa.schema(
-        [
-            pa.field(SNAPSHOT, pa.string()),  # P1-17
-            pa.field(PROCESS, pa.string()),  # which process
-            pa.field(KIND, pa.string()),  # its class
-            pa.field(ENCODED, pa.binary()),  # its state as a MessagePack map
-        ]
-    ),
-    "channels": CHANNELS_SCHEMA,
-    "messages": pa.schema(
-        [
-            pa.field(SNAPSHOT, pa.string()),
-            pa.field(SOURCE, pa.string()),
-            pa.field(TARGET, pa.string()),
-            pa.field(NUMBER, pa.int64()),  # of the message on its channel, from 1
-            pa.field(KIND, pa.string()),  # its class
-        ]
-    ),
-}
+CHANNELS_SCHEMA = pa.schema([field for field in OWN_SCHEMAS["channels"] if field.name != "first"])
+_OWN_SCHEMAS = OWN_SCHEMAS | {"channels": CHANNELS_SCHEMA}
 _KEYED_SCHEMA = pa.schema([(SNAPSHOT, pa.string()), (PROCESS, pa.string())])
 _JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'",
@@ -227,8 +192,8 @@ def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
     """Return the tables of all snapshots of a store by name: ``processes``, ``messages``, and one
     for each keyed field, all with a column `_snapshot`, and ``channels``, with `snapshot`.
 
-    Incremental snapshots have their full state. Every byte that is read is verified;
-    ``compacted_tables`` is faster for repeated queries.
+    Incremental snapshots have their full state. Every byte is verified when Spark reads it: run the
+    DataFrames in ``spark_errors``. ``compacted_tables`` is faster for repeated queries.
 
     Raises:
         UsageError: there is no store, or no snapshot in it.

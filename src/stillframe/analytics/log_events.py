@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from stillframe.analytics import verified_parquet
 from stillframe.errors import UsageError
 from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED, SCHEMA, read_rows
 from stillframe.spark.session import add_package
@@ -50,7 +51,8 @@ class LogMessage(NamedTuple):
 
 
 def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFrame:
-    """Return the rows of an event log (`ROWS`), in no order.
+    """Return the rows of an event log (`ROWS`), in no order. They are read when Spark runs the
+    DataFrame: do that in ``spark_errors``.
 
     Args:
         pieces: of the log (``log_pieces``), all or some.
@@ -76,6 +78,10 @@ def locate(pieces: DataFrame, messages: Iterable[LogMessage]) -> DataFrame:
     Args:
         pieces: of the log.
         messages: a few of them.
+
+    Raises:
+        Damaged: a file of the log is not what was written.
+        StoreError: Spark cannot read the log.
     """
     wanted = list(messages)
     names = {name for message in wanted for name in (message.source, message.target)}
@@ -84,13 +90,15 @@ def locate(pieces: DataFrame, messages: Iterable[LogMessage]) -> DataFrame:
     only = pc.field("channel").isin(channels) & pc.field("number").isin(numbers)
     rows = event_rows(pieces.filter(F.col("process").isin(*names)), only)
     schema = "epoch BIGINT, channel STRING, number BIGINT"
-    return rows.join(
+    found = rows.join(
         F.broadcast(pieces.sparkSession.createDataFrame(keys, schema)),
         ["epoch", "channel", "number"],
         "left_semi",
     )
+    return verified_parquet.collected(found, "the event log")
 
 
+@verified_parquet.spark_errors("the event log")
 def vector_clock(pieces: DataFrame, epoch: int, process: str, event: int) -> dict[str, int]:
     """Return the vector clock of an event: how many events of each process happened before it,
     including itself (Mattern 1989). The messages need not have carried clocks.
@@ -101,6 +109,8 @@ def vector_clock(pieces: DataFrame, epoch: int, process: str, event: int) -> dic
 
     Raises:
         UsageError: there is no such event in the log.
+        Damaged: a file of the log is not what was written.
+        StoreError: Spark cannot read the log.
     """
     of_epoch = pieces.filter(F.col("epoch") == epoch)
     names = {row["process"] for row in of_epoch.select("process").distinct().collect()}

@@ -193,14 +193,10 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
         ``fault_count`` counts all.
 
     Raises:
-        Damaged: a file of the log is not what was written, or missing.
-        StoreError: Spark cannot read the log.
+        Damaged: a file of the log is not what was written.
+        StoreError: Spark cannot read the log, for example because a file was removed.
     """
-    found = verdicts(findings(pieces, published))
-    # They are few. Collected here, damage is an error of ours and not one of a task.
-    with verified_parquet.spark_errors("the event log"):
-        rows = found.collect()
-    return pieces.sparkSession.createDataFrame(rows, found.schema)
+    return verified_parquet.collected(verdicts(findings(pieces, published)), "the event log")
 
 
 class CrossCheck:

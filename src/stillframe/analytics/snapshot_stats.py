@@ -157,7 +157,7 @@ def channel_spread(channel_history: DataFrame) -> DataFrame:
 
 def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
     """Return the steps of snapshots in the event log `log` (``log_events.ROWS``), as far as it is
-    written, for ``marker_paths``.
+    written, for ``marker_paths``. They are read when Spark runs the DataFrame (``spark_errors``).
 
     Raises:
         UsageError: there is no event log.

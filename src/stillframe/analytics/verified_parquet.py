@@ -132,7 +132,19 @@ def _collect(answers: DataFrame) -> list[Any]:
 
 @contextmanager
 def spark_errors(place: object) -> Iterator[None]:
-    """Raise what stopped a task that read `place`: Damaged, which names a file, or a StoreError."""
+    """Raise what stopped a task of Spark in the body as an error of Stillframe.
+
+    DataFrames read files when Spark runs them. So run what collects, counts or writes one in
+    ``with spark_errors(path)``: without it, damage is an error of Spark with a traceback.
+
+    Args:
+        place: what is read, for the message.
+
+    Raises:
+        Damaged: a file is not what was written; the message names it.
+        NotConsistent: a snapshot contradicts itself.
+        StoreError: Spark cannot read it for another reason.
+    """
     try:
         yield
     except PySparkException as error:
@@ -143,6 +155,12 @@ def spark_errors(place: object) -> Iterator[None]:
             f"Spark cannot read {place}: {first_line(error)}. If files are being deleted "
             "there, try again"
         ) from error
+
+
+def collected(rows: DataFrame, place: object) -> DataFrame:
+    """Return a few rows that were read now, so that what is wrong with `place` is raised here."""
+    with spark_errors(place):
+        return rows.sparkSession.createDataFrame(rows.collect(), rows.schema)
 
 
 def error_of_task(error: PySparkException) -> Exception | None:

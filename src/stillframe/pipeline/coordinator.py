@@ -22,7 +22,7 @@ from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.log import Barrier, LogEntry
-from stillframe.pipeline.metadata import CHANNELS, Metadata, read_metadata
+from stillframe.pipeline.metadata import CHANNELS, Metadata, begin_writing, read_metadata
 from stillframe.pipeline.pending_snapshot import Outcome, ParticipantFragment, Request, SystemCut
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
@@ -106,6 +106,7 @@ def take_snapshot(
             raise UsageError(f"the savepoint {name!r} exists already: give another name")
         with explain_io_errors(root / pending_snapshot.UNDER_WAY, "read"):
             left = pending_snapshot.under_way(root)
+        begin_writing(root, metadata)
         if left is not None:
             _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
         clear_pending(root)

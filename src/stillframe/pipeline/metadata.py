@@ -22,6 +22,7 @@ from stillframe.durable_files import FILE_ADVICE, replace_durably
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
+from stillframe.pipeline.locks import coordinating
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
@@ -172,6 +173,23 @@ def write_metadata(root: Path, metadata: Metadata) -> None:
     """Replace the metadata in one step; it is on the disk when this returns."""
     with explain_io_errors(root / PIPELINE_FILE, "written"):
         replace_durably(root / PIPELINE_FILE, seal(metadata))
+
+
+def begin_writing(root: Path, metadata: Metadata) -> None:
+    """Write the metadata in this version of the format, before a program writes anything else: then
+    an older release refuses the pipeline. The caller holds the coordinator's lock."""
+    if metadata.format != FORMAT:
+        write_metadata(root, metadata)
+
+
+def metadata_to_write(root: Path) -> Metadata:
+    """Return the metadata for a program that will write, after ``begin_writing``. The caller holds
+    the lock of a participant: no restore can happen any more."""
+    metadata = read_metadata(root)
+    if metadata.format != FORMAT:
+        with coordinating(root, "the first start with this release"):
+            begin_writing(root, metadata)
+    return metadata
 
 
 def checkpoint_path(root: Path, epoch: int, query: str) -> Path:

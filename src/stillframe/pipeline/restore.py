@@ -25,6 +25,7 @@ from stillframe.pipeline.metadata import (
     CHECKPOINTS,
     Metadata,
     Segment,
+    begin_writing,
     checkpoint_path,
     read_metadata,
     write_metadata,
@@ -56,6 +57,7 @@ def restore(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> 
         check_channels(root, manifest)
         for cut in manifest.systems:
             Store.open(Path(cut.store)).verify(cut.snapshot)
+        begin_writing(root, metadata)
         clear_pending(root)
         new = _metadata_after(metadata, manifest)
         place_services(root, new, manifest)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from stillframe.durable_files import local_path
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.metadata import metadata_to_write, read_metadata
 from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import Request, ServiceState
 from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
@@ -145,7 +145,7 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedSe
     if not lock.acquire():
         raise Unavailable(f"another program runs service {name}: stop that one first")
     try:
-        metadata = read_metadata(root)
+        metadata = metadata_to_write(root)
         stopped = stopped_service(root, metadata, name)
         positions = metadata.starts[name] if stopped is None else stopped[0]
         me = JoinedService(name, ServiceLogs(root, name, metadata, positions), codec, state)

@@ -30,7 +30,12 @@ from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.locks import Lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
-from stillframe.pipeline.metadata import Metadata, checkpoint_path, read_metadata
+from stillframe.pipeline.metadata import (
+    Metadata,
+    checkpoint_path,
+    metadata_to_write,
+    read_metadata,
+)
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import (
     Manifest,
@@ -145,7 +150,7 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     if key not in _lent:
         _lent[key] = _hold(pipeline, source)
     # Now no restore of the pipeline can happen any more.
-    head = read_metadata(pipeline.path)
+    head = metadata_to_write(pipeline.path)
     return _appender(pipeline.path, head, head.dataflow.log(channel))
 
 
@@ -199,7 +204,7 @@ def start_query(
     run = _Run(_hold(pipeline, query), query)
     try:
         # Now no restore of the pipeline can happen any more.
-        head = read_metadata(pipeline.path)
+        head = metadata_to_write(pipeline.path)
         outgoing = head.dataflow.outgoing(query)
         if not outgoing and each_batch is None:
             raise UsageError(

@@ -122,25 +122,40 @@ _BATCHES = pa.list_(
         ]
     )
 )
-_CHANNELS_SCHEMA = pa.schema(
-    [
-        pa.field("snapshot", pa.string()),  # P1-17
-        pa.field("source", pa.string()),  # process that sends
-        pa.field("target", pa.string()),  # process that receives
-        pa.field("sent_count", pa.int64()),  # at the cut of the source
-        pa.field("received_count", pa.int64()),  # at the cut of the target
-        pa.field("first", pa.int64()),  # received_count + 1
-        pa.field("message_count", pa.int64()),  # how many were on the channel
-        pa.field("encoded", _BATCHES),  # and which, as they travelled
-    ]
-)
-_RECORDED_SCHEMA = pa.schema(
-    [
-        pa.field(PROCESS, pa.string()),
-        pa.field(KIND, pa.string()),  # the name of its class
-        pa.field(ENCODED, pa.binary()),  # its fields, as they were recorded
-    ]
-)
+OWN_SCHEMAS = {
+    "processes": pa.schema(
+        [
+            pa.field(SNAPSHOT, pa.string()),  # P1-17
+            pa.field(PROCESS, pa.string()),
+            pa.field(KIND, pa.string()),  # the name of its class
+            pa.field(ENCODED, pa.binary()),  # its fields, as they were recorded
+        ]
+    ),
+    "channels": pa.schema(
+        [
+            pa.field("snapshot", pa.string()),
+            pa.field("source", pa.string()),  # process that sends
+            pa.field("target", pa.string()),  # process that receives
+            pa.field("sent_count", pa.int64()),  # at the cut of the source
+            pa.field("received_count", pa.int64()),  # at the cut of the target
+            pa.field("first", pa.int64()),  # received_count + 1
+            pa.field("message_count", pa.int64()),  # how many were on the channel
+            pa.field("encoded", _BATCHES),  # and which, as they travelled
+        ]
+    ),
+    "messages": pa.schema(
+        [
+            pa.field(SNAPSHOT, pa.string()),
+            pa.field(SOURCE, pa.string()),
+            pa.field(TARGET, pa.string()),
+            pa.field(NUMBER, pa.int64()),  # of the message on its channel, from 1
+            pa.field(KIND, pa.string()),  # the name of its class
+        ]
+    ),
+}
+"""The columns of the store in each table; those of fields come after them."""
+_CHANNELS_SCHEMA = OWN_SCHEMAS["channels"]
+_RECORDED_SCHEMA = OWN_SCHEMAS["processes"].remove(0)
 _COUNT_MAX = 2**63 - 1
 
 

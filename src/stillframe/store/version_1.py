@@ -12,13 +12,6 @@ from typing import Any
 _KEYS = {"bases": "parent", "segments": "stretches", "fragments": "parts"}
 """Key in a sealed file -> its name in version 1."""
 
-_OWN = {
-    ("snapshot", "process", "kind"): ("snapshot", "process", "kind", "encoded"),
-    ("snapshot", "source", "target", "number"): ("snapshot", "source", "target", "number", "kind"),
-}
-_OWN_OF_KEYED = ("snapshot", "process", "is_removed", "key", "key_encoded", "value_encoded")
-"""The columns of the store in a table, which had no prefix: by those that it begins with."""
-
 HISTORY_KEY = b"happening"
 """The first key of a line of a history; now it is `event`."""
 
@@ -33,14 +26,13 @@ def with_current_keys(document: Mapping[str, Any], fields: Iterable[str]) -> dic
 def parquet_names(columns: Sequence[str]) -> dict[str, str]:
     """Return the name today -> that of version 1, for the columns of the store in a file with these
     columns; none if it is of a newer version, or has no columns of fields."""
-    if columns[:1] != ["snapshot"]:
-        return {}
-    own = next((own for first, own in _OWN.items() if tuple(columns[: len(first)]) == first), ())
-    if not own and tuple(columns[:3]) in (_OWN_OF_KEYED[:3], (*_OWN_OF_KEYED[:2], "key")):
-        own = _OWN_OF_KEYED
-    return {f"_{name}": name for name in own if name in columns}
-
-
-def table_columns(columns: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the columns of the table of a keyed field in ``tables.json``; the first is the key."""
-    return (type(columns[0])("_key", columns[0].kind), *columns[1:])
+    match columns[:4]:
+        case ["snapshot", "process", "kind", *_]:
+            own = "snapshot process kind encoded"
+        case ["snapshot", "source", "target", "number"]:
+            own = "snapshot source target number kind"
+        case ["snapshot", "process", "is_removed" | "key", *_]:
+            own = "snapshot process is_removed key key_encoded value_encoded"
+        case _:
+            return {}
+    return {f"_{name}": name for name in own.split() if name in columns}
