@@ -2,9 +2,9 @@
 for one release more."""
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 _TO_ANALYTICS = """
@@ -24,6 +24,9 @@ RENAMED = {
     "stillframe.Joined": "stillframe.ExternalProcess",
     "stillframe.detect.view.View": "stillframe.detect.view.SnapshotView",
     "stillframe.pipeline.Participant": "stillframe.pipeline.JoinedService",
+    "stillframe.pipeline.Pipeline.course": "stillframe.pipeline.Pipeline.timeline",
+    "stillframe.pipeline.Pipeline.drop": "stillframe.pipeline.Pipeline.delete",
+    "stillframe.pipeline.Pipeline.progress": "stillframe.pipeline.Pipeline.status",
     "stillframe.pipeline.join": "stillframe.pipeline.service.join",
     "stillframe.runtime.process.join.Participant": "stillframe.runtime.process.join.JoinedProcess",
     **{f"stillframe.spark.{name}": f"stillframe.analytics.{name}" for name in _TO_ANALYTICS},
@@ -41,17 +44,18 @@ def public_attribute(
     package: str,
     name: str,
     modules: Mapping[str, str] = {},
-    load: Callable[[str], ModuleType] = importlib.import_module,
+    load: Callable[[str], object] = importlib.import_module,
 ) -> Any:
-    """Return what `package` calls `name`, or called so in the last release: then warn the user.
-    `modules` has the names that each of them defines, with spaces. Raises the AttributeError of a
-    module if there is no such name."""
+    """Return what `package`, or a class, calls `name`, or called so in the last release: then warn
+    the user. `modules` has the names that each of them defines, with spaces. Raises the
+    AttributeError of a module, or class, if there is no such name."""
     for module, names in modules.items():
         if name in names.split():
             return getattr(load(module), name)
     new = RENAMED.get(f"{package}.{name}")
     if new is None:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        kind = "module" if package in sys.modules else "class"
+        raise AttributeError(f"{kind} {package!r} has no attribute {name!r}")
     warnings.warn(
         f"{package}.{name} is removed in the next release: use {_CALLED.get(new, new)}",
         DeprecationWarning,

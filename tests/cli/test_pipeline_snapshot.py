@@ -151,7 +151,7 @@ def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal
         while b"no participant is delayed" not in seen:
             seen += os.read(terminal, 4096)
         os.close(terminal)
-        assert shop.progress() is None
+        assert shop.status() is None
         assert list((shop.path / "under-way").iterdir()) == []
         till.append("sales", sales(8))
     assert add_up(shop, 3) == 5 + 6 + 7 + 8
@@ -174,7 +174,7 @@ def test_an_end_just_after_the_request_leaves_nothing(
     assert result.stderr == (
         "FAIL: the snapshot was abandoned: interrupted; no participant is delayed\n"
     )
-    assert shop.progress() is None
+    assert shop.status() is None
 
 
 def test_an_end_just_after_publishing_is_a_yes(
@@ -279,4 +279,4 @@ def test_snapshots_are_taken_until_the_command_is_ended(
     assert "FAIL: snapshot shop-" in words.read_text(encoding="utf-8")
     # The end may have come between a snapshot and what is dropped after it.
     assert len(shop.snapshots()) in (2, 3)
-    assert shop.progress() is None
+    assert shop.status() is None

@@ -44,7 +44,7 @@ def test_an_item_names_no_file_outside_its_channel(tmp_path: Path, name: str) ->
         pipeline.snapshot("unaligned")
     path = forged(pipeline, name=name.format(home=home))
     with pytest.raises(Damaged, match=path.name):
-        pipeline.drop("run-1", "run-2")
+        pipeline.delete("run-1", "run-2")
     assert sorted(file.name for file in home.iterdir()) == ["letter.txt", "x.parquet"]
 
 

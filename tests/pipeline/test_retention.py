@@ -68,13 +68,13 @@ def test_the_snapshot_from_which_the_epoch_began_goes_once_there_is_another(tmp_
     assert money_now(pipeline) == TOTAL
     pipeline.restore("run-1")
     with pytest.raises(UsageError, match="the current epoch started from snapshot run-1"):
-        pipeline.drop("run-1")
+        pipeline.delete("run-1")
     pipeline.keep(0)
     assert ids(pipeline) == ["run-1"]
     assert money_now(pipeline) == TOTAL
     with pytest.raises(UsageError, match="which stays"):
-        pipeline.drop("run-1", "run-2")
-    pipeline.drop("run-1")
+        pipeline.delete("run-1", "run-2")
+    pipeline.delete("run-1")
     assert ids(pipeline) == ["run-2"]
     # Neither service has joined since the restore.
     leave_behind(pipeline, 2)
@@ -128,7 +128,7 @@ def test_what_a_system_of_processes_begins_with_cannot_go(tmp_path: Path) -> Non
     path = snapshot_path(pipeline.path, first.snapshot) / MANIFEST
     path.write_bytes(seal(msgspec.structs.replace(first, systems=(cut,))))
     with pytest.raises(UsageError, match="the system of processes till"):
-        pipeline.drop("run-1")
+        pipeline.delete("run-1")
     pipeline.keep(1)
     assert ids(pipeline) == ["run-1", "run-2"]
 

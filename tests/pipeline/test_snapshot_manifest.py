@@ -115,7 +115,7 @@ def test_a_damaged_snapshot_can_be_dropped_and_stays_until_then(tmp_path: Path) 
         "run-3",
     ]
     assert sorted(logs.rglob("*")) == before
-    pipeline.drop("run-1")
+    pipeline.delete("run-1")
     assert [str(manifest.snapshot) for manifest in pipeline.snapshots()] == ["run-3"]
     assert set(logs.rglob("*")) < set(before)
     pipeline.restore()

@@ -41,22 +41,22 @@ def test_micro_batches_count_up_to_the_cut_of_each_restore(tmp_path: Path) -> No
     """An epoch counts up to the cut from which another one went on; one that was left by a restore
     counts again when the pipeline goes back to a snapshot of it."""
     pipeline = reporting(tmp_path / "run")
-    assert pipeline.course("report") == {1: range(OPEN)}
+    assert pipeline.timeline("report") == {1: range(OPEN)}
     commit_up_to(pipeline, 2)
     early = snapshot(pipeline)
     commit_up_to(pipeline, 5)
     late = snapshot(pipeline)
     pipeline.restore(early)
-    assert pipeline.course("report") == {1: range(3), 2: range(3, OPEN)}
+    assert pipeline.timeline("report") == {1: range(3), 2: range(3, OPEN)}
     commit_up_to(pipeline, 4)
     second = snapshot(pipeline)
     pipeline.restore(late)
-    assert pipeline.course("report") == {1: range(6), 3: range(6, OPEN)}
+    assert pipeline.timeline("report") == {1: range(6), 3: range(6, OPEN)}
     pipeline.restore(second)
-    assert pipeline.course("report") == {1: range(3), 2: range(3, 5), 4: range(5, OPEN)}
+    assert pipeline.timeline("report") == {1: range(3), 2: range(3, 5), 4: range(5, OPEN)}
     idle = snapshot(pipeline)
     fork = pipeline.fork(idle, tmp_path / "fork")
-    assert fork.course("report") == {1: range(3), 2: range(3, 5), 5: range(5, OPEN)}
+    assert fork.timeline("report") == {1: range(3), 2: range(3, 5), 5: range(5, OPEN)}
 
 
 def test_nothing_counts_of_an_epoch_before_its_first_micro_batch(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_nothing_counts_of_an_epoch_before_its_first_micro_batch(tmp_path: Path)
     first = snapshot(pipeline)
     commit_up_to(pipeline, 3)
     pipeline.restore(first)
-    assert pipeline.course("report") == {2: range(OPEN)}
+    assert pipeline.timeline("report") == {2: range(OPEN)}
 
 
 def test_the_course_of_a_query_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """The error says which queries there are."""
     with pytest.raises(UsageError, match="no query 'ledger' in this pipeline; there are: report"):
-        reporting(tmp_path / "run").course("ledger")
+        reporting(tmp_path / "run").timeline("ledger")

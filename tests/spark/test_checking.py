@@ -88,7 +88,7 @@ def test_a_snapshot_may_be_dropped_meanwhile(
     def dropped_meanwhile(root: Path, one: SnapshotId) -> Manifest:
         found = read_manifest(root, one) if is_read and one.number == 3 else None
         if one.number == 3:
-            pipeline.drop(str(one))
+            pipeline.delete(str(one))
         return found or read_manifest(root, one)
 
     place = "stillframe.spark.queries.read_manifest"

@@ -64,11 +64,11 @@ class Seen:
         return Counter(row["total"] for row in rows)
 
     def counted(self, rows: Counter[Row]) -> Counter[int]:
-        """Return what `Pipeline.course` lets count of the records of a sink."""
-        course = self.pipeline.course("ends")
+        """Return what `Pipeline.timeline` lets count of the records of a sink."""
+        timeline = self.pipeline.timeline("ends")
         found: Counter[int] = Counter()
         for (epoch, batch, total), count in rows.items():
-            if batch in course.get(epoch, ()):
+            if batch in timeline.get(epoch, ()):
                 found[total] += count
         return found
 
@@ -152,7 +152,7 @@ def check_at_least_once(rows: Counter[Row], seen: Seen) -> None:
     assert twice == {row for row in rows if row[:2] == (1, seen.held)} != set()
     again = {total for epoch, _, total in rows if epoch == 2}
     assert again == seen.purchases.keys() - seen.before.keys()
-    first = max(seen.pipeline.course("ends")[1]) + 1
+    first = max(seen.pipeline.timeline("ends")[1]) + 1
     one, other = ({row[2] for row in rows if row[:2] == (epoch, first)} for epoch in (1, 2))
     assert one < other, "the number of the first micro-batch after the cut came with other records"
 

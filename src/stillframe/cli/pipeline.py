@@ -205,7 +205,7 @@ def status(
     """Show the progress of the pending snapshot: which participants have recorded, which have
     not, and what they wait for."""
     pipeline = Pipeline(path)
-    found = pipeline.progress()
+    found = pipeline.status()
     if found is None:
         output.answer({"snapshot": None})
         output.say("no snapshot is pending")
@@ -246,7 +246,7 @@ def _watch(pipeline: Pipeline, first: Progress) -> None:
             if why := _left_over(pipeline, first):
                 break
             time.sleep(POLL_S)
-            now = pipeline.progress()
+            now = pipeline.status()
     is_published = first.snapshot in (manifest.snapshot for manifest in pipeline.snapshots())
     output.answer({"snapshot": first.snapshot, "is_published": is_published})
     if is_published:
@@ -386,7 +386,7 @@ def delete(
         raise UsageError("give either the snapshots to delete or --keep N")
     pipeline = Pipeline(path)
     before = published_ids(pipeline.path)
-    damaged = pipeline.drop(*names) if keep is None else pipeline.keep(keep)
+    damaged = pipeline.delete(*names) if keep is None else pipeline.keep(keep)
     left = published_ids(pipeline.path)
     dropped = [snapshot for snapshot in before if snapshot not in left]
     output.answer({"deleted": dropped, "left": left})

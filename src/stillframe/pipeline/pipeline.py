@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stillframe.durable_files import local_path, partial_path
 from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
@@ -25,6 +26,7 @@ from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
+from stillframe.public_names import public_attribute
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
@@ -165,7 +167,7 @@ class Pipeline:
         """1, and one more for each restore."""
         return read_metadata(self.path).epoch
 
-    def course(self, query: str) -> dict[int, range]:
+    def timeline(self, query: str) -> dict[int, range]:
         """Return the current timeline of a query: epoch -> the numbers of its micro-batches.
 
         All others belong to timelines that a restore abandoned. A sink of your own can tell them
@@ -360,7 +362,7 @@ class Pipeline:
         restore.fork(self.path, self.find(snapshot), root, name, progress)
         return Pipeline(root)
 
-    def drop(self, *snapshots: str) -> list[SnapshotId]:
+    def delete(self, *snapshots: str) -> list[SnapshotId]:
         """Delete snapshots, and the log entries kept for them alone: all of these, or none.
 
         Args:
@@ -374,7 +376,7 @@ class Pipeline:
                 other one that stays, or a system of processes, which starts there.
             Unavailable: a snapshot or restore is in progress.
         """
-        with coordinating(self.path, "dropping snapshots"):
+        with coordinating(self.path, "deleting snapshots"):
             found = dict.fromkeys(snapshot_manifest.find_id(self.path, one) for one in snapshots)
             return retention.drop(self.path, found)
 
@@ -383,7 +385,7 @@ class Pipeline:
         manifest is damaged.
 
         Returns:
-            those whose manifest is damaged. Until they are dropped by their ids, the logs are not
+            those whose manifest is damaged. Until they are deleted by their ids, the logs are not
             trimmed.
 
         Raises:
@@ -392,12 +394,18 @@ class Pipeline:
         """
         if count < 0:
             raise UsageError(f"{count} snapshots cannot be kept: give a number from 0 on")
-        with coordinating(self.path, "dropping snapshots"):
+        with coordinating(self.path, "deleting snapshots"):
             return retention.keep(self.path, count)
 
-    def progress(self) -> Progress | None:
+    def status(self) -> Progress | None:
         """Return the progress of the pending snapshot; None if there is none."""
         return ProgressReader(self.path).read(read_metadata(self.path))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the method that had this name in the last release."""
+            return public_attribute("stillframe.pipeline.Pipeline", name, load=lambda _: self)
 
 
 def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
