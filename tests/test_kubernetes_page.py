@@ -87,7 +87,7 @@ class Machine:
         words = [*container["command"], *container.get("args", ())]
         for name_there, here in (
             ("/store/bank", str(self.place / "store" / "bank")),
-            ("/tls", str(self.place / "papers" / secret)),
+            ("/tls", str(self.place / "tls" / secret)),
             ("bank-coordinator-0.bank:8640", f"127.0.0.1:{self.port}"),
             ("$(POD_IP)", address),
         ):

@@ -65,7 +65,7 @@ def test_the_commands_of_the_page_run_a_system(
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     made = call(*certificates)
-    assert (made.exit_code, made.stdout) == (0, "papers/coordinator\npapers/P2\npapers/P3\n")
+    assert (made.exit_code, made.stdout) == (0, "tls/coordinator\ntls/P2\ntls/P3\n")
     system = start(run)
     assert "waiting for P2, P3 to join" in system.until("waiting for")
     joined = [start(command) for command in joins]
