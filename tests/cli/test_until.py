@@ -1,5 +1,6 @@
 """``run --until``: a system stops itself as soon as a stable predicate holds."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def test_it_stops_when_the_predicate_holds(call: Call, tmp_path: Path) -> None:
     ended = call("run", table, "--store", path, *options, *LONG)
     assert ended.exit_code == 0, ended.stderr
     judged = json.loads(ended.stdout.splitlines()[-1])
-    assert (judged["event"], judged["predicate"]) == ("Judged", "deadlock")
+    assert (judged["event"], judged["predicate"]) == ("PredicateEvaluated", "deadlock")
     assert judged["newest"]["verdict"]["holds"] is True
     assert f"yes: deadlock holds in {judged['newest']['snapshot']}: F1 waits for P1" in ended.stderr
     assert call("detect", path, "deadlock").exit_code == 0
@@ -137,3 +138,14 @@ def test_what_a_restore_should_stop_at_is_checked_first(
     result = call("restore", money, "--until", "deadlock")
     assert result.exit_code == 2
     assert "is running, and a restore lets it run: leave out --until, or stop it" in result.stderr
+
+
+def test_a_restore_that_should_stop_is_never_live(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the system was started a moment after this command looked for it."""
+    monkeypatch.setattr(run, "ask", lambda *_: pytest.fail("it was restored live"))
+    with contextlib.closing(Store.open_writer(money)):
+        result = call("restore", money, "--until", "deadlock")
+    assert result.exit_code == 2
+    assert "is in use" in result.stderr

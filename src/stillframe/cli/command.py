@@ -160,29 +160,17 @@ def flag(name: str, words: str) -> Any:
     return typer.Option(False, name, help=words)
 
 
-def conclude(is_passed: bool, sentence: str) -> None:
-    """Print the verdict of a check, and end the command with 1 if it failed."""
-    if not is_passed:
-        end_with_failure(sentence)
-    output.say(f"PASS: {sentence}")
-
-
-def end_with_failure(*sentences: str) -> NoReturn:
-    """Print what failed, unless that was printed before, and end the command with 1."""
-    output.say(*(f"FAIL: {sentence}" for sentence in sentences))
-    raise typer.Exit(EXIT_NO)
-
-
-def conclude_answer(is_yes: bool, sentence: str) -> None:
-    """Print the answer to a question, and end the command with 1 if it is no."""
+def conclude(is_yes: bool, sentence: str, *, yes: str = "PASS", no: str = "FAIL") -> None:
+    """Print the verdict of a check, or the answer to a question, and end the command with 1 if it
+    is no."""
     if not is_yes:
-        end_with_no(sentence)
-    output.say(f"yes: {sentence}")
+        end_with_failure(sentence, no=no)
+    output.say(f"{yes}: {sentence}")
 
 
-def end_with_no(*sentences: str) -> NoReturn:
-    """Print why the answer to a question is no, and end the command with 1."""
-    output.say(*(f"no: {sentence}" for sentence in sentences))
+def end_with_failure(*sentences: str, no: str = "FAIL") -> NoReturn:
+    """Print what failed, unless that was printed before, and end the command with 1."""
+    output.say(*(f"{no}: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
 
 

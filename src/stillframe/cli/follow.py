@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, end_with_failure, option, signals
+from stillframe.cli.command import Commands, conclude, option, signals
 from stillframe.cli.options import DURATION, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
 from stillframe.cli.spark_session import with_zone
@@ -193,6 +193,4 @@ def _conclude(counts: Counter[str], damage_count: int) -> None:
     is_wrong = INCONSISTENT in counts or damage_count > 0
     lines = quantities.count(damage_count, "damaged line")
     damage = f"; {lines} of the history" if damage_count else ""
-    output.say(f"{'FAIL' if is_wrong else 'PASS'}: {', '.join((total, *found))}{damage}")
-    if is_wrong:
-        end_with_failure()
+    conclude(not is_wrong, f"{', '.join((total, *found))}{damage}")

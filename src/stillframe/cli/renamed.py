@@ -76,14 +76,14 @@ def rename_options(args: list[str], known: Collection[str]) -> list[str]:
         if arg == "--":
             return [*renamed, *args[index:]]
         name, *value = arg.split("=", 1)
-        if (new := OPTIONS.get(name)) in known and name not in known:
-            assert new is not None
-            if name not in announced:
-                announced.add(name)
-                _say(name, new)
-            renamed.append("=".join((new, *value)))
-        else:
+        new = OPTIONS.get(name, name)
+        if new not in known or name in known:
             renamed.append(arg)
+            continue
+        if name not in announced:
+            announced.add(name)
+            _say(name, new)
+        renamed.append("=".join((new, *value)))
     return renamed
 
 

@@ -16,7 +16,7 @@ import typer
 import uvloop
 
 from stillframe.cli import options, output, quantities
-from stillframe.cli.command import Commands, argument, conclude_answer, end_with_no, flag, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_failure, flag, option
 from stillframe.cli.snapshots import ask, not_stable_sentence
 from stillframe.cli.supervision import (
     NOT_NEEDED,
@@ -127,7 +127,7 @@ def restore(
         return
     if (store.current() if requested is None else store.entry(requested)) is None:
         raise _no_snapshot_yet(path)
-    if migrate:
+    if migrate or until is not None:
         _restore_stopped(path, requested, config, until)
         return
     config.check_initiators(store.description)
@@ -211,7 +211,7 @@ def _supervise(
     if condition is not None and printer.unwritten is None:
         _say_what_was_seen(condition)
     if not has_kept_all:
-        end_with_no()
+        end_with_failure()
     if printer.unwritten is not None:
         raise printer.unwritten
 
@@ -256,7 +256,7 @@ def _say_what_was_seen(condition: StopCondition) -> None:
     broken = not_stable(present)
     shown = next(reversed(held or present), None)
     document = {
-        "event": "Judged",
+        "event": "PredicateEvaluated",
         "predicate": name,
         "holds": bool(held) and broken is None,
         "newest": shown,
@@ -264,14 +264,15 @@ def _say_what_was_seen(condition: StopCondition) -> None:
     }
     output.answer(document)
     if broken is not None:
-        end_with_no(not_stable_sentence(name, *broken))
+        end_with_failure(not_stable_sentence(name, *broken), no="no")
     if not held and not is_known:
         output.say(f"no answer: {name} was still being asked when the system was stopped")
-        end_with_no()
+        end_with_failure()
     if shown is None:
-        end_with_no(f"no snapshot was published in which {name} could have held")
+        end_with_failure(f"no snapshot was published in which {name} could have held", no="no")
     holds = "holds" if held else "did not hold"
-    conclude_answer(bool(held), f"{name} {holds} in {shown.snapshot}: {shown.verdict.sentence}")
+    sentence = f"{name} {holds} in {shown.snapshot}: {shown.verdict.sentence}"
+    conclude(bool(held), sentence, yes="yes", no="no")
 
 
 @contextlib.contextmanager

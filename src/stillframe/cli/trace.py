@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TimeRemainingColumn
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, end_with_failure, end_with_no, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
 from stillframe.cuts import (
     CutView,
     Predicate,
@@ -247,9 +247,8 @@ def cuts(
             },
             None if orphans else lambda: _put_cut(trace, chosen),
         )
-        if orphans:
-            end_with_no(explain(trace, chosen))
-        output.say("yes: the cut is consistent")
+        sentence = explain(trace, chosen) if orphans else "the cut is consistent"
+        conclude(not orphans, sentence, yes="yes", no="no")
     elif before is not None:
         _put_past(trace, before)
     elif prove is not None:
@@ -303,7 +302,7 @@ def _search(trace: Trace, predicate: Predicate) -> None:
     )
     all_cuts = quantities.count(total, "consistent cut")
     if first is None:
-        end_with_no(f"it holds in none of {all_cuts}")
+        end_with_failure(f"it holds in none of {all_cuts}", no="no")
     output.say(
         f"yes: it holds in {holding_count:,} of {all_cuts}, the first of them this; "
         + (
