@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests import costs, nightly, sparks
+from tests import costs, json_page, nightly, sparks
 from tests.nightly import figure
 from tests.sparks import spark
 from tests.wheels import distributions
@@ -18,6 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     nightly.configure()
     sparks.configure()
     config.pluginmanager.register(costs.Costs())
+    config.pluginmanager.register(json_page.Written())
     config.pluginmanager.register(sparks.NoQueryOutlivesItsTest())
     config.pluginmanager.register(_First())
 

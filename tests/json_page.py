@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from stillframe.cli.renamed import rename_command
 
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"
@@ -22,12 +24,23 @@ _PATTERNS = {"id": r".+-\d+", "timestamp": r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:
 Rules = dict[str, str]
 """Key -> type, of one kind of object; a key that can be absent ends with a question mark."""
 
+WRITTEN: set[str] = set()
+"""The tables of which the present test has written an object."""
+
 
 class Page(NamedTuple):
     """The kinds of objects that each command writes, and those that are parts of others."""
 
     of_command: dict[str, list[Rules]]
     shared: dict[str, Rules]
+
+    def names(self) -> dict[int, str]:
+        """Return the name of each table, by its identity: commands can share one."""
+        found = {id(rules): name for name, rules in self.shared.items()}
+        for command, kinds in self.of_command.items():
+            for number, rules in enumerate(kinds, 1):
+                found.setdefault(id(rules), f"{command}, table {number}")
+        return found
 
 
 @cache
@@ -86,7 +99,10 @@ def misfit(rules: Rules, document: dict[str, Any], where: str = "") -> str:
     if missing or (more := document.keys() - known.keys()):
         return f"{where}: missing {sorted(missing)}" if missing else f"{where}: more {sorted(more)}"
     found = (mismatch(known[key], value, f"{where}.{key}") for key, value in document.items())
-    return next(filter(None, found), "")
+    wrong = next(filter(None, found), "")
+    if not wrong:
+        WRITTEN.add(page().names()[id(rules)])
+    return wrong
 
 
 def command_of(arguments: list[str]) -> str:
@@ -110,3 +126,36 @@ def check_output(arguments: list[str], stdout: str) -> None:
         named = document.get("event")
         of_event = [e for r, e in zip(kinds, errors, strict=True) if r.get("event") == f'"{named}"']
         assert "" in errors, f"{command} is not as docs/json.md says: {of_event or errors}: {line}"
+
+
+class Written:
+    """Lets a run of all tests fail if none wrote an object of some table of the page."""
+
+    def __init__(self) -> None:
+        self.written: set[str] = set()
+        self.missing: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Put what a test wrote into its report, which reaches the process that controls others."""
+        item.user_properties += [("table", name) for name in sorted(WRITTEN)]
+        WRITTEN.clear()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take what a test wrote."""
+        self.written |= {str(name) for key, name in report.user_properties if key == "table"}
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Compare what all tests wrote with the page, if all were run and passed."""
+        config = session.config
+        is_part = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+        is_part |= bool(config.option.markexpr or config.option.keyword)
+        if not (is_part or hasattr(config, "workerinput") or session.testsfailed):
+            self.missing = [name for name in page().names().values() if name not in self.written]
+        if self.missing:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Name the tables."""
+        for name in self.missing:
+            terminalreporter.write_line(f"no test writes what docs/json.md has as {name}")

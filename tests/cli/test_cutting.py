@@ -11,8 +11,8 @@ import pytest
 from stillframe import tracefile
 from stillframe.cli import trace as trace_commands
 from stillframe.cuts import CutView
-from stillframe.model import Channel
-from stillframe.trace import Event, MessageId, Trace
+from stillframe.model import Channel, SnapshotId
+from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
 from tests.cli.conftest import Call
 
 ASKED = MessageId(Channel("P1", "P2"), 1)
@@ -94,6 +94,25 @@ def test_an_inconsistent_cut_is_a_no_with_the_message_that_breaks_it(
     answer = json.loads(result.stdout)
     assert answer["is_consistent"] is False
     assert answer["orphans"] == [{"channel": "P1->P2", "number": 1}]
+
+
+def test_a_snapshot_along_an_inconsistent_cut_cannot_be_proved(call: Call, tmp_path: Path) -> None:
+    """P1 asks after its cut, and P2 answers before its own."""
+    snapshot, path = SnapshotId("P1", 1), tmp_path / "a.trace"
+    steps: list[Step] = [
+        MarkerStep("P1", snapshot, is_cut=True, targets=("P2",)),
+        Event("P1", "ask", sent=(ASKED,)),
+        Event("P2", "answer", accepted=(ASKED,)),
+        MarkerStep("P2", snapshot, source="P1", is_cut=True),
+    ]
+    tracefile.write(path, Trace(["P1", "P2"], steps))
+    result = call("trace", "cuts", path, "--prove", "P1-1", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["is_consistent"] is False
+    assert "FAIL: snapshot P1-1: " in result.stderr
+    assert (
+        "message P1->P2 #1 is red: P1 sent it in event P1#1 (ask), after its cut" in result.stderr
+    )
 
 
 def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> None:

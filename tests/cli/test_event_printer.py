@@ -89,7 +89,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
         ),
         (
             events.SnapshotSkipped(SnapshotId("P1", 7)),
-            "a snapshot was due and skipped: P1-7 is still under way",
+            "a snapshot was due and skipped: P1-7 is still pending",
         ),
         (
             events.ProcessDied("P3", "it was killed by SIGKILL"),
@@ -137,14 +137,14 @@ def test_skipped_snapshots_are_counted_in_one_line(
     printer = EventPrinter(process_count=5, is_json=False)
     for _ in range(8):
         printer.emit(events.SnapshotSkipped(SnapshotId("P1", 7)))
-    assert capsys.readouterr().err == ("a snapshot was due and skipped: P1-7 is still under way\n")
+    assert capsys.readouterr().err == ("a snapshot was due and skipped: P1-7 is still pending\n")
     later = time.monotonic() + SKIPPED_REPORT_S
     monkeypatch.setattr(time, "monotonic", lambda: later)
     for _ in range(2):
         printer.emit(events.SnapshotSkipped(SnapshotId("P1", 8)))
     assert capsys.readouterr().err == (
-        "8 more snapshots were due and skipped: P1-8 is still under way; snapshots take longer "
-        "than --every\n"
+        "8 more snapshots were due and skipped: P1-8 is still pending; snapshots take longer than "
+        "--interval\n"
     )
 
 

@@ -1,20 +1,25 @@
 """``docs/json.md`` is what commands write: complete here, and checked key by key wherever a test of
-this directory calls a command with ``--json`` (``tests.json_page.check_output``)."""
+this directory calls a command with ``--json`` (``tests.json_page.check_output``). All tests
+together write an object of every table (``tests.json_page.Written``)."""
 
 import json
 import typing
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from stillframe.cli.supervision import EventPrinter
 from stillframe.model import Abandoned
 from stillframe.protocol.stragglers import Straggler, UnderWay
 from stillframe.runtime import events
 from stillframe.store.history import HistoryEvent, Rollover
 from stillframe.store.manifest import SnapshotEntry
+from tests import json_page
 from tests.cli.conftest import Call
 from tests.cli.test_app import ALL
+from tests.golden.travelling import TOLD
 from tests.json_page import check_output, misfit, mismatch, page
 
 
@@ -50,7 +55,7 @@ def test_every_event_of_a_system_is_on_the_page() -> None:
         struct.__struct_config__.tag: fields_of(struct) | {"event", "at"}
         for struct in typing.get_args(events.Event)
     }
-    del tables["Judged"]
+    del tables["PredicateEvaluated"]
     assert {name: {*rules} for name, rules in tables.items()} == found
 
 
@@ -76,6 +81,33 @@ def test_shared_objects_have_the_fields_of_their_classes(
 ) -> None:
     """No test needs to produce each of them."""
     assert {*page().shared[name]} == fields_of(struct)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "is_all"), [({}, True), ({"keyword": "x"}, False), ({"markexpr": "not slow"}, False)]
+)
+def test_a_run_of_all_tests_fails_if_none_writes_a_table(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], is_all: bool
+) -> None:
+    """It names the table."""
+    monkeypatch.setattr(json_page, "WRITTEN", {*page().names().values()} - {"Witness"})
+    written, test = json_page.Written(), SimpleNamespace(user_properties=[])
+    written.pytest_runtest_teardown(test)  # type: ignore[arg-type]
+    written.pytest_runtest_logreport(test)  # type: ignore[arg-type]
+    option = SimpleNamespace(**{"keyword": "", "markexpr": ""} | chosen)
+    config = SimpleNamespace(args_source=pytest.Config.ArgsSource.TESTPATHS, option=option)
+    session: Any = SimpleNamespace(config=config, testsfailed=0, exitstatus=0)
+    written.pytest_sessionfinish(session)
+    assert (written.missing, session.exitstatus) == (["Witness"] * is_all, int(is_all))
+
+
+@pytest.mark.parametrize("event", [*TOLD.values()], ids=[*TOLD])
+def test_every_event_of_a_system_is_as_its_table_says(
+    event: events.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No system has all of them."""
+    EventPrinter(process_count=3, is_json=True).emit(event)
+    check_output(["run", "--json"], capsys.readouterr().out)
 
 
 def test_an_answer_has_a_version(call: Call, money: Any) -> None:

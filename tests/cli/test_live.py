@@ -28,7 +28,7 @@ def test_what_to_show_is_one_of_two(call: Call, money: Path, arguments: tuple[st
     """A snapshot, or what is under way."""
     result = call("show", money, *arguments)
     assert result.exit_code == 2
-    assert "--live shows what is under way: leave out SNAPSHOT and --books" in result.stderr
+    assert "--live shows pending snapshots: leave out SNAPSHOT and --books" in result.stderr
 
 
 def test_without_a_running_system_nothing_is_under_way(call: Call, money: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_older_damaged_manifest_does_not_hide_how_a_snapshot_ended(money: Pat
     """Only whether this one was published is asked."""
     (money / "snapshots" / "A-1" / "manifest.json").write_bytes(b"")
     assert snapshots._outcome(money, SnapshotId("A", 3)) == "snapshot A-3 was published"
-    assert snapshots._outcome(money, SnapshotId("A", 9)) == "snapshot A-9 is no longer under way"
+    assert snapshots._outcome(money, SnapshotId("A", 9)) == "snapshot A-9 is no longer pending"
 
 
 @pytest.mark.slow

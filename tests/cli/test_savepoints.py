@@ -1,4 +1,4 @@
-"""``savepoint``, ``drop`` and ``--keep``: what stays in a store, and under which name."""
+"""``savepoint``, ``delete`` and ``--keep``: what stays in a store, and under which name."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.model import SnapshotId
+from stillframe.cli import snapshots
+from stillframe.model import Abandoned, Reason, SnapshotId
+from stillframe.runtime.supervisor.admin_socket import Done
 from stillframe.store.store import Store
 from tests.cli.conftest import Call
 from tests.cli.test_runs import Start, start
@@ -35,6 +37,19 @@ def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
         "'lost' is not a snapshot id, which looks like P1-17, and not a savepoint"
         in call("show", money, "lost").stderr
     )
+
+
+def test_an_abandoned_snapshot_makes_no_savepoint(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer has the reason."""
+    abandoned = Abandoned(SnapshotId("A", 9), Reason.DEADLINE, ("B",))
+    monkeypatch.setattr(snapshots, "ask", lambda *_: Done(1, abandoned=abandoned))
+    made = call("savepoint", money, "lost", "--json")
+    found = json.loads(made.stdout)
+    assert (made.exit_code, found["savepoint"], found["entry"]) == (1, None, None)
+    assert (found["abandoned"]["reason"], found["abandoned"]["missing"]) == ("DEADLINE", ["B"])
+    assert Store.open(money).savepoints == {}
 
 
 def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:

@@ -333,6 +333,8 @@ def test_the_snapshot_of_a_script_is_proved(call: Call) -> None:
     result = call("sim", "lecture", "--prove", "P1-1")
     assert result.exit_code == 0
     assert "all 6 white events precede all 5 red ones" in result.stderr
+    found = json.loads(call("sim", "lecture", "--prove", "P1-1", "--json").stdout)
+    assert (found["is_consistent"], len(found["white"]), len(found["red"])) == (True, 6, 5)
     result = call("sim", "lecture", "--prove", "P9-9")
     assert result.exit_code == 2
     assert "there is no snapshot P9-9 in this run; there are P1-1" in result.stderr

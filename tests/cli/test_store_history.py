@@ -43,6 +43,10 @@ def test_tables_show_snapshots_figures_channels_and_markers(
 ) -> None:
     """A row for each snapshot, each figure, each channel, and each hop of the slowest markers."""
     log = write_log(tmp_path / "log")
+    (hop,) = json.loads(call("store", "stats", money, "--event-log", log, "--json", *HERE).stdout)[
+        "marker_paths"
+    ]
+    assert (hop["snapshot"], hop["hop"], hop["held_ms"]) == ("A-1", 1, 1.0)
     result = call("store", "stats", money, "--event-log", log, *HERE)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from stillframe import spark
 from stillframe.cli.app import app
 from stillframe.model import GlobalState, Snapshot, SnapshotId
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
+from stillframe.runtime.process import pipeline_logs
 from stillframe.store.sealed_json import FORMAT
 from stillframe.store.store import Store
 from stillframe.store.tables import as_changes
@@ -248,11 +251,38 @@ def format_of(path: Path) -> int:
 
 
 def test_a_pipeline_is_continued_in_place(own: Path) -> None:
-    """What is written is of this version; what is there stays until a restore replaces it."""
+    """What is written is of this version; what is there stays."""
     path = own / "shop.pipeline"
+    first = min((path / "channels/sales/epoch-2").glob("*.json"))
     recording.sell(Pipeline(path), 12)
     last = max((path / "channels/sales/epoch-2").glob("*.json"))
-    assert (format_of(last), format_of(path / "pipeline.json")) == (FORMAT, 1)
+    assert (format_of(first), format_of(last)) == (1, FORMAT)
     Pipeline(path).restore("gold")
-    assert format_of(path / "pipeline.json") == FORMAT
     assert "segments" in json.loads((path / "pipeline.json").read_bytes())["content"]
+
+
+CONTINUED: dict[str, Callable[[Path], object]] = {
+    "service": lambda path: recording.sell(Pipeline(path), 12),
+    "process": lambda path: pipeline_logs.PipelineLogs(path, "till", system="till"),
+    "snapshot": lambda path: Pipeline(path).snapshot("unaligned"),
+    "restore": lambda path: Pipeline(path).restore("gold"),
+    "query": lambda path: spark.to_channel(Pipeline(path.parent / "counted.pipeline"), "counted"),
+}
+
+
+@pytest.mark.parametrize("act", CONTINUED)
+def test_a_continued_pipeline_is_refused_by_0_1_0(
+    own: Path, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a whole: ``pipeline.json`` is of this version before another file is written."""
+    monkeypatch.setattr(pipeline_logs, "check_unused", lambda *_: None)
+    written: list[Path] = []
+    replace = Path.replace
+
+    def spy(old: Path, new: Path) -> Path:
+        written.append(new)
+        return replace(old, new)
+
+    monkeypatch.setattr(Path, "replace", spy)
+    CONTINUED[act](own / "shop.pipeline")
+    assert (written[0].name, format_of(written[0])) == ("pipeline.json", FORMAT)

@@ -247,7 +247,7 @@ TOLD: dict[str, events.Event] = {
     "epoch": events.EpochBegan(3, P1_17),
     "not shared": events.NotShared("it has 3 threads"),
     "code changed": events.CodeChanged(P1_17, (Change("class Account", "rate is new", True),)),
-    "taken over": events.SupervisorReplaced(3, 1.5),
+    "taken over": events.TakenOver(3, 1.5),
     "ended": events.OrphansKilled(("P1",), "one is missing"),
     "waits": events.AwaitingProcesses(("P1",), ("P2",)),
     "published": events.SnapshotPublished(ENTRY),

@@ -54,7 +54,7 @@ def test_a_supervisor_that_cannot_begin_leaves_what_it_found(
             patch.setattr(recovery, "kill_all", cannot_end)
             await fails("process 1 does not end", takes_over=False)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
-            assert watch.of(events.SupervisorReplaced)
+            assert watch.of(events.TakenOver)
             left = read_run_file(tmp_path / "store")
             assert left is not None
             assert {name: known.pid for name, known in left.children.items()} == pids
@@ -87,7 +87,7 @@ def test_what_runs_is_not_ended_for_options_that_were_forgotten(tmp_path: Path) 
                 ):
                     pass
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
-            assert watch.of(events.SupervisorReplaced)
+            assert watch.of(events.TakenOver)
             now = read_run_file(tmp_path / "store")
             assert now is not None
             assert now.children == left.children

@@ -303,7 +303,7 @@ def test_who_is_taken_over_goes_on_writing(tmp_path: Path) -> None:
             resumed(tmp_path, "rally", traces=traces) as (system, watch),
         ):
             await take(system)
-            assert len(watch.of(events.SupervisorReplaced)) == 1
+            assert len(watch.of(events.TakenOver)) == 1
 
     asyncio.run(main())
     found = check_store(directory, tmp_path / "store")

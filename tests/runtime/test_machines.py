@@ -185,7 +185,7 @@ def test_a_bank_on_three_machines_over_a_bad_line_that_is_cut(
         system.until("SnapshotPublished")
 
         wire.cut((one, three), (two, three))
-        system.until("ConnectionTrouble", lambda event: "P3 to the coord" in event["detail"])
+        system.until("ConnectionWarning", lambda event: "P3 to the coord" in event["detail"])
         wire.cut()
         system.until("SnapshotPublished")
         assert "ProcessDied" not in system.kinds()

@@ -251,7 +251,7 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
             )
             await watch.until(lambda: len(watch.of(events.SnapshotSkipped)) >= 3)
             assert watch.of(events.SnapshotPublished) == []
-            assert {str(s.under_way) for s in watch.of(events.SnapshotSkipped)} == {"A-1"}
+            assert {str(s.pending) for s in watch.of(events.SnapshotSkipped)} == {"A-1"}
             gate.set()
             await watch.until(lambda: len(watch.of(events.SnapshotPublished)) >= 4)
             published = [str(event.entry.id) for event in watch.of(events.SnapshotPublished)]

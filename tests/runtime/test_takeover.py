@@ -141,7 +141,7 @@ def test_a_system_goes_on_when_its_supervisor_dies_in_a_snapshot(
     async def main() -> None:
         pids = await kill_a_supervisor(tmp_path, "rally", moment, waits=False)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (system, watch):
-            (taken_over,) = watch.of(events.SupervisorReplaced)
+            (taken_over,) = watch.of(events.TakenOver)
             assert taken_over.epoch == 1
             left = read_run_file(tmp_path / "store")
             assert left is not None
@@ -236,7 +236,7 @@ def test_a_process_that_died_meanwhile_takes_all_back(tmp_path: Path) -> None:
             assert str(running.restored_from) == "A-1"
             (died,) = watch.of(events.ProcessDied)
             assert (died.process, died.cause) == ("A", UNKNOWN_END)
-            assert watch.of(events.SupervisorReplaced) == []
+            assert watch.of(events.TakenOver) == []
             assert not is_alive(left.children["B"])
             await take(system)
         deaths = [line.what for line in read_history(tmp_path / "store")]
@@ -255,7 +255,7 @@ def test_a_system_of_which_nothing_runs_any_more_goes_back(tmp_path: Path) -> No
             await asyncio.to_thread(until_ended, pid)
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
             assert str((await watch.until_epoch(2)).restored_from) == "A-1"
-            assert not watch.of(events.SupervisorReplaced)
+            assert not watch.of(events.TakenOver)
             assert not watch.of(events.ProcessDied)
             assert not watch.of(events.OrphansKilled)
 
@@ -365,7 +365,7 @@ def test_a_joined_program_goes_on_and_comes_back(tmp_path: Path) -> None:
             before = books.received
             await until(lambda: books.received > before)
             async with resumed(tmp_path, "joining") as (system, watch):
-                assert len(watch.of(events.SupervisorReplaced)) == 1
+                assert len(watch.of(events.TakenOver)) == 1
                 check_books(await take(system))
                 os.kill(find_running(place).children["S"].pid, signal.SIGKILL)
                 with pytest.raises(Unavailable, match="this epoch of the system has ended"):

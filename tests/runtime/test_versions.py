@@ -167,7 +167,7 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
             check_words(caught.value, OURS, version)
             assert all(map(is_alive, left.children.values()))
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):
-            assert watch.of(events.SupervisorReplaced)
+            assert watch.of(events.TakenOver)
             now = run_file.read_run_file(tmp_path / "store")
             assert now is not None
             assert now.children == left.children

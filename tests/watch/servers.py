@@ -26,6 +26,7 @@ from stillframe.runtime.run_file import RunFile, find_running
 from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
 from stillframe.watch.server import serve
 from stillframe.watch.target import Target
+from tests.json_page import check_output
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
 ROOT = Path(__file__).parent.parent.parent
@@ -146,6 +147,7 @@ def a_server(store: Path, *options: str) -> Iterator[str]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, log.read_text()
+        check_output(["watch", "--json"], line)
         yield json.loads(line)["link"]
     assert process.returncode == 0, log.read_text()
     assert "Traceback" not in log.read_text()

@@ -23,7 +23,7 @@ from stillframe.cli import output, quantities
 from stillframe.cli.command import (
     Commands,
     argument,
-    conclude_answer,
+    conclude,
     end_with_failure,
     flag,
     option,
@@ -120,7 +120,7 @@ def show(
     """Show the contents of a snapshot, by default the newest: process states, message counts and
     messages in transit."""
     if live and (name is not None or books):
-        raise UsageError("--live shows what is under way: leave out SNAPSHOT and --books")
+        raise UsageError("--live shows pending snapshots: leave out SNAPSHOT and --books")
     store = Store.open(path)
     if live:
         with contextlib.suppress(KeyboardInterrupt):
@@ -322,7 +322,7 @@ async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, floa
 
 
 def _outcome(path: Path, snapshot: SnapshotId) -> str:
-    words = "was published" if is_published(path, snapshot) else "is no longer under way"
+    words = "was published" if is_published(path, snapshot) else "is no longer pending"
     return f"snapshot {snapshot} {words}"
 
 
@@ -334,7 +334,7 @@ def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> 
         if announced.get(one.snapshot) != words:
             announced[one.snapshot] = words
             missing = f"{_age(one, now)}; missing: {', '.join(one.missing)}"
-            line = f"snapshot {one.snapshot}: under way for {missing}"
+            line = f"snapshot {one.snapshot}: pending for {missing}"
             output.put_lines(["; ".join((line, *one.sentences(now)))])
 
 
@@ -345,10 +345,10 @@ def _age(under_way: UnderWay, now: float) -> str:
 def _live_table(shown: Shown, now: float) -> Table:
     columns: output.Columns[UnderWay] = {
         "snapshot": attrgetter("snapshot"),
-        "under way for": lambda one: _age(one, now),
+        "pending for": lambda one: _age(one, now),
         "time left": lambda one: quantities.duration(max(0.0, one.deadline - now)),
         "missing": lambda one: ", ".join(one.missing),
-        "held up by": lambda one: "\n".join(one.sentences(now)),
+        "waits for": lambda one: "\n".join(one.sentences(now)),
     }
     return output.table("", columns, shown, texts=len(columns))
 
@@ -385,7 +385,7 @@ def savepoint(
     if of is None:
         done = ask(path, admin_socket.TriggerSnapshot(initiator))
         if done.entry is None:
-            output.answer({"savepoint": None, "abandoned": done.abandoned})
+            output.answer({"savepoint": None, "entry": None, "abandoned": done.abandoned})
             end_with_failure(str(done.abandoned))
         chosen = done.entry.id
     else:
@@ -396,7 +396,8 @@ def savepoint(
         with contextlib.closing(Store.open_writer(path)) as writer:
             writer.save(chosen, name)
     entry = Store.open(path).entry(chosen)
-    output.answer({"savepoint": name, "entry": entry}, lambda: output.put_lines([str(chosen)]))
+    document = {"savepoint": name, "entry": entry, "abandoned": None}
+    output.answer(document, lambda: output.put_lines([str(chosen)]))
     output.say(f"savepoint {name}: {published(entry)}; it is kept until 'stillframe delete'")
 
 
@@ -523,7 +524,7 @@ def detect(
     first = min(held, key=lambda seen: seen.completed_at, default=None)
     document, sentence = said_of_now(name, shown, first, broken, len(evaluations))
     output.answer(document)
-    conclude_answer(document["holds"], sentence)
+    conclude(document["holds"], sentence, yes="yes", no="no")
 
 
 def said_of_now(

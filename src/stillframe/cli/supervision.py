@@ -66,7 +66,7 @@ def sentence(event: events.Event) -> str:
             text = f"snapshot {snapshot} was taken of other code:{lines}"
         case events.SystemRunning():
             text = _running(event)
-        case events.SupervisorReplaced(epoch, seconds):
+        case events.TakenOver(epoch, seconds):
             text = (
                 f"epoch {epoch}: the processes kept running without a supervisor, and "
                 f"reconnected after {quantities.duration(seconds)}"
@@ -81,8 +81,8 @@ def sentence(event: events.Event) -> str:
             text = published(entry)
         case events.SnapshotAbandoned(abandoned, retried_as):
             text = f"{abandoned}{f'; tried again as {retried_as}' if retried_as else ''}"
-        case events.SnapshotSkipped(under_way):
-            text = skipped_sentence(1, under_way)
+        case events.SnapshotSkipped(pending):
+            text = skipped_sentence(1, pending)
         case events.ProcessDied(process, cause, story):
             lines = f"\n{story.rstrip()}" if story else ""
             text = f"process {process} died: {cause}; restoring the latest snapshot{lines}"
@@ -98,13 +98,13 @@ def sentence(event: events.Event) -> str:
     return text
 
 
-def skipped_sentence(count: int, under_way: SnapshotId) -> str:
-    """Return in words that `count` snapshots were skipped, the last one because of `under_way`."""
+def skipped_sentence(count: int, pending: SnapshotId) -> str:
+    """Return in words that `count` snapshots were skipped, the last one because of `pending`."""
     if count == 1:
-        return f"a snapshot was due and skipped: {under_way} is still under way"
+        return f"a snapshot was due and skipped: {pending} is still pending"
     return (
-        f"{count} more snapshots were due and skipped: {under_way} is still under way; snapshots "
-        "take longer than --every"
+        f"{count} more snapshots were due and skipped: {pending} is still pending; snapshots take "
+        "longer than --interval"
     )
 
 
@@ -151,7 +151,7 @@ class EventPrinter:
         match event:
             case events.EpochBegan(epoch):
                 self._epoch, self._is_running = epoch, False
-            case events.SystemRunning(epoch) | events.SupervisorReplaced(epoch):
+            case events.SystemRunning(epoch) | events.TakenOver(epoch):
                 self._epoch, self._is_running = epoch, True
             case events.ProcessDied():
                 self._is_running = False
@@ -161,18 +161,18 @@ class EventPrinter:
                 self._published_count += 1
                 if not is_first and not entry.excluded:
                     return
-            case events.SnapshotSkipped(under_way):
-                self._skip(under_way)
+            case events.SnapshotSkipped(pending):
+                self._skip(pending)
                 return
             case _:
                 pass
         self.say(sentence(event))
 
-    def _skip(self, under_way: SnapshotId) -> None:
+    def _skip(self, pending: SnapshotId) -> None:
         self._skipped_count += 1
         now = time.monotonic()
         if now >= self._skipped_due:
-            self.say(skipped_sentence(self._skipped_count, under_way))
+            self.say(skipped_sentence(self._skipped_count, pending))
             self._skipped_count, self._skipped_due = 0, now + SKIPPED_REPORT_S
 
     def _put(self, event: events.Event) -> None:

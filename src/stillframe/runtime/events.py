@@ -20,8 +20,8 @@ __all__ = [
     "SnapshotPublished",
     "SnapshotSkipped",
     "StoreUnavailable",
-    "SupervisorReplaced",
     "SystemRunning",
+    "TakenOver",
 ]
 
 
@@ -62,14 +62,14 @@ class CodeChanged(msgspec.Struct, frozen=True, tag=True):
     changes: tuple[Change, ...]
 
 
-class SupervisorReplaced(msgspec.Struct, frozen=True, tag="TakenOver"):
+class TakenOver(msgspec.Struct, frozen=True, tag=True):
     """The supervisor had died, and its processes have come back to this one, after `seconds`."""
 
     epoch: int
     seconds: float
 
 
-class OrphansKilled(msgspec.Struct, frozen=True, tag="OrphansEnded"):
+class OrphansKilled(msgspec.Struct, frozen=True, tag=True):
     """The supervisor had died, and its processes, which still ran, were killed; `reason` says why
     they could not be taken over."""
 
@@ -77,7 +77,7 @@ class OrphansKilled(msgspec.Struct, frozen=True, tag="OrphansEnded"):
     reason: str
 
 
-class AwaitingProcesses(msgspec.Struct, frozen=True, tag="Waiting"):
+class AwaitingProcesses(msgspec.Struct, frozen=True, tag=True):
     """The system waits for `processes` to join; their programs are started by the user. It also
     waits for those `starting`, which the supervisor has started. If there are none of either, the
     processes are connecting to each other."""
@@ -108,9 +108,9 @@ class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
 
 
 class SnapshotSkipped(msgspec.Struct, frozen=True, tag=True):
-    """A periodic snapshot was due while the one before was still under way."""
+    """A periodic snapshot was due while another one was `pending`."""
 
-    under_way: SnapshotId
+    pending: SnapshotId
 
 
 class ProcessDied(msgspec.Struct, frozen=True, tag=True):
@@ -121,19 +121,19 @@ class ProcessDied(msgspec.Struct, frozen=True, tag=True):
     story: str = ""
 
 
-class StoreUnavailable(msgspec.Struct, frozen=True, tag="StoreTrouble"):
+class StoreUnavailable(msgspec.Struct, frozen=True, tag=True):
     """The store cannot be written to, and the system waits until it can."""
 
     detail: str
 
 
-class ConnectionWarning(msgspec.Struct, frozen=True, tag="ConnectionTrouble"):
+class ConnectionWarning(msgspec.Struct, frozen=True, tag=True):
     """A connection was refused, failed, or violated the protocol; nothing was lost."""
 
     detail: str
 
 
-class OutputFailed(msgspec.Struct, frozen=True, tag="LogTrouble"):
+class OutputFailed(msgspec.Struct, frozen=True, tag=True):
     """The event log or fragments of a process cannot be written; the process keeps running."""
 
     detail: str
@@ -144,7 +144,7 @@ Event = (
     | CodeChanged
     | EpochBegan
     | SystemRunning
-    | SupervisorReplaced
+    | TakenOver
     | OrphansKilled
     | AwaitingProcesses
     | SnapshotPublished

@@ -592,10 +592,10 @@ class Supervisor:
         if epoch.is_running:
             self._has_run = True
             took_s = time.monotonic() - began
-            self._announce_running(events.SupervisorReplaced(self.store.epoch, took_s))
+            self._announce_running(events.TakenOver(self.store.epoch, took_s))
         return True
 
-    def _announce_running(self, event: events.SystemRunning | events.SupervisorReplaced) -> None:
+    def _announce_running(self, event: events.SystemRunning | events.TakenOver) -> None:
         if self.admin_socket is None:
             # Whoever reads that the system runs may send a command at once.
             self.admin_socket = run_file.listen_for_commands(self._directory.name)
@@ -670,7 +670,7 @@ def _to_history_event(event: events.Event) -> HistoryEvent | None:
     match event:
         case events.EpochBegan(epoch, restored_from):
             return history.EpochBegan(epoch, restored_from)
-        case events.SupervisorReplaced(epoch):
+        case events.TakenOver(epoch):
             return history.TakenOver(epoch)
         case events.ProcessDied(process, cause):
             return history.ProcessDied(process, shortened(cause))
