@@ -1,7 +1,7 @@
 """The rules of an outbox, one by one, and over every interleaving of what can happen to it."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -213,6 +213,36 @@ def test_what_another_history_committed_is_looked_up_from_then_on() -> None:
     assert receiver.rows == ["1", "2", "3", "4", "5"]
 
 
+def test_a_late_commit_of_an_earlier_epoch_changes_nothing() -> None:
+    """Its process was taken for dead inside the commit function; the one of the next epoch has
+    committed the same entries, and more. The mark stays that of the next epoch."""
+    till, receiver = opened(), Receiver()
+    put(till.payments, "1", "2")
+    late = safe(till.payments)
+    again = restored(CODEC.capture(till)).payments
+    receiver.commit(due := safe(again))
+    again.forget(due)
+    put(again, "3")
+    receiver.commit(safe(again, 2))
+    mark = receiver.mark
+    receiver.commit(late)
+    assert (receiver.rows, receiver.mark) == (["1", "2", "3"], mark)
+    assert "forked" not in (mark or "")
+
+
+def test_another_history_looks_up_all_entries_before_it_commits_any() -> None:
+    """So a name must be unique in a history: of two in one call both are committed, and of two in
+    different calls only the first."""
+    till, receiver = opened(), Receiver()
+    receiver.mark = "of another history"
+    put(till.payments, "1", "1")
+    receiver.commit(due := safe(till.payments))
+    till.payments.forget(due)
+    put(till.payments, "1")
+    receiver.commit(safe(till.payments, 2))
+    assert receiver.rows == ["1", "1"]
+
+
 @pytest.mark.parametrize("mark", ["0" * 64, None, ""])
 def test_a_mark_of_another_history_is_refused(mark: str | None) -> None:
     """Without a way to look entries up it is an error that names the outbox; also if the mark of a
@@ -348,6 +378,7 @@ class Try(msgspec.Struct):
     published: list[tuple[SnapshotId, bytes]] = []
     untold: list[SnapshotId] = []
     death_count: int = 0
+    late: Due[Any] | None = None
     returned: bool = False
     steps: tuple[str, ...] = ()
 
@@ -390,6 +421,18 @@ def choices(state: Try, *, by_hand: bool) -> Iterator[tuple[str, Try]]:
         new.untold.remove(snapshot)
         new.till.payments.published(snapshot)
         yield "notify", new
+    yield from commits(state, step)
+    if state.death_count < 2:
+        yield "die", died(step("die"))
+    if by_hand and not state.returned and len(state.published) > 1:
+        new = step("restore by hand")
+        new.published = new.published[:1]
+        new.returned = True
+        yield "restore by hand", died(new)
+
+
+def commits(state: Try, step: Callable[[str], Try]) -> Iterator[tuple[str, Try]]:
+    """Yield every commit that can come next."""
     due = state.till.payments.due()
     if due is not None:
         new = step("commit")
@@ -400,13 +443,15 @@ def choices(state: Try, *, by_hand: bool) -> Iterator[tuple[str, Try]]:
             new = step("commit and die")
             new.receiver.commit(due)
             yield "commit and die", died(new)
-    if state.death_count < 2:
-        yield "die", died(step("die"))
-    if by_hand and not state.returned and len(state.published) > 1:
-        new = step("restore by hand")
-        new.published = new.published[:1]
-        new.returned = True
-        yield "restore by hand", died(new)
+        if state.death_count < 2 and state.late is None:  # it is only taken for dead
+            new = step("commit late")
+            new.late = due
+            yield "commit late", died(new)
+    if state.late is not None:
+        new = step("late commit")
+        new.receiver.commit(state.late)
+        new.late = None
+        yield "late commit", new
 
 
 def twin(state: Try) -> Try:
@@ -469,6 +514,7 @@ def visit(*, by_hand: bool) -> tuple[int, set[str]]:
             tuple(sorted(state.cuts.items())),
             tuple(state.published),
             tuple(state.untold),
+            None if state.late is None else (state.late.before, state.late.mark),
             (state.put_count, state.snapshot_count, state.death_count, state.returned),
         )
         if mark in seen:
@@ -499,11 +545,12 @@ def check(state: Try, *, by_hand: bool) -> None:
 
 
 def test_every_interleaving_commits_each_entry_once() -> None:
-    """Puts, cuts, publications, notices, commits and deaths in every order, deaths between a commit
-    and the forgetting among them: nothing is committed twice, too early, or lost, and no mark is
-    taken for one of another history."""
+    """Puts, cuts, publications, notices, commits and deaths in every order, with deaths between a
+    commit and the forgetting, and commits of processes that were taken for dead: nothing is
+    committed twice, too early, or lost, and no mark is taken for one of another history."""
     count, kinds = visit(by_hand=False)
-    assert kinds == {"put", "cut", "publish", "notify", "commit", "commit and die", "die"}
+    ends = {"commit", "commit and die", "commit late", "late commit"}
+    assert kinds == {"put", "cut", "publish", "notify", "die"} | ends
     assert count > 1_000
 
 

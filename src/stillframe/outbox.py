@@ -11,7 +11,8 @@ before the cut of a published snapshot, and no death goes back behind that one. 
   tell which entries it has. A number would not do, since after a restore by hand the seventeenth
   entry may be another one.
 * A mark that this history does not contain shows such a restore, or a copy of the system that
-  commits to the same receiver. From then on each entry is looked up by its own name.
+  commits to the same receiver. From then on each entry is looked up by its own name, which must be
+  unique in a history.
 
 Nothing here acts: hosts announce cuts and publications, and call the commit function.
 """
@@ -100,23 +101,19 @@ class Due(msgspec.Struct, Generic[Item], frozen=True):
 
         Args:
             mark: the stored mark; None or empty if none was stored yet.
-            is_done: whether an item was committed, by its name. It is called only when the
-                stored mark shows another history: an older snapshot was restored by hand, or a copy
-                of the system commits to the same place.
+            is_done: whether an item was committed, by its name, which no other item of a history
+                may have. It is called only when the stored mark shows another history: an older
+                snapshot was restored by hand, or a copy of the system commits to the same place.
+                All entries are looked up before any of them is committed.
 
         Raises:
             UsageError: the stored mark is of another history, and there is no `is_done`.
         """
-        stored = mark or ""
-        is_forked = stored.endswith(_FORKED)
-        stored = stored.removesuffix(_FORKED)
+        stored = (mark or "").removesuffix(_FORKED)
         known = [self.before, *(entry.key for entry in self.entries)]
-        entries = self.entries
-        if stored in known:
-            entries = entries[known.index(stored) :]
-        else:
-            is_forked = True
-        if not is_forked:
+        is_known = stored in known
+        entries = self.entries[known.index(stored) :] if is_known else self.entries
+        if is_known and stored == (mark or ""):
             return msgspec.structs.replace(self, entries=entries, before=stored)
         if is_done is None:
             raise UsageError(
@@ -126,9 +123,10 @@ class Due(msgspec.Struct, Generic[Item], frozen=True):
                 "an item up by its name, or let this system commit to a separate place"
             )
         entries = tuple(entry for entry in entries if not is_done(entry.item))
-        return msgspec.structs.replace(
-            self, entries=entries, mark=self.mark.removesuffix(_FORKED) + _FORKED
-        )
+        # If nothing is left, what is there is still the history of the stored mark: for example, a
+        # process of an earlier epoch was late with what the present one has committed since.
+        found = self.mark.removesuffix(_FORKED) + _FORKED if entries else mark or ""
+        return msgspec.structs.replace(self, entries=entries, mark=found)
 
 
 Commit = Callable[[Due[Any]], Awaitable[None] | None]

@@ -138,7 +138,8 @@ class Process:
         """Handle a published restore point in which this process took part.
 
         From then on no automatic restore goes back to before its cut (``on_cut``): effects on the
-        outside world that belong before it can be committed. The call may come late, and not at all
+        outside world that belong before it can be committed. If the system is part of a pipeline,
+        its snapshot is published with that of the pipeline. The call may come late, and not at all
         for a snapshot published just before a death: make it safe to skip or to repeat.
         """
 

@@ -4,12 +4,15 @@
 service ``mint`` (a program of its own) reads and appends to ``change``, which ``till`` reads.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 
 import stillframe
-from stillframe.model import Channel
+from stillframe import Outbox
+from stillframe.model import Channel, SnapshotId
 from stillframe.pipeline import channel
 
 COINS = pa.schema([("amount", pa.int64())])
@@ -52,6 +55,27 @@ class Bank(stillframe.Process):
             self.balance = 0
 
 
+def tell(what: object) -> None:
+    """Append a line to the file that the variable TOLD names."""
+    with Path(os.environ["TOLD"]).open("a") as told:
+        print(what, file=told)
+
+
+class CarefulTill(Till):
+    """Tells what it is told of, and what it commits: not too early."""
+
+    effects: Outbox[int] = field(default_factory=lambda: Outbox(lambda due: tell("committed")))
+
+    @stillframe.every(ms=1)
+    def act(self) -> None:
+        """Put an effect."""
+        self.effects.put(self.balance)
+
+    def on_published(self, snapshot: SnapshotId) -> None:
+        """Tell it."""
+        tell(f"published {snapshot}")
+
+
 @dataclass
 class Mint:
     """What the mint holds back."""
@@ -60,6 +84,7 @@ class Mint:
 
 
 system = stillframe.Topology({"till": Till(), "bank": Bank()}, [("till", "bank")])
+careful = stillframe.Topology({"till": CarefulTill(), "bank": Bank()}, [("till", "bank")])
 
 CHANNELS = (
     channel("coins", COINS, source="bank", targets=["mint"]),

@@ -1,8 +1,9 @@
 """Outboxes of running processes: what commits their entries, and when."""
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import field
 from itertools import chain
 from pathlib import Path
@@ -13,15 +14,16 @@ from typer.testing import CliRunner
 
 from stillframe import Channel, Due, Message, Outbox, Process, Topology, every
 from stillframe.cli.app import app
-from stillframe.errors import UsageError
-from stillframe.model import Snapshot
+from stillframe.errors import StoreError, UsageError
+from stillframe.model import Abandoned, Snapshot
 from stillframe.outbox import no_commit
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join as join_service
 from stillframe.restore import start_states
-from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
+from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.sim.campaign import RunConfig, run_seed
 from stillframe.sim.scheduler import Load
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from tests.runtime.local import LocalSystem
 
@@ -98,6 +100,63 @@ def test_entries_are_committed_when_their_snapshot_is_published(tmp_path: Path) 
                 assert calls[-1] == recorded
             committed = list(chain(*calls))
             assert committed == list(range(1, len(committed) + 1))
+
+    run(main())
+
+
+class Quiet(Process):
+    """Sends what the test sends."""
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_notice_commits_nothing_behind_its_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_async: bool
+) -> None:
+    """Though a later snapshot was recorded before it came: that one is abandoned, and its entry
+    waits for the next. Nor does ``until_safe`` return."""
+    calls: list[list[int]] = []
+    gate = threading.Event()
+    waiting: list[asyncio.Future[None]] = []
+
+    def note(due: Due[int]) -> None:
+        calls.append(due.items)
+
+    async def note_later(due: Due[int]) -> None:
+        note(due)
+
+    till = Till(beats=Outbox(note_later if is_async else note))
+    topology = Topology({"A": Quiet(), "till": till}, [("A", "till")])
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            publish = system.store.publish
+
+            def publish_late(snapshot: Snapshot) -> SnapshotEntry:
+                assert gate.wait(30)
+                if snapshot.id.number == 2:
+                    raise StoreError("the disk is full")
+                return publish(snapshot)
+
+            monkeypatch.setattr(system.store, "publish", publish_late)
+            for count in (1, 2):
+                system.hosts["A"].send("till", Beat(count))
+                system.hosts["A"].flush()
+                await system.until(lambda count=count: till.count == count)  # type: ignore[misc]
+                if isinstance(host := system.hosts["till"], LoopHost):
+                    waiting.append(asyncio.ensure_future(host.until_safe()))
+                    await asyncio.sleep(0)
+                result = system.coordinator.begin("A")
+                await system.until(lambda count=count: len(till.beats._safe._cuts) == count)  # type: ignore[misc]
+            assert calls == []
+            gate.set()
+            await system.until(result.done)
+            assert isinstance(result.result(), Abandoned)
+            await system.until(lambda: not till.beats._safe._cuts and bool(calls))
+            assert [done.done() for done in waiting] == [True, False][: len(waiting)]
+            await system.take()
+            await system.until(lambda: len(calls) == 2)
+            assert calls == [[1], [2]]
+            await asyncio.gather(*waiting)
 
     run(main())
 
@@ -261,35 +320,41 @@ def test_simulated_outboxes_commit_nothing_that_is_taken_back() -> None:
     assert any(len(simulated.world.epochs) > 1 for simulated in runs)
 
 
-def test_what_goes_back_with_a_pipeline_has_no_outbox(tmp_path: Path) -> None:
-    """Neither a process of a system that is part of one, nor a service: a restore of the pipeline
-    could take back what was committed."""
-    _, topology = system_of(no_commit)
+def test_a_service_has_no_outbox(tmp_path: Path) -> None:
+    """Only processes of a system commit the entries of one."""
     root = Pipeline.create(tmp_path / "p", services={"till": Till}, channels=()).path
     with (
         pytest.raises(UsageError, match=r"service till: Till\.beats is an Outbox"),
         join_service("till", pipeline=root, state=Till()),
     ):
         raise AssertionError("it joined")
-    with closing(Store.create(tmp_path / "s", description=topology.description)) as store:
-        binding = PipelineBinding(root, store)
-        with pytest.raises(
-            UsageError, match=r"till\.beats is an Outbox, and the system is part of"
-        ):
-            binding.check_outboxes(topology)
-        binding.check_outboxes(Topology({"A": Source(), "B": Source()}, []))
 
 
 def test_entries_can_be_read_in_a_store(tmp_path: Path) -> None:
     """``show``, ``diff`` and SQL see the items, first of all."""
-    till, topology = system_of(never)
+    till = Till(beats=Outbox(never))
+    topology = Topology({"A": Quiet(), "till": till}, [("A", "till")])
 
     async def main() -> None:
         async with LocalSystem(topology, tmp_path) as system:
-            await system.until(lambda: till.count > 1)
-            taken.append(str((await system.take()).id))
+            for count in (7, 8):
+                system.hosts["A"].send("till", Beat(count))
+                system.hosts["A"].flush()
+                await system.until(lambda count=count: till.count == count)  # type: ignore[misc]
+                taken.append(await system.take())
 
-    taken: list[str] = []
+    taken: list[Snapshot] = []
     run(main())
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "store"), *taken])
-    assert '{"entries":[{"item":1,"key":"' in shown.output.replace("'", '"').replace(" ", "")
+    store, (first, second) = tmp_path / "store", taken
+
+    def printed(*command: object) -> str:
+        return CliRunner().invoke(app, [*map(str, command)]).output
+
+    assert '{"entries":[{"item":7,"key":"' in printed("show", store, first.id).replace("'", '"')
+    [field, _] = json.loads(printed("diff", store, first.id, second.id, "--json").splitlines()[0])[
+        "fields"
+    ]
+    assert [entry["item"] for entry in field["before"]["entries"]] == [7]
+    assert [entry["item"] for entry in field["after"]["entries"]] == [7, 8]
+    column = Store.open(store).tables(second.id)["processes"]["beats"].to_pylist()[1]
+    assert [entry["item"] for entry in json.loads(column)["entries"]] == [7, 8]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Unavailable, UsageError
+from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.service import join
@@ -23,7 +24,17 @@ from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
 from tests.analytics.test_log_checks import faults_in, found_in
-from tests.runtime.mixed import CHANNELS, COINS, SERVICES, START, Mint, system
+from tests.runtime.links import until
+from tests.runtime.mixed import (
+    CHANNELS,
+    COINS,
+    SERVICES,
+    START,
+    CarefulTill,
+    Mint,
+    careful,
+    system,
+)
 from tests.runtime.test_event_logging import check_log
 
 REFERENCE = "tests.runtime.mixed:system"
@@ -133,6 +144,40 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
         asyncio.run(main(store))
         with pytest.raises(Exception, match="died, and its state is lost: restore"):
             asyncio.run(again(store))
+
+
+def test_processes_are_notified_when_the_pipeline_has_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when their own part is in the store: here the snapshot of the pipeline is abandoned after
+    that, and a death would take back what is before the cut. Outboxes commit no earlier either."""
+    told = tmp_path / "told"
+    monkeypatch.setenv("TOLD", str(told))
+    services = {**SERVICES, "till": CarefulTill}
+    pipeline = Pipeline.create(tmp_path / "coins.pipeline", services=services, channels=CHANNELS)
+    reference = "tests.runtime.mixed:careful"
+
+    async def main(store: Store) -> Manifest | Abandoned:
+        running = Supervisor(reference, store, SupervisorConfig(pipeline=pipeline.path))
+        async with asyncio.timeout(60), running:
+            with join("mint", pipeline=pipeline.path, state=Mint()):  # and it records nothing
+                outcome = await asyncio.to_thread(pipeline.snapshot, "unaligned", timeout_s=1.0)
+                assert isinstance(outcome, Abandoned)
+            await until(lambda: len(store.entries()) == 1)
+            with minting(pipeline):
+                outcome = await asyncio.to_thread(pipeline.snapshot, "unaligned", timeout_s=30)
+                await until(lambda: told.exists() and told.read_text().endswith("committed\n"))
+            return outcome
+
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=careful.description, reference=reference)
+    ) as store:
+        taken = asyncio.run(main(store))
+    assert isinstance(taken, Manifest)
+    assert told.read_text().splitlines() == [
+        f"published {taken.systems[0].snapshot}",
+        "committed",
+    ]
 
 
 def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_hostile_frames_are_refused_with_a_reason_or_legal(
 ) -> None:
     """At every place: the valid ones, the giants, and mutations of all; some of them are legal."""
     gc.freeze()  # memory is collected after most inputs: not that of all tests before
-    mutation_count = by_night(200_000, check=800)
+    mutation_count = by_night(200_000, check=400)
     valid_count = sum(len(valid) + len(giants()) for _, valid in PLACES.values())
     tally = asyncio.run(throw_frames(seed, valid_count + mutation_count, tmp_path))
     note(tally, figure)

@@ -103,6 +103,8 @@ class Coordinator:
         self._is_closed = False
         self._last: tuple[ProcessId, Result] | None = None
         self._is_last_begun = False
+        self.holds_notices = False
+        """Whether the caller announces restore points: a pipeline decides what a death restores."""
         # Wall time that advances evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
         earlier = store.listing()[0] if start.is_taken_over else []
@@ -299,8 +301,14 @@ class Coordinator:
         self._end(snapshot.id, outcome)
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
-        for snapshot in snapshots:
-            excluded = self._excluded.pop(snapshot)
+        if not self.holds_notices:
+            for snapshot in snapshots:
+                self.announce(snapshot)
+
+    def announce(self, snapshot: SnapshotId) -> None:
+        """Notify the processes of a restore point, if they were not."""
+        excluded = self._excluded.pop(snapshot, None)
+        if excluded is not None:
             self._set_announced(snapshot, excluded)
             self.membership.broadcast(control.Published(snapshot), but=excluded)
 

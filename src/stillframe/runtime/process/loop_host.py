@@ -153,7 +153,8 @@ class LoopHost(Host):
 
     async def close(self) -> None:
         """Cancel what runs for the program, and wait for its end."""
-        self._dismiss_waiters(Unavailable(f"process {self.process} has left the system"))
+        self.error = self.error or Unavailable(f"process {self.process} has left the system")
+        self._dismiss_waiters(self.error)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -2,7 +2,8 @@
 
 For each snapshot of the pipeline the system takes its own, so that both are one cut. The
 system must not be rolled back alone, because the logs would not be. So a death stops it; then the
-pipeline is restored, and the system started again.
+pipeline is restored, and the system started again. Processes are notified of a snapshot when that
+of the pipeline is published: until then a death takes back what is before its cut.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import sync
 from stillframe.errors import Unavailable, UsageError, describe
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline.metadata import read_metadata
@@ -22,13 +24,12 @@ from stillframe.pipeline.pending_snapshot import (
     services_among,
     under_way,
 )
-from stillframe.pipeline.snapshot_manifest import read_manifest
+from stillframe.pipeline.snapshot_manifest import SNAPSHOTS, read_manifest, snapshot_path
 from stillframe.runtime import events
 from stillframe.runtime.coordinator.coordinator import Coordinator
 from stillframe.runtime.process.handlers import POLL_S
 from stillframe.runtime.process.pipeline_logs import check_unused
 from stillframe.store.store import Store
-from stillframe.topology import Topology
 
 
 class PipelineBinding:
@@ -74,17 +75,6 @@ class PipelineBinding:
             f"'stillframe restore {self._store.path} --pipeline {self.root}'"
         )
 
-    def check_outboxes(self, topology: Topology) -> None:
-        """Raise a UsageError if a process has an outbox: the system goes back with the pipeline,
-        which could take back entries that were committed."""
-        for process, codec in topology.codecs.items():
-            for field in codec.outboxes:
-                raise UsageError(
-                    f"{process}.{field} is an Outbox, and the system is part of the pipeline "
-                    f"{self.root}: a restore of the pipeline could roll back committed effects. "
-                    "Append the effects to a log of the pipeline instead"
-                )
-
     def refusal(self, doing: str) -> UsageError:
         """Return the error for what the system must not do alone."""
         return UsageError(
@@ -93,11 +83,17 @@ class PipelineBinding:
         )
 
     async def follow(self, coordinator: Coordinator, emit: Callable[[events.Event], None]) -> None:
-        """Take the system's part in each snapshot of the pipeline, until cancelled; `emit` receives
-        errors, after which the pipeline's snapshot ends by its deadline."""
-        last: SnapshotId | None = None
+        """Take the system's part in each snapshot of the pipeline, until cancelled. It is announced
+        when that one is published. `emit` receives errors, after which the pipeline's snapshot ends
+        by its deadline."""
+        coordinator.holds_notices = True
+        last = ours = None
         while True:
             try:
+                if last and ours and snapshot_path(self.root, last).exists():
+                    await asyncio.to_thread(sync, self.root / SNAPSHOTS)
+                    coordinator.announce(ours)
+                    ours = None
                 request = under_way(self.root)
                 if (
                     request is not None
@@ -105,12 +101,12 @@ class PipelineBinding:
                     and request.snapshot != last
                 ):
                     last = request.snapshot
-                    await self._take_snapshot(coordinator, request)
+                    ours = await self._take_snapshot(coordinator, request)
             except Exception as error:
                 emit(events.StoreUnavailable(describe(error)))
             await asyncio.sleep(POLL_S)
 
-    async def _take_snapshot(self, coordinator: Coordinator, request: Request) -> None:
+    async def _take_snapshot(self, coordinator: Coordinator, request: Request) -> SnapshotId:
         snapshot = SnapshotId(self.name, coordinator.next_number)
         store = str(self._store.path.absolute())
         cut = SystemCut(name=self.name, store=store, snapshot=snapshot)
@@ -121,3 +117,4 @@ class PipelineBinding:
         if isinstance(outcome, Abandoned):
             ended, detail = Outcome.ABANDONED, str(outcome)
         announce_cut(self.root, request, msgspec.structs.replace(cut, outcome=ended, detail=detail))
+        return snapshot

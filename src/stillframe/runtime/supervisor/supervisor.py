@@ -367,10 +367,9 @@ class Supervisor:
     def _prepare(self) -> run_file.RunFile | None:
         """Check all that can be checked before anything begins; return what an earlier supervisor
         left running."""
-        topology, local_processes = self.topology, self.local_processes
+        local_processes = self.local_processes
         placement, outputs = self.config.placement, self.config.outputs
         if self.binding is not None:
-            self.binding.check_outboxes(topology)
             if self.config.policy is not Policy.ABANDON:
                 raise self.binding.refusal(f"the policy '{self.config.policy.value}'")
             self._restore = self.binding.initial_snapshot()
