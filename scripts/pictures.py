@@ -23,7 +23,7 @@ from stillframe.store.store import Store  # noqa: E402
 PICTURES = ROOT / "docs" / "pictures"
 BANK = "examples.bank:bank"
 WIDTH, HEIGHT = 1200, 760
-CAPTION_WAIT_MS = 20_000
+CAPTION_WAIT_MS = 60_000
 COLOURS = 96
 
 
@@ -52,7 +52,7 @@ def live(opened: Browser, link: str) -> None:
     with contextlib.closing(opened.new_context(viewport={"width": WIDTH, "height": 900})) as tab:
         page = tab.new_page()
         page.goto(link)
-        page.locator(".chip").nth(20).wait_for(timeout=CAPTION_WAIT_MS)
+        page.locator(".chip").nth(45).wait_for(timeout=CAPTION_WAIT_MS)
         page.locator(".process.cut").nth(2).wait_for(timeout=CAPTION_WAIT_MS)
         take(page, "watch")
 

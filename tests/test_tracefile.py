@@ -112,11 +112,11 @@ def test_a_step_that_is_too_long_is_not_written(
         (HEADER + MARKER % (1, -1, ""), "line 2: 'P1--1' is not a snapshot id"),
         (
             HEADER + MARKER % (2, 1, ',"source":"P1"'),
-            "line 2: a marker of P1-1 comes from P1 to P2, but none is on its way there",
+            "line 2: a marker of P1-1 comes from P1 to P2, but none is in transit there",
         ),
         (
             HEADER + MARKER % (1, 1, ',"targets":["P2"]') + MARKER % (2, 1, ',"source":"P1"') * 2,
-            "line 4: a marker of P1-1 comes from P1 to P2, but none is on its way there",
+            "line 4: a marker of P1-1 comes from P1 to P2, but none is in transit there",
         ),
         (
             HEADER + MARKER % (1, 1, ',"is_cut":true') * 2,

@@ -158,7 +158,7 @@ def _problem_with(
         marker = (snapshot, step.source, process)
         if marker not in under_way:
             where = f"from {step.source} to {process}"
-            return f"a marker of {snapshot} comes {where}, but none is on its way there"
+            return f"a marker of {snapshot} comes {where}, but none is in transit there"
         under_way.remove(marker)
     if step.is_cut:
         if (snapshot, process) in recorded:

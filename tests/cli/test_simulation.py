@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from stillframe import tracefile
-from stillframe.cli.sim import Rules, parse_seeds, recorder_of
+from stillframe.cli.sim import parse_seeds
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim import campaign
 from stillframe.sim.campaign import COVERAGE, RunConfig, Tally
 from stillframe.sim.network import Network
+from stillframe.sim.scripted_process import RULES
 from tests.cli.conftest import Call
 from tests.shapes import same_shape
 
@@ -136,7 +137,7 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
     )
     document = json.loads(call("sim", "run", "--seeds", "1..6", "--json", *options).stdout)
     assert document["ok"] is False
-    assert settings == [RunConfig(network=Network(network), recorder=recorder_of(Rules(rules)))] * 2
+    assert settings == [RunConfig(network=Network(network), recorder=RULES[rules])] * 2
     assert call("sim", "run", "--seeds", "3", "--steps", *options).exit_code == 1
 
 

@@ -3,12 +3,13 @@
 import pytest
 from hypothesis import given
 
-from stillframe.cli.sim import Rules, recorder_of
+from stillframe.cli.sim import Rules
 from stillframe.diagram.cuts import Choice, record
 from stillframe.errors import UsageError
 from stillframe.model import Channel, Snapshot, SnapshotId
 from stillframe.sim.campaign import RunConfig, run_seed
 from stillframe.sim.network import Network
+from stillframe.sim.scripted_process import RULES
 from stillframe.trace import Event, MarkerStep, Trace
 from tests.diagram.runs import HD, SNAPSHOT, lecture, traces
 
@@ -49,7 +50,7 @@ def test_it_is_what_the_rule_says(trace: Trace) -> None:
 )
 def test_it_is_what_was_recorded(network: Network, rules: Rules) -> None:
     """Of snapshots that simulated processes took, also where messages come behind the marker."""
-    config = RunConfig(topology=None, network=network, recorder=recorder_of(rules))
+    config = RunConfig(topology=None, network=network, recorder=RULES[rules])
     caught_count = 0
     for seed in range(1, 25):
         world = run_seed(seed, config).world

@@ -1,4 +1,4 @@
-"""What is recorded with Spark: a pipeline with a query, and what Spark says of the data."""
+"""What is recorded with Spark: what it says of the data; and the query of the pipeline in them."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from typer.testing import CliRunner
 
 from stillframe.cli.app import app
-from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline import Pipeline
 from stillframe.spark.queries import read_channels, start_query
-from tests.golden.recording import HERE, sell, without_words
-from tests.golden.systems import COUNTS, SALES, Till
+from tests.golden.recording import HERE, without_words
 
 EXPECTED_OF_SPARK = HERE / "expected-spark.json"
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -32,26 +31,6 @@ def start_counts(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     frame: DataFrame = read_channels(spark, pipeline, "counts", "sales")
     counted = frame.groupBy("amount").count().selectExpr("amount", "count AS sold_count")
     return start_query(counted, pipeline, "counts", output_mode="update")
-
-
-def make_counted(spark: SparkSession, path: Path) -> None:
-    """Make a pipeline with a query that has counted 5 twice and 7 once in the savepoint gold."""
-    pipeline = Pipeline.create(
-        path,
-        services={"till": Till},
-        queries=["counts"],
-        channels=[
-            channel("sales", SALES, source="till", targets=["counts"]),
-            channel("counted", COUNTS, source="counts", targets=[]),
-        ],
-    )
-    query = start_counts(spark, pipeline)
-    sell(pipeline, 5, 5, 7)
-    query.processAllAvailable()
-    pipeline.savepoint("gold")
-    sell(pipeline, 9)
-    query.processAllAvailable()
-    query.stop()
 
 
 def answers(root: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ interleaving.
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
@@ -27,12 +27,11 @@ from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.equivalent import Equivalent, equivalent, prove
-from stillframe.protocol.lai_yang import LaiYangRecorder
-from stillframe.protocol.recorder import Recorder
 from stillframe.sim import campaign, exploration, scenario
 from stillframe.sim.narration import Narrator
 from stillframe.sim.network import Network
 from stillframe.sim.scheduler import describe
+from stillframe.sim.scripted_process import RULES
 from stillframe.sim.systems import pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology
@@ -56,11 +55,6 @@ class Rules(StrEnum):
 
     CHANDY_LAMPORT = "chandy-lamport"
     LAI_YANG = "lai-yang"
-
-
-def recorder_of(rules: Rules) -> Callable[..., Recorder | LaiYangRecorder]:
-    """Return what follows `rules` for one process."""
-    return LaiYangRecorder if rules is Rules.LAI_YANG else Recorder
 
 
 class Extras(msgspec.Struct, frozen=True):
@@ -154,7 +148,7 @@ class Subject(msgspec.Struct, frozen=True):
         return campaign.RunConfig(
             topology=None if self.topology is None else load_topology(self.topology),
             network=self.network,
-            recorder=recorder_of(self.rules),
+            recorder=RULES[self.rules],
         )
 
     @property
@@ -332,7 +326,7 @@ def explore(
         acts=_acts(topology, acts or []),
         initiations=exploration.initiations(topology, *(initiator or [topology.first])),
         network=network,
-        recorder=recorder_of(rules),
+        recorder=RULES[rules],
     )
     with (
         output.progress_bar("visiting histories", TimeElapsedColumn()) as update,

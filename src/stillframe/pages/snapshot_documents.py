@@ -79,7 +79,7 @@ def snapshot_document(
     else:
         caught = count(entry.message_count, "message")
         processes = count(entry.process_count, "process")
-        verdict = f"Consistent: the states of {processes} and {caught} on their way, at one cut"
+        verdict = f"Consistent: the states of {processes} and {caught} in transit, at one cut"
     # A page scrolls the diagram and not its legend, so the legend is not in it.
     height = cut.diagram.height - TEXT_ROW * (len(cut.diagram.legend) + 1)
     picture = msgspec.structs.replace(cut.diagram, legend=(), height=height)
@@ -277,7 +277,7 @@ def pipeline_snapshot_document(
     ordered = sorted(manifest.channels, key=lambda cut: not cut.record_count)
     participants = count(len(manifest.fragments), "participant")
     held = count(manifest.record_count, "record")
-    states = f"he states of {participants} and {held} on their way, at one cut"
+    states = f"he states of {participants} and {held} in transit, at one cut"
     twice = count(manifest.duplicate_count, "record")
     verdict = f"Consistent: t{states}"
     if manifest.duplicate_count:

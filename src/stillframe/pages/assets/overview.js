@@ -164,7 +164,7 @@ function inSnapshots(found) {
 function inAnswers(asked, found) {
   if (asked.length === 0) return "the processes were not polled while it ran.";
   const [least, most] = extremes(asked);
-  const range = `polling all processes returned ${count(least)} to ${count(most)}`;
+  const range = `polling all processes returned ${count(least)}${most > least ? ` to ${count(most)}` : ""}`;
   if (found.length === 0) return `${range}.`;
   const right = asked.filter(({ at, amount }) => amount === truthAt(at, found)).length;
   return `${range}, and was correct ${right} of ${asked.length} times.`;
