@@ -164,6 +164,7 @@ def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
         (["--acts", "P1"], "--acts 'P1': write PROCESS=ACTION,ACTION with actions of P1: pay"),
         (["--acts", "P1=fly"], "--acts 'P1=fly': write PROCESS=ACTION,ACTION with actions of P1"),
         (["--acts", "P1=pay,send"], "with actions of P1: pay"),
+        (["--acts", "P1=pay("], "--acts 'P1=pay(': write PROCESS=ACTION,ACTION"),
         (["--acts", "P9=pay"], "there is no process 'P9'; there are P1, P2"),
         (["--acts", "\x1b[31m=pay"], "there is no process '\\x1b[31m'"),
         (["--initiator", "P9"], "there is no process 'P9'; there are P1, P2"),

@@ -12,7 +12,7 @@ import pytest
 
 from stillframe.cli.supervision import EventPrinter
 from stillframe.model import Abandoned
-from stillframe.protocol.stragglers import Straggler, UnderWay
+from stillframe.protocol.stragglers import PendingSnapshot, Straggler
 from stillframe.runtime import events
 from stillframe.store.history import HistoryEvent, Rollover
 from stillframe.store.manifest import SnapshotEntry
@@ -72,7 +72,7 @@ def test_every_event_of_a_history_is_on_the_page() -> None:
     [
         ("Abandoned", Abandoned),
         ("Entry", SnapshotEntry),
-        ("Pending", UnderWay),
+        ("Pending", PendingSnapshot),
         ("Straggler", Straggler),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from stillframe.cli import snapshots
 from stillframe.model import Abandoned, Channel, SnapshotId
 from stillframe.protocol.policy import Policy
-from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
+from stillframe.protocol.stragglers import Cause, PendingSnapshot, Straggler
 from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -25,7 +25,7 @@ STRAGGLER = Straggler("C", Cause.SILENT, 3.0, (Channel("C", "A"),))
 
 @pytest.mark.parametrize("arguments", [("A-1", "--live"), ("--live", "--books")])
 def test_what_to_show_is_one_of_two(call: Call, money: Path, arguments: tuple[str, ...]) -> None:
-    """A snapshot, or what is under way."""
+    """A snapshot, or what is pending."""
     result = call("show", money, *arguments)
     assert result.exit_code == 2
     assert "--live shows pending snapshots: leave out SNAPSHOT and --books" in result.stderr
@@ -43,11 +43,11 @@ def test_a_line_comes_when_something_changes_and_not_because_time_goes_by(
 ) -> None:
     """A cause that stays is told once."""
     told: dict[SnapshotId, str] = {}
-    waits = UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (STRAGGLER,))
+    waits = PendingSnapshot(SnapshotId("A", 1), 2.0, 12.0, ("A", "C"), (STRAGGLER,))
     for second in range(2):
         snapshots._put_changes((waits,), told, 3.0 + second)
     snapshots._put_changes(
-        (UnderWay(SnapshotId("A", 1), 2.0, 12.0, ("C",), (STRAGGLER,)),), told, 5.0
+        (PendingSnapshot(SnapshotId("A", 1), 2.0, 12.0, ("C",), (STRAGGLER,)),), told, 5.0
     )
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("missing: ")[2].partition(";")[0] for line in lines] == ["A, C", "C"]
@@ -72,7 +72,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
 
     def put(shown: snapshots.Shown, told: dict[SnapshotId, str], now: float) -> None:
         put_changes(shown, told, now)
-        if any(cause.process == "C" for under_way in shown for cause in under_way.stragglers):
+        if any(cause.process == "C" for one in shown for cause in one.stragglers):
             is_shown.set()
 
     monkeypatch.setattr(snapshots, "_put_changes", put)
@@ -99,10 +99,10 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
             return once.stdout, shown.stdout
 
     once, shown = asyncio.run(main())
-    (under_way,) = json.loads(once)["pending"]
-    assert under_way["snapshot"] == "A-1"
-    assert "C" in under_way["missing"]
-    (straggler,) = [found for found in under_way["stragglers"] if found["cause"] == "SILENT"]
+    (pending,) = json.loads(once)["pending"]
+    assert pending["snapshot"] == "A-1"
+    assert "C" in pending["missing"]
+    (straggler,) = [found for found in pending["stragglers"] if found["cause"] == "SILENT"]
     assert straggler["process"] == "C"
     assert "C does not answer, and was not heard of for" in shown
     store.close()

@@ -95,7 +95,7 @@ STATUS = stragglers.ProcessStatus(
     {"money": 5, "energy": 0.5},
     12.5,
 )
-UNDER_WAY = stragglers.UnderWay(
+UNDER_WAY = stragglers.PendingSnapshot(
     P1_17,
     1000.25,
     1010.25,

@@ -12,10 +12,10 @@ from stillframe.protocol.stragglers import (
     SENTENCE_COUNT_MAX,
     Cause,
     EndpointStatus,
+    PendingSnapshot,
     ProcessStatus,
     RecordingStatus,
     Straggler,
-    UnderWay,
     check_status,
     find_stragglers,
 )
@@ -58,10 +58,10 @@ def look(
     missing: str,
     answers: dict[str, ProcessStatus],
     heard_at: dict[str, float] | None = None,
-) -> UnderWay:
+) -> PendingSnapshot:
     """Return the judgement of a snapshot that began at 100 s, at 109 s."""
     return find_stragglers(
-        UnderWay(S, BEGAN, 110.0, tuple(missing)), description, answers, heard_at or {}, NOW
+        PendingSnapshot(S, BEGAN, 110.0, tuple(missing)), description, answers, heard_at or {}, NOW
     )
 
 
@@ -191,7 +191,7 @@ def test_many_causes_are_told_in_few_words() -> None:
     """The first of them, and how many more there are."""
     names = [f"P{number:02}" for number in range(SENTENCE_COUNT_MAX + 3)]
     found = find_stragglers(
-        UnderWay(S, BEGAN, 110.0, tuple(names)), describe(names, []), {}, {}, NOW
+        PendingSnapshot(S, BEGAN, 110.0, tuple(names)), describe(names, []), {}, {}, NOW
     )
     told = found.sentences(NOW)
     assert len(told) == SENTENCE_COUNT_MAX + 1

@@ -10,7 +10,7 @@ import pytest
 
 from stillframe import Channel, Process, Topology
 from stillframe.model import Abandoned, Reason
-from stillframe.protocol.stragglers import Cause, Straggler, UnderWay
+from stillframe.protocol.stragglers import Cause, PendingSnapshot, Straggler
 from stillframe.runtime.coordinator.coordinator import Coordinator
 from stillframe.runtime.coordinator.snapshot_monitor import UNANSWERED_COUNT_MAX
 from stillframe.runtime.network.addresses import LOOPBACK, Address
@@ -25,7 +25,7 @@ from tests.runtime.watch import Watch, new_store, program
 TIMEOUT_S = 60
 
 
-async def held_up(coordinator: Coordinator, *causes: Cause) -> UnderWay:
+async def held_up(coordinator: Coordinator, *causes: Cause) -> PendingSnapshot:
     """Look until the one snapshot under way is held up by `causes`, and return that."""
     while True:
         (under_way,) = await coordinator.monitor.poll_pending()

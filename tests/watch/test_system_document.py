@@ -5,7 +5,12 @@ import pytest
 from stillframe import Channel, Topology
 from stillframe.model import MarkerTimes, SnapshotId
 from stillframe.protocol.recorder import Phase
-from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus, RecordingStatus, UnderWay
+from stillframe.protocol.stragglers import (
+    EndpointStatus,
+    PendingSnapshot,
+    ProcessStatus,
+    RecordingStatus,
+)
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.watch import system_document as document
@@ -106,9 +111,9 @@ def test_a_snapshot_under_way_says_who_is_awaited() -> None:
         A=status(recording=RecordingStatus(S, Phase.RECORDED)),
         B=status(received=0, recording=recording),
     )
-    under_way = UnderWay(S, initiated_at=10.0, deadline=20.0, missing=("B",))
+    pending = PendingSnapshot(S, initiated_at=10.0, deadline=20.0, missing=("B",))
     (told,) = document.pending_snapshots(
-        SystemStatus(3, True, answers.statuses, under_way=(under_way,), now=11.0)
+        SystemStatus(3, True, answers.statuses, pending=(pending,), now=11.0)
     )
     assert told["phases"] == {"A": "recorded", "B": "recording"}
     assert told["waits_for"] == {"B": ("A",)}

@@ -36,7 +36,8 @@ from stillframe.sim.systems import pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology
 
-_ACTION = re.compile(r"[^,(]+(?:\([^()]*\))?")
+_ACTION = r"[^,()]+(?:\([^()]*\))?"
+_ACTIONS = re.compile(rf"(?:{_ACTION}(?:,|$))*")
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 ALWAYS = {
     "every promise is kept": exploration.invariants_hold,
@@ -370,8 +371,9 @@ def _acts(topology: Topology, texts: list[str]) -> dict[ProcessId, tuple[str, ..
     for text in texts:
         process, sign, names = text.partition("=")
         topology.description.check_process(process)
-        actions = tuple(_ACTION.findall(names))
-        if not sign or not {action.partition("(")[0] for action in actions} <= {*known[process]}:
+        actions = tuple(re.findall(_ACTION, names))
+        are_known = {action.partition("(")[0] for action in actions} <= {*known[process]}
+        if not (sign and are_known and _ACTIONS.fullmatch(names)):
             raise UsageError(
                 f"--acts {text!r}: write PROCESS=ACTION,ACTION with actions of {process}: "
                 f"{', '.join(known[process]) or 'it has none'}"

@@ -33,7 +33,7 @@ from stillframe.detect import predicate
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
 from stillframe.model import ChannelState, GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.pages.values import plain
-from stillframe.protocol.stragglers import UnderWay
+from stillframe.protocol.stragglers import PendingSnapshot
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.store import history as store_history
 from stillframe.store.diff import SnapshotDiff, diff_snapshots
@@ -126,7 +126,7 @@ def show(
         with contextlib.suppress(KeyboardInterrupt):
             if output.wants_json():
                 done = ask(path, admin_socket.GetPendingSnapshots())
-                output.put_json({"epoch": done.epoch, "pending": done.under_way})
+                output.put_json({"epoch": done.epoch, "pending": done.pending})
             else:
                 uvloop.run(_follow(path))
         return
@@ -280,7 +280,7 @@ def sentence(what: HistoryEvent) -> str:
     return text
 
 
-Shown = tuple[UnderWay, ...]
+Shown = tuple[PendingSnapshot, ...]
 
 
 def ask(path: Path, command: admin_socket.Request) -> admin_socket.Done:
@@ -302,15 +302,15 @@ async def _follow(path: Path) -> None:
 
 
 async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, float]]:
-    """Yield what is under way, and the time by the clock of the snapshots, until nothing is; say of
+    """Yield what is pending, and the time by the clock of the snapshots, until nothing is; say of
     each snapshot how it ended."""
     before: Shown = ()
     while True:
         done = await admin_socket.send_command(
             path, admin_socket.GetPendingSnapshots(), notice=output.say
         )
-        shown = done.under_way
-        present = {under_way.snapshot for under_way in shown}
+        shown = done.pending
+        present = {one.snapshot for one in shown}
         for ended in (one.snapshot for one in before if one.snapshot not in present):
             # To the console that shows the table, which would else be drawn over it.
             output.say(_outcome(path, ended), console=console)
@@ -338,12 +338,12 @@ def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> 
             output.put_lines(["; ".join((line, *one.sentences(now)))])
 
 
-def _age(under_way: UnderWay, now: float) -> str:
-    return quantities.duration(max(0.0, now - under_way.initiated_at))
+def _age(pending: PendingSnapshot, now: float) -> str:
+    return quantities.duration(max(0.0, now - pending.initiated_at))
 
 
 def _live_table(shown: Shown, now: float) -> Table:
-    columns: output.Columns[UnderWay] = {
+    columns: output.Columns[PendingSnapshot] = {
         "snapshot": attrgetter("snapshot"),
         "pending for": lambda one: _age(one, now),
         "time left": lambda one: quantities.duration(max(0.0, one.deadline - now)),

@@ -162,7 +162,7 @@ class Straggler(msgspec.Struct, frozen=True):
         return text
 
 
-class UnderWay(msgspec.Struct, frozen=True):
+class PendingSnapshot(msgspec.Struct, frozen=True):
     """A pending snapshot: its start and deadline, the processes without a fragment, and why."""
 
     snapshot: SnapshotId
@@ -186,18 +186,18 @@ class UnderWay(msgspec.Struct, frozen=True):
 
 
 def find_stragglers(
-    under_way: UnderWay,
+    pending: PendingSnapshot,
     description: Description,
     answers: Mapping[ProcessId, ProcessStatus],
     heard_at: Mapping[ProcessId, float],
     now: float,
-) -> UnderWay:
+) -> PendingSnapshot:
     """Return a pending snapshot with its stragglers. The processes without one of the current
     status reports in `answers`, which were in at `now`, did not answer; `heard_at` has the last
     sign of life of each process."""
-    search = _Search(under_way, description, answers, heard_at, now)
-    found = [each for process in under_way.missing for each in search.look_at(process)]
-    return msgspec.structs.replace(under_way, stragglers=_merged(found))
+    search = _Search(pending, description, answers, heard_at, now)
+    found = [each for process in pending.missing for each in search.look_at(process)]
+    return msgspec.structs.replace(pending, stragglers=_merged(found))
 
 
 def _merged(found: list[Straggler]) -> tuple[Straggler, ...]:
@@ -223,16 +223,16 @@ def _merged(found: list[Straggler]) -> tuple[Straggler, ...]:
 class _Search:
     """One search; see ``find_stragglers`` for the arguments."""
 
-    under_way: UnderWay
+    pending: PendingSnapshot
     description: Description
     answers: Mapping[ProcessId, ProcessStatus]
     heard_at: Mapping[ProcessId, float]
     now: float
 
     def __post_init__(self) -> None:
-        self._snapshot = self.under_way.snapshot
-        self._began = self.under_way.initiated_at
-        self._missing = frozenset(self.under_way.missing)
+        self._snapshot = self.pending.snapshot
+        self._began = self.pending.initiated_at
+        self._missing = frozenset(self.pending.missing)
         self._marked = {
             source
             for process in self.description.processes

@@ -415,7 +415,7 @@ def _collect_processes(metrics: MetricSet, sample: SystemSample) -> None:
     processes = list(sample.description.processes)
     counts = {**_zeros(STATUSES), **Counter(sample.process_statuses)}
     metrics.put_all("processes", counts)
-    pending_snapshots = () if sample.status is None else sample.status.under_way
+    pending_snapshots = () if sample.status is None else sample.status.pending
     pending = {process for snapshot in pending_snapshots for process in snapshot.missing}
     stragglers = {process for snapshot in pending_snapshots for process in snapshot.at_fault}
     metrics.put("pending_processes", len(pending))
@@ -453,7 +453,7 @@ def _collect_channels(metrics: MetricSet, sample: SystemSample, counters: System
 
 
 def _collect_snapshots(metrics: MetricSet, sample: SystemSample) -> None:
-    counts, pending = sample.counts, () if sample.status is None else sample.status.under_way
+    counts, pending = sample.counts, () if sample.status is None else sample.status.pending
     metrics.put("snapshots_started_total", counts.begun)
     metrics.put("snapshots_published_total", counts.published)
     reasons = Counter(_zeros((*Reason.__members__, OTHER)))

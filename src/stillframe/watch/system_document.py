@@ -142,7 +142,7 @@ def quantities_error(status: SystemStatus) -> str:
 def pending_snapshots(status: SystemStatus) -> list[dict[str, Any]]:
     """Return the pending snapshots: the phase of each process, the stragglers, and why."""
     found = []
-    for snapshot in status.under_way:
+    for snapshot in status.pending:
         recording = {p: a.of(snapshot.snapshot) for p, a in status.statuses.items()}
         found.append(
             {

@@ -278,7 +278,7 @@ class SystemTarget(Target):
             if not self.stream.subscriber_count:
                 await self._is_wanted.wait()
             await self.poll()
-            is_pending = self.status is not None and bool(self.status.under_way)
+            is_pending = self.status is not None and bool(self.status.pending)
             await asyncio.sleep(POLL_PENDING_S if is_pending else POLL_S)
 
     async def _trace_repeatedly(self, traces: "TraceBuilder") -> None:

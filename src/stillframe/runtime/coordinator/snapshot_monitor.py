@@ -13,7 +13,12 @@ import msgspec
 
 from stillframe.model import Fragment, MarkerTimes, ProcessId, SnapshotId
 from stillframe.protocol.assembler import Assembler
-from stillframe.protocol.stragglers import ProcessStatus, UnderWay, check_status, find_stragglers
+from stillframe.protocol.stragglers import (
+    PendingSnapshot,
+    ProcessStatus,
+    check_status,
+    find_stragglers,
+)
 from stillframe.runtime import control
 from stillframe.runtime.coordinator.membership import CoordinatorConfig, Membership
 
@@ -38,7 +43,7 @@ class _StatusQuery:
 
 
 class SnapshotMonitor:
-    """Polls the processes of one epoch, finds the stragglers of each snapshot under way, and sees
+    """Polls the processes of one epoch, finds the stragglers of each pending snapshot, and sees
     to the deadlines: `expired` is called with a snapshot whose deadline has passed, and ends it.
     `now` is the clock of the assembler."""
 
@@ -83,18 +88,18 @@ class SnapshotMonitor:
             if len(query.replies) == len(self._description.processes):
                 query.is_complete.set()
 
-    async def poll_pending(self) -> tuple[UnderWay, ...]:
-        """Poll the processes, and return the snapshots under way, oldest first."""
+    async def poll_pending(self) -> tuple[PendingSnapshot, ...]:
+        """Poll the processes, and return the pending snapshots, oldest first."""
         if not self._assembler.pending:
             return ()
-        under_way, _ = await self.poll(has_quantities=False)
-        return under_way
+        pending, _ = await self.poll(has_quantities=False)
+        return pending
 
     async def poll(
         self, *, has_quantities: bool = True
-    ) -> tuple[tuple[UnderWay, ...], dict[ProcessId, ProcessStatus]]:
+    ) -> tuple[tuple[PendingSnapshot, ...], dict[ProcessId, ProcessStatus]]:
         """Poll the processes, for their conserved quantities too if `has_quantities`; return the
-        snapshots under way, oldest first, and the status of each process that replied in time."""
+        pending snapshots, oldest first, and the status of each process that replied in time."""
         snapshots = self._assembler.pending
         number = self._request(snapshots, has_quantities=has_quantities)
         query = self._open[number]
@@ -103,10 +108,10 @@ class SnapshotMonitor:
                 async with asyncio.timeout(ANSWER_S):
                     await query.is_complete.wait()
         finally:
-            under_way = self._close(number, snapshots)
-        return under_way, query.replies
+            pending = self._close(number, snapshots)
+        return pending, query.replies
 
-    def stragglers(self, snapshot: SnapshotId) -> UnderWay | None:
+    def stragglers(self, snapshot: SnapshotId) -> PendingSnapshot | None:
         """Return, once, what was found out shortly before the deadline about a pending `snapshot`;
         None if there was no time to poll."""
         query = self._last_polls.pop(snapshot, None)
@@ -139,16 +144,17 @@ class SnapshotMonitor:
                 self._send(process, control.StatusRequest(self._number, snapshots, has_quantities))
         return self._number
 
-    def _close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[UnderWay, ...]:
-        """Close a query; return the stragglers of those of `snapshots` that are still under way."""
+    def _close(self, number: int, snapshots: Iterable[SnapshotId]) -> tuple[PendingSnapshot, ...]:
+        """Close a query; return the stragglers of those of `snapshots` that are still pending."""
         replies, now = self._open.pop(number).replies, self._now()
-        pending = [snapshot for snapshot in snapshots if snapshot in self._assembler.pending]
-        under_way = [
-            UnderWay(snapshot, *self._assembler.times(snapshot), self._assembler.missing(snapshot))
-            for snapshot in pending
+        times, missing = self._assembler.times, self._assembler.missing
+        pending = [
+            PendingSnapshot(one, *times(one), missing(one))
+            for one in snapshots
+            if one in self._assembler.pending
         ]
         description, heard_at = self._description, self._last_message_at
-        return tuple(find_stragglers(u, description, replies, heard_at, now) for u in under_way)
+        return tuple(find_stragglers(one, description, replies, heard_at, now) for one in pending)
 
     def _wake_at(self, snapshot: SnapshotId) -> float:
         _, deadline = self._assembler.times(snapshot)

@@ -16,7 +16,7 @@ from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, U
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.policy import TRY_COUNT_MAX
-from stillframe.protocol.stragglers import ProcessStatus, UnderWay
+from stillframe.protocol.stragglers import PendingSnapshot, ProcessStatus
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.runtime.network.acceptor import close_gracefully
 from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, find_running
@@ -58,7 +58,7 @@ class DropSnapshot(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetPendingSnapshots(msgspec.Struct, frozen=True, tag=True):
-    """Return the snapshots under way, and their stragglers."""
+    """Return the pending snapshots, and their stragglers."""
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag=True):
@@ -76,20 +76,20 @@ class SystemStatus(msgspec.Struct, frozen=True, tag=True):
     epoch: int
     is_running: bool
     statuses: dict[ProcessId, ProcessStatus] = {}
-    under_way: tuple[UnderWay, ...] = ()
+    pending: tuple[PendingSnapshot, ...] = ()
     timelines: tuple[SnapshotTimeline, ...] = ()
     now: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The request was carried out; the system is in `epoch`. `detail` is why a snapshot stays whose
-    name was dropped, `now` the time by the clock of the snapshots that are under way."""
+    name was dropped, `now` the time by the clock of the pending snapshots."""
 
     epoch: int
     detail: str | None = None
     entry: SnapshotEntry | None = None
     abandoned: Abandoned | None = None
-    under_way: tuple[UnderWay, ...] = ()
+    pending: tuple[PendingSnapshot, ...] = ()
     now: float = 0.0
 
 
@@ -170,8 +170,8 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
                 return Done(system.store.epoch, reason)
             case GetPendingSnapshots():
                 coordinator = await system.until_running()
-                under_way = await coordinator.monitor.poll_pending()
-                return Done(system.store.epoch, under_way=under_way, now=coordinator.now())
+                pending = await coordinator.monitor.poll_pending()
+                return Done(system.store.epoch, pending=pending, now=coordinator.now())
             case GetStatus(timelines_after):
                 return await _system_status(system, timelines_after)
             case _:
@@ -186,14 +186,14 @@ async def _system_status(system: Supervisor, timelines_after: float) -> SystemSt
     coordinator = system.coordinator
     if not system.is_running or coordinator is None:
         return SystemStatus(system.store.epoch, is_running=False)
-    under_way, statuses = await coordinator.monitor.poll()
+    pending, statuses = await coordinator.monitor.poll()
     latest = coordinator.timelines.latest()
     timelines = tuple(t for t in latest if t.ended_at is not None and t.ended_at > timelines_after)
     return SystemStatus(
         coordinator.store.epoch,
         is_running=True,
         statuses=statuses,
-        under_way=under_way,
+        pending=pending,
         timelines=timelines,
         now=coordinator.now(),
     )
