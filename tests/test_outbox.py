@@ -299,6 +299,19 @@ def test_processes_cannot_share_one_as_a_default() -> None:
             payments: Outbox[Payment] = Outbox(no_commit)
 
 
+def test_what_an_epoch_left_without_a_snapshot_is_not_taken_over() -> None:
+    """Its entries would happen though the action that put them is undone; a restore replaces
+    them."""
+    till = opened()
+    put(till.payments, "1")
+    encoded = CODEC.capture(opened())
+    with pytest.raises(UsageError, match=r"till\.payments holds entries of an epoch that ended"):
+        CODEC.open_outboxes(till, "till", "second run")
+    CODEC.restore(till, encoded)
+    CODEC.open_outboxes(till, "till", "third run")
+    assert len(till.payments) == 0
+
+
 # --- as a field
 
 

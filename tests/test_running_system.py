@@ -22,6 +22,7 @@ from stillframe.pipeline import Manifest
 from stillframe.runtime import events
 from stillframe.runtime.os_process import identify, is_alive
 from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
+from stillframe.store.store import Store
 from tests.runtime import programs
 from tests.runtime.mixed import START
 from tests.runtime.programs import rally
@@ -299,7 +300,8 @@ def test_a_program_that_forgets_to_stop_leaves_nothing_running(tmp_path: Path) -
 
 RUN = """
     import sys, stillframe
-    from tests.runtime import programs
+    from stillframe.store.store import Store
+from tests.runtime import programs
 
     system = stillframe.run(getattr(programs, sys.argv[1]), store=sys.argv[2], interval_s=None)
     print("runs", *(child.pid for child in system._system.children.values()), flush=True)
@@ -338,14 +340,94 @@ def test_ctrl_c_ends_a_program_that_waits_for_its_system(tmp_path: Path, name: s
     assert not (tmp_path / "store" / "running.json").exists()
 
 
+CHILD = """
+    import atexit, os, sys, stillframe
+    from tests.runtime.programs import rally
+
+    with stillframe.run(rally, store=sys.argv[1], interval_s=None) as system:
+        for call in (atexit._run_exitfuncs, system.snapshot, system.wait, system.stop):
+            child = os.fork()
+            if not child:
+                try:
+                    call()
+                except stillframe.Unavailable as error:
+                    print(error, flush=True)
+                    os._exit(3)
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(system.snapshot().id, flush=True)
+"""
+
+
+def test_a_child_of_the_program_is_told_that_the_system_is_not_its_own(tmp_path: Path) -> None:
+    """It ends as other programs do, and the system of its parent goes on."""
+    done = _python("-c", textwrap.dedent(CHILD), str(tmp_path / "store"))
+    told = ["the system is run by the parent of this process, and only that can use it", "3"]
+    assert done.stdout.splitlines() == ["0", *told, *told, *told, "A-1"]
+    assert done.stderr == ""
+
+
+def test_a_call_that_a_stop_overtakes_raises_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an error of asyncio, though the loop of the system is closed before its store."""
+    closes, close = threading.Event(), Store.close
+
+    def close_late(store: Store) -> None:
+        closes.set()
+        threading.Event().wait(0.3)
+        close(store)
+
+    system = stillframe.run(rally, store=tmp_path / "store", interval_s=None)
+    monkeypatch.setattr(Store, "close", close_late)
+    stopping = threading.Thread(target=system.stop, kwargs={"last_snapshot": False})
+    stopping.start()
+    assert closes.wait(30)
+    with pytest.raises(Unavailable, match="the system has ended: it was stopped"):
+        system.snapshot()
+    stopping.join()
+
+
+def test_a_second_ctrl_c_stops_without_the_last_snapshot(tmp_path: Path) -> None:
+    """It does not wait for the deadline of that, and nothing stays."""
+    program = """
+        import sys, stillframe
+
+        def on_event(event):
+            print(type(event).__name__, flush=True)
+
+        stubborn = "tests.runtime.programs:stubborn"
+        with stillframe.run(
+            stubborn, store=sys.argv[1], interval_s=None, timeout_s=600, on_event=on_event
+        ) as system:
+            print("runs", flush=True)
+            system.wait()
+    """
+    with _started(program, str(tmp_path / "store")) as ended:
+        assert ended.stdout is not None
+        while ended.stdout.readline() != "runs\n":
+            pass
+        ended.send_signal(signal.SIGINT)
+        _until(lambda: "SnapshotBegan" in (tmp_path / "store" / "history.ndjson").read_text())
+        ended.send_signal(signal.SIGINT)
+        assert ended.wait(timeout=30) != 0
+        assert ended.stderr is not None
+        assert ended.stderr.read().endswith("KeyboardInterrupt\n")
+    assert not (tmp_path / "store" / "running.json").exists()
+
+
 def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         os.sched_yield()
 
 
 def _begun(name: str, store: Path) -> "subprocess.Popen[str]":
+    return _started(RUN, name, str(store))
+
+
+def _started(program: str, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), name, str(store)],
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -228,7 +228,13 @@ class Outbox(Generic[Item]):
 
     def open(self, name: str, origin: str, decode: Callable[[bytes], Any]) -> None:
         """Begin to run as `name`. Items are checked by `decode` from now on. If this history has no
-        mark yet, its keys are made unique by `origin`."""
+        mark yet, its keys are made unique by `origin`. A UsageError if it has run before and
+        nothing was loaded since: its entries are of an epoch that nothing continues."""
+        if self._decode is not None:
+            raise UsageError(
+                f"{name} holds entries of an epoch that ended without a snapshot to continue from: "
+                "create a new state with a new Outbox each time the process starts or joins"
+            )
         self.name = name
         self._decode = decode
         if not self._mark:
@@ -247,6 +253,7 @@ class Outbox(Generic[Item]):
         self._committed, self._mark = recorded["committed"], recorded["mark"]
         self._entries = deque(OutboxEntry(entry.item, entry.key) for entry in recorded["entries"])
         self._safe = SafePoint(self._committed + len(self._entries))
+        self._decode = None
 
     def cut(self, snapshot: SnapshotId) -> None:
         """Record that the state is recorded for `snapshot` now."""

@@ -8,9 +8,10 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -82,7 +83,9 @@ class RunningSystem:
         self._writer = store
         self._config = config
         self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._pid = os.getpid()
         self._requested: Future[bool] = Future()  # to stop: with a last snapshot, or without
+        self._hurried: Future[bool] = Future()  # to stop without one, even if it was begun
         self._ended: Future[LastSnapshot] = Future()
         # Python does not wait for it at exit: `_stop_at_exit` stops the system then.
         self._thread = threading.Thread(
@@ -200,6 +203,7 @@ class RunningSystem:
             StillframeError: the error that ended it; for example, a handler raises each time the
                 system is restarted.
         """
+        self._check_is_own()
         wait([self._ended], timeout_s)
         if not self._ended.done():
             return False
@@ -209,7 +213,7 @@ class RunningSystem:
     def stop(self, *, last_snapshot: bool = True) -> LastSnapshot:
         """Stop the system and wait until all its processes have terminated.
 
-        Stopping it again does nothing.
+        Stopping it again does nothing. Ctrl-C meanwhile stops it without the last snapshot.
 
         Args:
             last_snapshot: whether to take a snapshot first, so that ``run(..., restore="newest")``
@@ -223,22 +227,44 @@ class RunningSystem:
         Raises:
             StillframeError: the error that had ended the system.
         """
+        self._check_is_own()
         self._request_stop(takes_last=last_snapshot)
-        self._thread.join()
+        try:
+            self._thread.join()
+        except BaseException:  # Ctrl-C
+            self._request_stop(takes_last=False)
+            self._thread.join()
+            raise
         return self._ended.result()
 
+    def _check_is_own(self) -> None:
+        if os.getpid() != self._pid:
+            raise Unavailable(
+                "the system is run by the parent of this process, and only that can use it"
+            )
+
     def _call(self, act: Callable[[Supervisor], Coroutine[Any, Any, _Answer]]) -> _Answer:
+        self._check_is_own()
         if threading.current_thread() is self._thread:
             raise UsageError("the system cannot be called from on_event: use another thread")
         system = self._system
-        if self._ended.done() or system is None:
-            error = self._ended.exception()
-            raise Unavailable(f"the system has ended: {error or 'it was stopped'}") from error
-        return asyncio.run_coroutine_threadsafe(act(system), self._loop).result()
+        if system is not None and not self._ended.done():
+            work = act(system)
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+                # The loop may end before it has looked at this.
+                ends: list[Future[Any]] = [answer, self._ended]
+                wait(ends, return_when=FIRST_COMPLETED)
+                if answer.done() and not answer.cancelled():
+                    return answer.result()
+            work.close()
+        error = self._ended.exception()
+        raise Unavailable(f"the system has ended: {error or 'it was stopped'}") from error
 
     def _request_stop(self, *, takes_last: bool) -> None:
-        with contextlib.suppress(InvalidStateError):  # it was requested before
-            self._requested.set_result(takes_last)
+        for request in (self._requested, *(() if takes_last else [self._hurried])):
+            with contextlib.suppress(InvalidStateError):  # it was requested before
+                request.set_result(takes_last)
 
     def _stop_at_exit(self) -> None:
         with contextlib.suppress(StillframeError):
@@ -258,7 +284,7 @@ class RunningSystem:
         atexit.unregister(self._stop_at_exit)
 
     async def _live(self, system: Supervisor) -> LastSnapshot:
-        stop = asyncio.wrap_future(self._requested)
+        stop, hurry = asyncio.wrap_future(self._requested), asyncio.wrap_future(self._hurried)
         async with contextlib.AsyncExitStack() as stack:
             starting = asyncio.ensure_future(stack.enter_async_context(system))
             await _first(starting, stop)
@@ -277,18 +303,21 @@ class RunningSystem:
             if not stop.result():
                 return None
             limit_s = last_snapshot_limit_s(self._config)
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await last_snapshot(system, self._config)
-            except TimeoutError:
+            taking = asyncio.ensure_future(last_snapshot(system, self._config))
+            await _first(taking, hurry, timeout_s=limit_s)
+            if taking.done():
+                return taking.result()
+            taking.cancel()
+            if not hurry.done():
                 raise StillframeError(
                     f"no last snapshot was taken within {limit_s:.0f} s: what was done since the "
                     "newest one is lost"
-                ) from None
+                )
+            return None
 
 
-async def _first(*futures: asyncio.Future[Any]) -> None:
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _found(store: Store, snapshot: SnapshotId | str) -> SnapshotId | None:

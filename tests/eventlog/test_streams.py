@@ -1,6 +1,8 @@
 """A stream that misses bytes at its end is read up to there; any other damage is reported."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -223,3 +225,19 @@ def test_a_damaged_stream_keeps_no_other_from_being_packed(tmp_path: Path) -> No
     with pytest.raises(Damaged, match=NAME):
         pack_segments(first.parent)
     assert sorted(first.parent.iterdir()) == [first, second.with_suffix(".parquet")]
+
+
+def test_a_stream_is_read_without_numpy() -> None:
+    """Only analytics need it, and it is not installed with the package alone."""
+    program = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from pathlib import Path\n"
+        "from stillframe.eventlog.reader import list_segments, read_segment\n"
+        "streams = [s for s in list_segments(Path(sys.argv[1])) if s.path.suffix == '.arrows']\n"
+        "print(len(streams), sum(t.num_rows for s in streams for t in read_segment(s)) > 0)\n"
+    )
+    log = Path(__file__).parent.parent / "golden" / "data" / "log"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(log)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("5 True\n", "")

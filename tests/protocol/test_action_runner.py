@@ -10,6 +10,7 @@ import pytest
 
 from stillframe.errors import ApplicationError, ProtocolViolation, UsageError
 from stillframe.model import Channel, SnapshotId
+from stillframe.outbox import Outbox
 from stillframe.process import Message, Process, every
 from stillframe.protocol.action_runner import ActionRunner
 from stillframe.topology import ExternalProcess, Topology
@@ -297,3 +298,22 @@ def test_a_process_with_its_own_loop_is_refused() -> None:
     system = Topology({"P1": ExternalProcess(state=Speaker, accepts=Word)}, [])
     with pytest.raises(UsageError, match=r"process P1 has a loop of its own \(stillframe.join\)"):
         ActionRunner("P1", system)
+
+
+class Recounts(Process):
+    """Puts an effect after its state was recorded."""
+
+    effects: Outbox[int] = field(default_factory=lambda: Outbox(lambda due: None))
+
+    def on_cut(self, snapshot: SnapshotId) -> None:
+        """Put the number of the snapshot."""
+        self.effects.put(snapshot.number)
+
+
+def test_what_is_put_after_the_state_was_recorded_is_not_before_the_cut() -> None:
+    """It waits for the next snapshot, as in a real process."""
+    runner = ActionRunner("P1", Topology({"P1": Recounts()}, []))
+    for number in (1, 2):
+        runner.cut(SnapshotId("P1", number))
+        runner.perform("on_published", SnapshotId("P1", number))
+    assert [due.items for due in runner.committed] == [[1]]

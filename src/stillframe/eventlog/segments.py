@@ -144,15 +144,14 @@ def _with_known_indices(array: pa.Array) -> pa.Array:
     """Return `array` with index 0 for each null, if it has a dictionary.
 
     Arrow does not validate the index of a null, but uses it to unify dictionaries, and reads out of
-    bounds.
+    bounds. `array` is from a stream, so it has no offset.
     """
     if not (pa.types.is_dictionary(array.type) and array.null_count):
         return array
-    return pa.DictionaryArray.from_arrays(
-        array.indices.fill_null(0).to_numpy(),
-        array.dictionary,
-        mask=array.is_null().to_numpy(zero_copy_only=False),
-    )
+    validity, _ = array.indices.buffers()
+    known = array.indices.fill_null(0).buffers()[1]
+    indices = pa.Array.from_buffers(array.indices.type, len(array), [validity, known])
+    return pa.DictionaryArray.from_arrays(indices, array.dictionary)
 
 
 def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

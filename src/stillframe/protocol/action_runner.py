@@ -137,13 +137,13 @@ class ActionRunner:
     def cut(self, snapshot: SnapshotId) -> None:
         """Notify the process that its state was recorded for `snapshot`; UsageError if its
         ``on_cut`` sent something, ApplicationError if it raised."""
+        for outbox in self._outboxes:
+            outbox.cut(snapshot)
         if self.perform("on_cut", snapshot):
             raise UsageError(
                 f"process {self.id}: on_cut() sent a message: a snapshot must not change what a "
                 "process does"
             )
-        for outbox in self._outboxes:
-            outbox.cut(snapshot)
 
     def capture(self) -> ProcessState:
         """Record the current state; UsageError if a field cannot be recorded."""
