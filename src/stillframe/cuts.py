@@ -240,10 +240,9 @@ def _highest(trace: Trace) -> list[list[Cut]]:
 
 
 def _balanced_order(trace: Trace, highest: list[list[Cut]]) -> list[tuple[int, int]]:
-    """Return every event, as the index of its process and its count there, in a possible order:
-    each in the middle between the earliest and the latest place that it could have in one. So few
-    messages are in transit at a time, whatever the order of the trace is.
-    """
+    """Return every event, as the index of its process and its count there, in a possible order.
+    Each is in the middle between its earliest and its latest possible place. So few messages are in
+    transit at a time, whatever the order of the trace is."""
     clocks = trace.clocks()
     places = [
         (sum(clock) + sum(highest[index][count - 1]), index, count)

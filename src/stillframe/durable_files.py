@@ -241,7 +241,7 @@ def check_target(path: Path, *, inputs: Iterable[Path] = ()) -> Path:
 
 
 def local_path(path: str | Path) -> Path:
-    """Return `path` if it is in a file system of this machine; a UsageError for an address such as
+    """Return `path` if it is in a file system of this machine. UsageError for an address such as
     ``s3://bucket/x`` or ``dbfs:/x``, which as a path would be a directory ``s3:`` of this one."""
     found = _ADDRESS.match(str(path))
     if found is not None:

@@ -231,10 +231,10 @@ class IncomingRecord(msgspec.Struct, frozen=True):
 
 
 class MarkerTimes(msgspec.Struct, frozen=True):
-    """When the markers of a snapshot arrived at one process. `cut_at` is when it recorded its
-    state, in seconds since 1970 by its own clock, `came_s` how many seconds after that the marker
-    of each source arrived. `marked_by` is the source of the first, which made it record its state;
-    None if it initiated."""
+    """The times at which the markers of a snapshot arrived at one process. `cut_at` is when it
+    recorded its state, in seconds since 1970 by its own clock. `came_s` is how many seconds after
+    that the marker of each source arrived. `marked_by` is the source of the first marker, which
+    made it record its state; None if it initiated."""
 
     cut_at: float
     marked_by: ProcessId | None
@@ -257,7 +257,7 @@ class Fragment(msgspec.Struct, frozen=True):
 
 
 class Reason(enum.Enum):
-    """Why a snapshot was abandoned; the value is the sentence for the user."""
+    """The reason why a snapshot was abandoned; the value is the sentence for the user."""
 
     DEADLINE = "the deadline passed before every process had recorded its part"
     NOT_AT_REST = "a query or service does not run, and what is on the disk is not its state"

@@ -216,8 +216,8 @@ ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot", "append"
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Return the recorded fields of a process class (or of any dataclass or Struct), with types; a
-    UsageError if a type cannot be resolved, or a field has a name that is taken."""
+    """Return the recorded fields of a process class (or of any dataclass or Struct), with types.
+    UsageError if a type cannot be resolved, or a field has a reserved name."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError) as error:

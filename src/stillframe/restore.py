@@ -13,9 +13,9 @@ from stillframe.topology import Description
 
 
 class Start(msgspec.Struct, frozen=True):
-    """How one process starts after a restore. `encoded` is its recorded state, for
-    ``StateCodec.restore``. `sent_counts` has for each target how many messages it had sent there,
-    `incoming` for each channel into it what it had received at its cut, and the messages to deliver
+    """The start of one process after a restore. `encoded` is its recorded state, for
+    ``StateCodec.restore``. `sent_counts` has for each target how many messages it had sent there.
+    `incoming` has for each channel into it the messages received at its cut, and those to deliver
     before any other. `base` is the snapshot in the store that has exactly this state, if any."""
 
     kind: str
@@ -65,8 +65,9 @@ def start_states(
 
 
 def check_start(start: Start, process: ProcessId, description: Description) -> None:
-    """Check that a process of `description` can start with this state: ProtocolViolation if it is
-    of another class or has other channels, NotConsistent if the books of one do not balance."""
+    """Check that a process of `description` can start with this state. ProtocolViolation if it is
+    of another class or has other channels, NotConsistent if the books of a channel do not balance.
+    """
     sources = tuple(record.source for record in start.incoming)
     targets = tuple(start.sent_counts)
     if (

@@ -79,8 +79,8 @@ def keyed_columns(
     classes: Iterable[tuple[type, Mapping[str, tuple[Any, Any]]]],
 ) -> dict[str, dict[str, KeyedColumns]]:
     """Return class name -> keyed field -> columns, for the classes that have any, each with the
-    types of keys and values of its keyed fields; a UsageError if a type cannot be a key or value,
-    or two fields would share a table."""
+    types of keys and values of its keyed fields. UsageError if a type cannot be a key or value, or
+    two fields would share a table."""
     found: dict[str, dict[str, KeyedColumns]] = {}
     tables: dict[str, tuple[str, str]] = {}
     for kind, fields in classes:

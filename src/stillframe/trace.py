@@ -26,9 +26,9 @@ Cut = tuple[int, ...]
 
 
 def clean_label(text: str) -> str:
-    """Return foreign `text` for display: on one line, with escapes for characters that cannot be
-    printed or change the direction of writing, and at most `LABEL_CHARS_MAX` characters, an
-    ellipsis included if it is cut."""
+    """Return foreign `text` for display on one line, with at most `LABEL_CHARS_MAX` characters.
+    Characters that cannot be printed or change the direction of writing are escaped; an ellipsis
+    ends a text that was cut."""
     shown = text[: LABEL_CHARS_MAX + 1]
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)

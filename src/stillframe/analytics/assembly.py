@@ -67,8 +67,7 @@ ASSEMBLED_SCHEMA = pa.schema(
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Whether a group of fragments is a snapshot: `verdict` is CONSISTENT, INCOMPLETE or
-    INCONSISTENT.
+    """The verdict over a group of fragments: CONSISTENT, INCOMPLETE or INCONSISTENT.
 
     `missing` are the processes whose fragments are absent or damaged, `late` those whose fragments
     were complete after the deadline; `why` explains the verdict to people.
@@ -91,8 +90,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What marks a store of assembled snapshots (`ASSEMBLED`): its epoch as long as no system
-    started from it, and for each epoch the run that its snapshots are of."""
+    """The content of `ASSEMBLED`, the file that marks a store of assembled snapshots: its epoch as
+    long as no system started from it, and the run of each epoch's snapshots."""
 
     format: int = FORMAT
     epoch: int = 0

@@ -95,8 +95,8 @@ class CatalogMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``tables.json``: the version that it is of, the snapshots by id, the columns
-    of each table that hold fields, and the files; `index` is that of the table ``snapshots``."""
+    """The content of ``tables.json``: its version, the snapshots by id, the columns of each table
+    that hold fields, and the files. `index` is the file of the table ``snapshots``."""
 
     format: int = FORMAT
     version: int = 0
@@ -225,7 +225,8 @@ def _check_free(out: Path) -> None:
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """What ``compact_store`` added and removed, in the order of publishing, and what is there."""
+    """The result of ``compact_store``: the snapshots added and removed, in the order of publishing,
+    and the tables as they are now."""
 
     added: tuple[SnapshotId, ...]
     removed: tuple[SnapshotId, ...]
@@ -366,8 +367,9 @@ def _split(
 
 
 class _Update(msgspec.Struct, frozen=True):
-    """What becomes of the tables of `catalog` in the directory `old`: the parts `kept`, and one
-    with the rows that stay of those `rewritten`, and with those of the snapshots in `full`."""
+    """A change of the tables of `catalog` in the directory `old`. The parts `kept` stay as they
+    are; one new part gets the remaining rows of those `rewritten` and the rows of the snapshots in
+    `full`."""
 
     spark: SparkSession
     old: Path

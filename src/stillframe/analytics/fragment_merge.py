@@ -29,9 +29,10 @@ _ORDER = {
 
 
 class FragmentFiles(TypedDict):
-    """What a process gives to a file of a snapshot: path, bytes and SHA-256 of its files, of a
-    keyed field all that it takes, the oldest first; and of its incoming channels the source, and
-    how many messages were sent, received and in transit, as both ends say."""
+    """The contribution of a process to one file of a snapshot. It has path, bytes and SHA-256 of
+    its files; for a keyed field all files that are needed, the oldest first. For its incoming
+    channels it has the source, and the messages sent, received and in transit according to both
+    ends."""
 
     process: str
     kind: str
@@ -57,7 +58,7 @@ def merge_files(
     fragments: Sequence[FragmentFiles],
     schemas: Mapping[str, Mapping[str, pa.Schema]],
 ) -> Merged:
-    """Write the file `path` of a snapshot from its fragments, in the order of the processes; each
+    """Write the file `path` of a snapshot from its fragments, in the order of the processes. Each
     must have the columns that `schemas` has for a file of that name in that topology. Every byte is
     verified and compared with the manifests."""
     target = Path(path)

@@ -552,8 +552,7 @@ def _check_markers_accepted(
 
 
 class _Places:
-    """How many messages come before the cuts of both ends, for the `snapshots` that both
-    recorded."""
+    """The numbers of messages before the cuts of both ends, for `snapshots` that both recorded."""
 
     def __init__(self, sent: _Side, accepted: _Side) -> None:
         at_target = _first_of_each(accepted.cuts)

@@ -54,8 +54,8 @@ Found = FragmentManifest | str
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What a store held at one moment: its manifests in the order of publishing, and why others
-    cannot be read. `path` is absolute, because tasks run where the session was started."""
+    """The content of a store at one moment: its manifests in the order of publishing, and why
+    others cannot be read. `path` is absolute, because tasks run where the session was started."""
 
     path: Path
     head: Head

@@ -42,9 +42,9 @@ Batches = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class PredicateSpec(NamedTuple):
-    """What tasks need to evaluate a predicate: where the topology is (``module:attribute``) and its
-    hash, the directory in which the user's modules are looked up first, the predicate by name, and
-    the amounts of conserved quantities (``detect.predicate.Places``)."""
+    """The input of the tasks that evaluate a predicate. It has the place (``module:attribute``) and
+    hash of the topology, the directory in which the user's modules are looked up first, the
+    predicate by name, and the amounts of conserved quantities (``detect.predicate.Places``)."""
 
     store: str
     reference: str

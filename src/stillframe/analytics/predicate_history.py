@@ -91,7 +91,7 @@ class Unevaluable(msgspec.Struct, frozen=True):
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
-    """How many snapshots of an epoch were evaluated, and in which it held first, if in any."""
+    """The number of evaluated snapshots of an epoch, and the first in which the predicate held."""
 
     epoch: int
     snapshot_count: int

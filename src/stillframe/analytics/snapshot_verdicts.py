@@ -51,8 +51,8 @@ _CHANNEL_COLUMNS = ["source", "target", "sent_count", "received_count", "message
 
 
 class Topology(NamedTuple):
-    """What is expected of the snapshots of one topology; `full` and `changes` are the files, in the
-    order of a manifest, of full and of incremental snapshots."""
+    """The requirements for the snapshots of one topology. `full` and `changes` are the files, in
+    the order of a manifest, of full and of incremental snapshots."""
 
     processes: list[str]
     channels: list[tuple[str, str]]
@@ -61,8 +61,8 @@ class Topology(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What is expected of each snapshot of a store: format, name and greatest length of a manifest,
-    and the topologies by hash."""
+    """The requirements for each snapshot of a store: format, name and greatest length of a
+    manifest, and the topologies by hash."""
 
     format: int
     manifest: str

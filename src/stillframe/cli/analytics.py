@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from stillframe.analytics.predicate_history import Summary, Unevaluable
 
 ROW_COUNT_MAX = 20
-"""So many rows of a table are shown, the ones that matter most; JSON has all."""
+"""Maximum rows of a table that are printed: the ones that matter most. JSON has all."""
 Fields = dict[str, Any]
 PATH_COUNT_MAX = 5
-"""So many ways of markers are shown, the slowest."""
+"""Maximum paths of markers that are printed: the slowest."""
 HISTORY_COLUMNS: output.Columns[Fields] = {
     "snapshot": itemgetter("snapshot"),
     "initiated": lambda row: quantities.moment(row["initiated_at"].timestamp()),

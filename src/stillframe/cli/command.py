@@ -1,13 +1,13 @@
-"""What every command has: options, exit codes, and errors as one sentence on stderr.
+"""The shared part of all commands: options, exit codes, and errors as one sentence on stderr.
 
-The modules of commands import what is heavy (pyarrow, the event loop), and are imported themselves
-only when one of their commands is called: ``--help`` needs their names and short helps alone.
+The modules of commands import heavy modules (pyarrow, the event loop). They are imported themselves
+only when one of their commands is called: ``--help`` needs only their names and short helps.
 
 0    yes, or done
 1    a failure or a no: damaged, not consistent, different, abandoned
-2    wrong usage, wrong input, or something that is needed is not there
+2    usage error, wrong input, or a missing dependency
 101  a bug in stillframe
-141  whoever read stdout is gone (``| head``)
+141  the reader of stdout has closed it (``| head``)
 """
 
 import contextlib

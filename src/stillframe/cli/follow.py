@@ -119,8 +119,8 @@ def follow(
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM came: an exception would break off what Spark is being asked, and
-    leave a Java process behind that is being started."""
+    """A flag that Ctrl-C or SIGTERM sets. An exception would interrupt a call to Spark, and leave
+    behind a Java process that is being started."""
 
     def __init__(self) -> None:
         self.is_asked = False
@@ -136,10 +136,10 @@ def _wait(
     stop: Stop,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Let the query go on until it ends, it has followed for so long, or somebody says stop.
+    """Wait until the query ends, its time is over, or `stop` is set.
 
-    Ctrl-C reaches the processes that evaluate as well: that the query fails for want of them is no
-    error then, and what they were evaluating is not done for Spark.
+    Ctrl-C reaches the processes that evaluate, too. That the query fails without them is no error
+    then, and Spark regards their tasks as not done.
     """
     from pyspark.errors import PySparkException  # noqa: PLC0415 - it is there
 

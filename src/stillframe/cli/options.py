@@ -11,7 +11,7 @@ from stillframe.protocol.policy import Policy
 
 
 def keep_option(what: str, *, least: int = 1) -> Any:
-    """Return the option ``--keep N``, of which `what` says what it removes."""
+    """Return the option ``--keep N``; `what` describes the things that it removes."""
     return option("N", what, "--keep", min=least)
 
 
@@ -65,7 +65,7 @@ MASTER = option(
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotOptions:
-    """When a system that is started takes snapshots, and what becomes of those that fail."""
+    """Options for the snapshots of a system that is started, and for failed ones."""
 
     interval: str = option(
         "DURATION",
@@ -100,7 +100,8 @@ class SnapshotOptions:
 
 @dataclasses.dataclass(frozen=True)
 class TraceOptions:
-    """What processes write of themselves; elsewhere into directories of the same names."""
+    """Options for the traces that processes write; on other machines into directories of the same
+    names."""
 
     event_log: Path | None = event_log_option("Write an event log of every process into DIR.")
     fragment_dir: Path | None = option(
@@ -111,7 +112,7 @@ class TraceOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementOptions:
-    """What of a system is on this machine, and how the others reach it."""
+    """Options for the processes on this machine, and for how the others connect to it."""
 
     listen: str | None = option(
         "ADDRESS[:PORT]",
@@ -129,7 +130,7 @@ class PlacementOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ViewOptions:
-    """What ``view`` shows of a trace, a script or a store, and where to."""
+    """Options of ``view``: the part of a trace, script or store to show, and the output."""
 
     out: Path | None = option(
         "FILE",

@@ -23,7 +23,7 @@ _IS_JSON = ContextVar("_IS_JSON", default=False)
 JSON_VERSION = 1
 """Version of ``docs/json.md``, which says when it is raised."""
 VALUE_LENGTH_MAX = 60
-"""So many characters of a value are shown in a table; JSON has it whole."""
+"""Maximum characters of a value in a table; JSON has it whole."""
 _UNLIMITED_COLUMNS = 100_000
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]

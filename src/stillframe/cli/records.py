@@ -117,9 +117,9 @@ def _check(log: Path, epoch: int | None) -> None:
 def _find(
     spark: "SparkSession", log: Path, published: Published | None, epoch: int | None
 ) -> Fields:
-    """Return the verdict over an event log: ``ok`` if no snapshot is inconsistent, nothing is wrong
-    with the log itself, and every snapshot of the store, if one was given, is whole and in the log
-    to its end; else `verdict` names the first thing that is wrong. `snapshots` has a row for each
+    """Return the verdict over an event log. It is ``ok`` if no snapshot is inconsistent, nothing is
+    wrong with the log itself, and every snapshot of the store, if one was given, is whole and
+    logged to its end. Otherwise `verdict` names the first problem. `snapshots` has a row for each
     (``log_verification.verdicts``), and one without a name for the log itself."""
     from stillframe.analytics import log_verification, verified_parquet  # noqa: PLC0415 - PySpark is there now
     from stillframe.analytics.audit import invalid_snapshots  # noqa: PLC0415

@@ -52,15 +52,15 @@ SOMETIMES = {
 
 
 class Rules(StrEnum):
-    """Which recording rules are followed."""
+    """The recording rules to follow."""
 
     CHANDY_LAMPORT = "chandy-lamport"
     LAI_YANG = "lai-yang"
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What one run writes besides its steps: the file `trace`, which must not be one of the
-    `inputs`, and the proof of the snapshot `prove`."""
+    """Additional output of a run: the file `trace`, which must not be one of the `inputs`, and the
+    proof of the snapshot `prove`."""
 
     trace: Path | None = None
     prove: str | None = None
@@ -137,7 +137,7 @@ def script(
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What is simulated, as the options say it."""
+    """The system to simulate, as the options describe it."""
 
     topology: str | None
     network: Network

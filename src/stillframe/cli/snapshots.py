@@ -45,11 +45,11 @@ from stillframe.store.tables import DecodedMessage, fields_of, messages_of
 from stillframe.topology import Description, Topology
 
 MESSAGE_COUNT_MAX = 3
-"""So many messages of a channel are shown."""
+"""Maximum messages of a channel that are printed."""
 BOOKS_COLUMNS = ("channel", "sent", "received", "in channel")
 BOOKS_COUNTS = ("sent_count", "received_count", "message_count")
 AGAIN_S = 0.5
-"""So long after one answer the system is asked again, in seconds."""
+"""Interval between polls of a system, in seconds."""
 
 LIST_COLUMNS: output.Columns[SnapshotEntry] = {
     "snapshot": attrgetter("id"),
@@ -327,7 +327,7 @@ def _outcome(path: Path, snapshot: SnapshotId) -> str:
 
 
 def _put_changes(shown: Shown, announced: dict[SnapshotId, str], now: float) -> None:
-    """Write a line for each snapshot of which something other than the time has changed."""
+    """Print a line for each snapshot that has changed apart from its time."""
     for one in shown:
         # As of the same moment for all polls, so that the words change with the causes alone.
         words = "; ".join((*one.missing, *one.sentences(0.0)))
@@ -534,8 +534,9 @@ def said_of_now(
     broken: tuple[predicate.Evaluation, predicate.Evaluation] | None,
     snapshot_count: int,
 ) -> tuple[dict[str, Any], str]:
-    """Return what the evaluations of a predicate in the present epoch say of now, as JSON and as a
-    sentence after yes or no: one to be shown, the first that held, and two that do not agree."""
+    """Return whether a predicate holds now, according to its evaluations in the present epoch. The
+    result is JSON and a sentence to follow yes or no; both name the evaluation to show, the first
+    in which it held, and two that contradict each other."""
     document = {
         "predicate": name,
         "holds": since is not None and broken is None,

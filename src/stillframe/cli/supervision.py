@@ -286,7 +286,7 @@ class StopSignals:
 
 class StopCondition:
     """Evaluates a stable predicate, named as ``detect`` takes it, for each snapshot of the store at
-    `path`, in a thread of its own: the system does not wait for it when it stops."""
+    `path`. It does so in a separate thread, and the system does not wait for it when it stops."""
 
     def __init__(self, name: str, path: Path, topology: Topology) -> None:
         self.name = name

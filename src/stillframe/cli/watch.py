@@ -128,8 +128,8 @@ def _trace_builder(store: Store, otlp: str | None) -> Iterator["TraceBuilder | N
 
 
 def token_for(address: Address, file: Path | None) -> str | None:
-    """Return the token that a page served at `address` asks for: the one in `file`, which is made
-    if it is not there; without a file a new one, and none on loopback."""
+    """Return the token that a page served at `address` requires: the one in `file`, which is
+    created if it does not exist. Without a file it is a new one, and None on loopback."""
     if file is None:
         return None if address.is_loopback else secrets.token_urlsafe(TOKEN_BYTES)
     try:

@@ -235,7 +235,7 @@ NO_DEADLOCK = "no processes keep each other blocked"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether a predicate holds in a snapshot, and a sentence for the user."""
+    """The verdict over a predicate in a snapshot: whether it holds, and a sentence for the user."""
 
     holds: bool
     sentence: str

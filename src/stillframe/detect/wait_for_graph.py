@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 STEP_COUNT_MAX = 2_000_000
-"""Maximum waits followed in search of short cycles, then of longer ones, then of any: the shortest
-found by then is reported, which among many thousands need not be the shortest of all."""
+"""Maximum waits followed in each search: for short cycles, then for longer ones, then for any. The
+shortest cycle found by then is reported; among many thousands a shorter one may exist."""
 
 
 class Graph(NamedTuple):

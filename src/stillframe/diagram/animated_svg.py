@@ -30,7 +30,7 @@ def draw(
     step_count_max: int = layout.STEP_COUNT_MAX,
 ) -> str:
     """Return the diagram of all steps, with the cuts to choose from, as the text of an SVG element
-    without a style; a UsageError says that the trace has no such snapshot, cut or step."""
+    without a style. UsageError if the trace has no such snapshot, cut or step."""
     wanted = choices or [Choice()]
     found: dict[tuple[int, Any, str | None], list[list[_Span]]] = {}
     for number, choice in enumerate(wanted):

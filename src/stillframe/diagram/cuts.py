@@ -33,15 +33,15 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Crossing(NamedTuple):
-    """Where a cut crosses the lines of the processes that reach it: how many events of each are
-    before it, and after how many steps of the trace each has reached it."""
+    """The points where a cut crosses the lines of the processes that reach it. Each has the number
+    of its process's events before the cut, and of the steps of the trace until it is reached."""
 
     counts: dict[ProcessId, int]
     reached: dict[ProcessId, int]
 
 
 class ChannelRecording(msgspec.Struct, frozen=True):
-    """What is recorded of a channel, from step `begin` to step `end`, counted from 1; None: never.
+    """The recording of a channel, from step `begin` to step `end`, counted from 1; None: never.
 
     `caught` is what it holds, with the step in which each message came, or None if it did not.
     `orphans` were accepted before the cut and sent after it: no contents are possible.
@@ -54,8 +54,8 @@ class ChannelRecording(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """What is recorded for a cut: how many events of each process are before it, after how many
-    steps each has reached it (those that do not are missing), and what of each channel."""
+    """The recording of a cut. It has the number of events of each process before it, the number of
+    steps until each has reached it (missing if it does not), and the recording of each channel."""
 
     whites: Cut
     reached: dict[ProcessId, int]
@@ -81,8 +81,8 @@ class StyledCut(msgspec.Struct, frozen=True):
     orphans: tuple[MessageId, ...]
 
     def has_reached(self, process: ProcessId, step_count: int) -> bool:
-        """Return whether `process` is known to have reached the cut after so many steps of the
-        window; after all of them, whatever comes later is known, too."""
+        """Return whether `process` is known to have reached the cut after `step_count` steps of the
+        window. After all of them, the steps that follow are known, too."""
         reached = self.reached.get(process)
         return reached is not None and (reached < step_count or step_count == self.end)
 
@@ -99,9 +99,10 @@ def snapshot_name(snapshot: SnapshotId) -> str:
 def style_cuts(
     trace: Trace, window: Window, *, snapshot: SnapshotId | None, cuts: Sequence[Cut]
 ) -> tuple[list[StyledCut], StyledCut | None]:
-    """Return the cuts of all snapshots that take a step in the window, of `snapshot`, and `cuts`;
-    and which of them the diagram is about: `snapshot`, else the first of `cuts`, else the only
-    snapshot. A UsageError says that the trace has no such snapshot, or cannot have such a cut."""
+    """Return the cuts of all snapshots that take a step in the window, of `snapshot`, and `cuts`.
+    The second value is the cut that the diagram is about: `snapshot`, else the first of `cuts`,
+    else the only snapshot. UsageError if the trace has no such snapshot, or cannot have such a cut.
+    """
     in_window = {step.snapshot for step in window.steps if isinstance(step, MarkerStep)}
     shown = [name for name in trace.snapshots if name in in_window or name == snapshot]
     if snapshot is not None and snapshot not in shown:
@@ -144,8 +145,8 @@ def style_cuts(
 
 
 def find_crossings(trace: Trace, choices: Sequence[Choice]) -> list[Crossing]:
-    """Return where each of some cuts crosses the lines of `trace`, in one pass over its steps; a
-    UsageError says that the trace has no such snapshot, or cannot have such a cut."""
+    """Return where each of some cuts crosses the lines of `trace`, in one pass over its steps.
+    UsageError if the trace has no such snapshot, or cannot have such a cut."""
     found = [Crossing({}, {}) for _ in choices]
     user_cuts: list[Crossing] = []
     of_snapshot: dict[SnapshotId, Crossing] = {}

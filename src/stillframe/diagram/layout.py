@@ -59,7 +59,7 @@ def lay_out(
     first: int = 1,
     step_count_max: int = STEP_COUNT_MAX,
 ) -> Diagram:
-    """Return the diagram of `trace` after so many of the steps that are shown, or all of them.
+    """Return the diagram of `trace` after `step_count` of the steps that are shown, or all of them.
 
     What `snapshot` recorded is circled, and the messages that it caught are thick; None: the first
     of `cuts`, else the snapshot if there is only one. A UsageError says that the trace has no such
@@ -101,8 +101,8 @@ def left_out(trace: Trace, shown: window.Window) -> str:
 
 
 class Plan:
-    """Everything that the diagrams of a sequence share; a subclass can replace the texts, such as
-    for a diagram of a part of an execution."""
+    """The shared part of the diagrams of a sequence. A subclass can replace the texts, such as for
+    a diagram of a part of an execution."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Plan:
         )
 
     def legend_rows(self, step_count: int) -> Iterator[Row]:
-        """Yield the legend after so many steps; a row that is in one is still in the next."""
+        """Yield the legend after `step_count` steps; a row of one is also in the next."""
         links = self.window.messages, self.window.markers
         if self._is_sequence or any(link.came is None for some in links for link in some):
             yield Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")

@@ -39,8 +39,8 @@ NAME_EVERY = 1500.0
 """A line that is longer has its process's name also at the right, and in between."""
 WIDTH_WISHED = 1800.0
 TIGHTNESS = ((28, 44.0, False), (16, 38.0, False), (10, 34.0, False), (12, 32.0, True))
-"""How many letters a label may have, how far layers are apart, and whether labels are on both sides
-of a line in turn: the first with which the picture becomes as narrow as wished, else the last."""
+"""Maximum letters of a label, distance of layers, and whether labels alternate between both sides
+of a line. The first entry that makes the picture narrow enough is used, else the last."""
 BENDS = (0.0, 12.0, -12.0, 24.0, -24.0, 40.0, -40.0)
 CLEARANCE = 7.0
 STUB_WIDTH = 24.0
@@ -51,7 +51,7 @@ STUB_WIDTH_MAX = STUB_WIDTH + STUB_STEP * (STUB_COUNT - 1)
 
 
 class Place(NamedTuple):
-    """Where a step is, and its label."""
+    """The place of a step, and its label."""
 
     x: float
     y: float
@@ -59,8 +59,8 @@ class Place(NamedTuple):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """The room that a step needs, in pixels: its radius, and how far its label, which is above the
-    line or below it, reaches to the left and right of its x."""
+    """The room that a step needs, in pixels: its radius, and how far its label, above or below the
+    line, extends to the left and right of its x."""
 
     radius: float
     left: float
@@ -148,7 +148,7 @@ class Scene(Rows):
             free_from = right
 
     def drawn(self, link: AnyLink, path: Path, step_count: int) -> tuple[Path, Extent] | None:
-        """Return the visible part of the arrow `path` of `link` after so many steps, if any."""
+        """Return the visible part of the arrow `path` of `link` after `step_count` steps."""
         has_come = link.came is not None and link.came < step_count
         if link.sent is None:
             return (path, Extent.ENTERING) if has_come else None

@@ -46,7 +46,7 @@ class Path(msgspec.Struct, frozen=True):
 
 
 class Extent(enum.Enum):
-    """How much of an arrow lies in the diagram."""
+    """The part of an arrow that lies in the diagram."""
 
     WHOLE = "whole"
     LEAVING = "leaving"
@@ -164,10 +164,10 @@ class LegendRow(msgspec.Struct, frozen=True):
 
 
 class Diagram(msgspec.Struct, frozen=True):
-    """A space-time diagram; title and description are for those who cannot see it.
+    """A space-time diagram; title and description are for readers who cannot see it.
 
-    Notices say what was cut off, and which diagram of a sequence it is. `is_crowded`: there are so
-    many lines that arrows have to be fine.
+    Notices name the parts that were cut off, and the place of the diagram in a sequence.
+    `is_crowded`: the lines are close together, so arrows are fine.
     """
 
     width: float

@@ -20,9 +20,9 @@ _ADVANCE_WIDE = 1.3
 
 
 def clean(text: str, *, char_count_max: int) -> str:
-    """Return `text` on one line and not longer than allowed: control characters, changes of the
-    writing direction and lone surrogates become a space or nothing, and an ellipsis stands for what
-    was cut off."""
+    """Return `text` on one line and not longer than allowed. Control characters, changes of the
+    writing direction and lone surrogates become a space or nothing, and an ellipsis replaces the
+    rest of a text that is too long."""
     if text.isprintable() and len(text) <= char_count_max and text == " ".join(text.split()):
         return text
     shown: list[str] = []

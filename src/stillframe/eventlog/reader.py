@@ -35,11 +35,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose log a segment is part of, and what came before it.
+    """The header of a segment: the log that it is part of, and the counts before it.
 
     `number` is that of this segment among those of the process in that epoch, from 1. Before its
-    first row are `event_count` actions, lost ones included, and so many messages `sent` to each
-    target and `received` from each source. `lost_count` of these actions, the last, are in no
+    first row are `event_count` actions, lost ones included, and the numbers of messages `sent` to
+    each target and `received` from each source. The last `lost_count` of these actions are in no
     segment: there was no time or no room to write them.
     """
 

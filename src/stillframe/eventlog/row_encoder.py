@@ -46,8 +46,8 @@ class StepRow(NamedTuple):
 
 
 class ChannelCounts(NamedTuple):
-    """What a process had done at some point: the number of its actions, and of messages received
-    from each source and sent to each target."""
+    """The counts of a process at some point: its actions, and the messages received from each
+    source and sent to each target."""
 
     event_count: int
     received: dict[ProcessId, int]
@@ -57,8 +57,8 @@ class ChannelCounts(NamedTuple):
 class RowEncoder:
     """Gives the channels of a process their codes, and makes record batches of its codes.
 
-    `accepting` are the codes by source, `sending` by target. With so many channels that not all
-    codes are bytes, it `is_wide`.
+    `accepting` are the codes by source, `sending` by target. It `is_wide` if there are too many
+    channels for codes of one byte.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class RowEncoder:
     def batch(
         self, packed: bytes, steps: Sequence[StepRow], before: ChannelCounts
     ) -> tuple[pa.RecordBatch, ChannelCounts]:
-        """Return the packed codes of whole actions as rows, and what the process had done after
-        them; `before` is what it had done before, and `steps` are the values of the step rows
-        among them, in order."""
+        """Return the packed codes of whole actions as rows, and the counts of the process after
+        them. `before` are its counts before them, and `steps` are the values of the step rows among
+        them, in order."""
         code_type = pa.int32() if self.is_wide else pa.uint8()
         count = len(packed) // code_type.byte_width
         coded = pa.Array.from_buffers(code_type, count, [None, pa.py_buffer(packed)])

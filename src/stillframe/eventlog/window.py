@@ -42,8 +42,8 @@ class NotInLog(UsageError):
 
 
 class WindowRequest(NamedTuple):
-    """What to read around the cut: the `nearest` events before it and after it, and, by channel,
-    the events that sent and accepted some messages."""
+    """The rows to read around the cut: the `nearest` events before it and after it, and, by
+    channel, the events that sent and accepted some messages."""
 
     nearest: int
     messages: Mapping[Channel, Sequence[range]]
@@ -63,9 +63,8 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 def read_window(log: Path, snapshot: Snapshot, wanted: WindowRequest) -> dict[ProcessId, Lane]:
-    """Return the log of each process around its cut; raises as ``list_segments``, and NotInLog if
-    the cut of a process that took part is not there: not yet, no longer, or it was never written.
-    """
+    """Return the log of each process around its cut. Raises as ``list_segments``, and NotInLog if
+    the log does not contain the cut of a process that took part: not yet, no longer, or never."""
     found = groupby(list_segments(log, snapshot.epoch), key=lambda segment: segment.header.process)
     files = {process: list(own) for process, own in found}
     names = [s.process for s in snapshot.state.processes if s.process not in snapshot.excluded]
@@ -129,8 +128,9 @@ class _Reading:
         return found
 
     def _read(self, splits: list[_Split], index: int, cut: int) -> pa.Table:
-        """Return the rows around the cut, which is row `cut` of the split at `index`: with splits
-        before it until there is enough context, and after it until all markers have arrived."""
+        """Return the rows around the cut, which is row `cut` of the split at `index`. Splits before
+        it are included until there is enough context, and splits after it until all markers have
+        arrived."""
         tables = splits[index].tables()
         after_count = sum(map(len, tables)) - cut
         marker_count = len(self._places(tables, MARKER_ACCEPTED))

@@ -85,8 +85,8 @@ RECEIVING_LATER = (
 
 
 class LoggedStep(NamedTuple):
-    """One step of a process in the snapshot, as the log has it: how many actions the process had
-    done before, and the numbers of the messages recorded on the marker's channel, if it was."""
+    """One step of a process in the snapshot, as the log has it. It has the number of the process's
+    actions before, and the numbers of the messages recorded on the marker's channel, if it was."""
 
     step: MarkerStep
     event_count: int
@@ -111,7 +111,7 @@ class CutDiagram(msgspec.Struct, frozen=True):
 
 def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
     """Return the diagram of the cut of `snapshot`, if possible from the event log in the directory
-    `log`; UsageError, Damaged and OSError say that there is none, or that it cannot be read."""
+    `log`. Raises UsageError, Damaged or OSError if there is none, or it cannot be read."""
     note = WITHOUT_LOG
     if log is not None:
         try:
@@ -175,8 +175,8 @@ def _marker_steps(process: ProcessId, lane: Lane) -> Iterator[LoggedStep]:
 
 
 def _in_order(steps: list[LoggedStep]) -> list[LoggedStep]:
-    """Return steps in the order of their times, as far as that is possible: the clocks of two
-    machines may say of a marker that it came before it was sent."""
+    """Return steps in the order of their times, as far as possible. By the clocks of two machines a
+    marker may have arrived before it was sent."""
     waiting = sorted(steps, key=lambda logged: logged.step.at or 0.0)
     recorded: set[ProcessId | None] = {None}
     ordered: list[LoggedStep] = []

@@ -34,9 +34,9 @@ LABELS_MAX = 8
 
 
 class Story(msgspec.Struct, frozen=True):
-    """The description of an execution: for each step that is shown what was done by which rule, and
-    in further lines what ended with it; what people call a message; and what a process recorded for
-    a snapshot, as far as that is known."""
+    """The description of an execution. It has a line for each step that is shown, with its rule,
+    and further lines for what ended with it; the names of messages for readers; and the records of
+    each process for a snapshot, as far as they are known."""
 
     trace: Trace
     lines: tuple[tuple[str, ...], ...]
@@ -73,8 +73,8 @@ def trace_story(trace: Trace, shown: window.Window) -> Story:
 
 
 def state_after(trace: Trace, process: ProcessId, event_count: int) -> str:
-    """Return the state of `process` after so many events as far as a trace knows it: which they
-    were, if they have names and are few."""
+    """Return the state of `process` after `event_count` events as far as a trace knows it: the
+    names of these events, if they have names and are few."""
     labels = [event.label for event in trace.lines[process][:event_count]]
     if len(labels) <= LABELS_MAX and all(labels):
         return f"{{{', '.join(labels)}}}"

@@ -98,9 +98,9 @@ def scrubber_document(
 
 
 def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, int]:
-    """Return the execution of the application alone, or, with its markers, timed by its steps; the
-    unit of its time, ``TICK`` or ``STEP``; and whether the snapshot is initiated after what the
-    application does at that time, 1, or before it, -1."""
+    """Return the execution of the application alone, or, with its markers, timed by its steps. The
+    second value is the unit of its time, ``TICK`` or ``STEP``. The third is 1 if the snapshot is
+    initiated after the application's action of that time, and -1 if before it."""
     again = None if played is None else _played_without_snapshot(played)
     if again is not None:
         plain = again.world.trace()
@@ -112,8 +112,8 @@ def without_snapshot(trace: Trace, played: Played | None) -> tuple[Trace, str, i
 
 
 def _is_beside(trace: Trace, plain: Trace) -> bool:
-    """Return whether the snapshot in `trace` kept nothing waiting that is in `plain`, and whatever
-    a cut or a marker divides is in different ticks, or before it: so the clock says all of it."""
+    """Return whether the clock alone describes the snapshot in `trace`. It does if the snapshot
+    delayed nothing that is in `plain`, and no cut or marker divides the steps of one tick."""
     if {p: e.at for p, e in trace.positions()} != {p: e.at for p, e in plain.positions()}:
         return False
     cuts, came = set[tuple[ProcessId, float | None]](), set[tuple[Channel, float | None]]()

@@ -69,8 +69,7 @@ def snapshot_document(
     store: StoreReader, snapshot: SnapshotId, *, log: Path | None = None
 ) -> dict[str, Any]:
     """Return the document of the page of a snapshot, verified, with its cut from the event log in
-    the directory `log` if there is one; what is raised is as of ``StoreReader.load`` and
-    ``cut_diagram.load``."""
+    the directory `log` if there is one. Raises as ``StoreReader.load`` and ``cut_diagram.load``."""
     entry, loaded = store.entry(snapshot), store.load(snapshot)
     description = store.description_of(snapshot)
     cut = cut_diagram.load(loaded, log)
@@ -269,8 +268,9 @@ def _keys(before: dict[Any, Any], after: dict[Any, Any], budget: Budget) -> dict
 def pipeline_snapshot_document(
     manifest: Manifest, *, is_current: bool, root: Path | None = None
 ) -> dict[str, Any]:
-    """Return the document of the page of a published snapshot, with the first records that were on
-    each channel if the pipeline at `root` is given; a restore goes back to the current one."""
+    """Return the document of the page of a published snapshot. It has the first records in transit
+    on each channel if the pipeline at `root` is given. A restore would start from the current one.
+    """
     budget = Budget(STATE_CHARS_MAX)
     fragments = [_participant(fragment, budget) for fragment in budget.limit(manifest.fragments)]
     records = Budget(STATE_CHARS_MAX)

@@ -129,7 +129,7 @@ def _state_versions(checkpoint: Path) -> Iterator[int]:
 
 
 def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
-    """Return whether a checkpoint has the same plan of a micro-batch as a pinned one; True as well
+    """Return whether a checkpoint has the same plan of a micro-batch as a pinned one. True as well
     if Spark has deleted the plan because it is old, or if the snapshot was dropped."""
     path = Path(_OFFSETS) / str(batch)
     try:

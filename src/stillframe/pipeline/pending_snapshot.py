@@ -73,9 +73,9 @@ class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one participant recorded: its state, its position on each log that it reads, and that of
-    the barrier on each log that it writes. `system` names the system that it is a process of.
-    `failure` explains why its state could not be recorded; None if it was."""
+    """The recording of one participant: its state, its position on each log that it reads, and that
+    of the barrier on each log that it writes. `system` names the system if the participant is a
+    process of one. `failure` explains why its state could not be recorded; None if it was."""
 
     format: int = FORMAT
     snapshot: SnapshotId

@@ -88,8 +88,9 @@ class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def books(self) -> Iterator[tuple[str, int, int]]:
-        """Yield for each partition its name and the numbers of records between which its books
-        must balance: received and sent, or the reverse if the target has read past the barrier."""
+        """Yield for each partition its name and the numbers of records between which its books must
+        balance. They are those received and sent, or the reverse if the target has read past the
+        barrier."""
         before, after, note = self.received_counts, self.sent_counts, ""
         if self.position > self.barrier:
             before, after = after, before

@@ -38,9 +38,10 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):
-    """The status of a service, as far as the disk says: whether it joined in this epoch, or was
-    restored; whether its state is on the disk, because it left, or has not joined since a restore;
-    its current or last reported positions, and since when, in seconds since 1970."""
+    """The status of a service, as far as the disk shows it. It says whether the service joined in
+    this epoch, or was restored; whether its state is on the disk, because it left or has not joined
+    since a restore; its current or last reported positions, and since when, in seconds since 1970.
+    """
 
     has_joined: bool
     has_state: bool
@@ -132,8 +133,8 @@ def _died(name: str) -> NotAtRest:
 def record_stopped(
     root: Path, metadata: Metadata, request: Request, name: str
 ) -> ParticipantFragment | None:
-    """Record a participant that no program runs; None if one does, or if it is not its turn yet,
-    and NotAtRest if what is on the disk is not its state."""
+    """Record a participant that no program runs. None if a program runs it, or its turn has not
+    come; NotAtRest if the disk does not have its state."""
     lock = participant_lock(root, name)
     if not lock.try_acquire():
         return None

@@ -26,7 +26,7 @@ from stillframe.errors import NotConsistent
 
 
 class Mode(enum.Enum):
-    """How a snapshot of a dataflow is taken; the value is its name on the command line."""
+    """The kind of a snapshot of a dataflow; the value is its name on the command line."""
 
     ALIGNED = "aligned"
     UNALIGNED = "unaligned"
@@ -37,9 +37,9 @@ class Mode(enum.Enum):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Where a participant stands on one incoming channel: `position` is the number of the next item
-    that it would read, with every one before it accounted for in its state. `barrier` is that of
-    the snapshot's barrier on the log, None while it is not there yet."""
+    """The position of a participant on one incoming channel. `position` is the number of the next
+    item that it would read, with every one before it accounted for in its state. `barrier` is that
+    of the snapshot's barrier on the log, None while it is not there yet."""
 
     position: int
     barrier: int | None

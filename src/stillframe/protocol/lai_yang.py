@@ -74,8 +74,8 @@ class CountingMarker(Marker, frozen=True):
 
 
 class _Numbers:
-    """Which numbers have come on a channel: all up to a low-water mark, and some above it. So
-    memory is bounded by the disorder. A number that never comes would keep all later ones here:
+    """The numbers that have arrived on a channel: all up to a low-water mark, and some above it. So
+    memory is bounded by the disorder. A number that never arrives would keep all later ones here:
     channels may disorder messages, not lose them."""
 
     def __init__(self, count: int) -> None:
@@ -109,7 +109,7 @@ class _Numbers:
 
 
 class _Counts:
-    """What is known of one channel in one snapshot."""
+    """The counts of one channel in one snapshot."""
 
     def __init__(self, received: _Numbers) -> None:
         self.white_count = received.count
@@ -199,9 +199,9 @@ class LaiYangRecorder(Recordings[_ColourRecording]):
         return self._colour
 
     def meet(self, colour: Colour) -> list[Effect]:
-        """Take the colour of a message that is about to be delivered to the application: the state
-        is recorded now for each snapshot of it for which this process is still white. Those that
-        have ended here change nothing."""
+        """Take the colour of a message that is about to be delivered to the application. The state
+        is recorded now for each of the message's snapshots for which this process is still white.
+        Snapshots that have ended here change nothing."""
         return [effect for snapshot in colour for effect in self.initiate(snapshot)]
 
     def receive(self, source: ProcessId, batch: Batch, colour: Colour) -> list[Effect]:

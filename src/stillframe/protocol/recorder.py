@@ -52,7 +52,7 @@ class Phase(enum.Enum):
 
 
 class Stimulus(enum.Enum):
-    """What can happen to a recording."""
+    """An event that affects a recording."""
 
     INITIATE = "initiate"
     MARKER = "marker"
@@ -111,9 +111,8 @@ Effect = SendMarker | Recorded | NotRecorded
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a process is with a snapshot: its state and counts of messages at its cut, and what
-    was recorded so far of the channels whose markers are `awaited`, and of those that are `closed`.
-    """
+    """The progress of a snapshot at a process. It has the state and counts of messages at the cut,
+    and the recordings so far: of channels whose markers are `awaited`, and of those `closed`."""
 
     state: ProcessState
     sent_counts: dict[ProcessId, int]

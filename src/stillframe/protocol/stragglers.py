@@ -104,7 +104,7 @@ def _is_bounded(quantities: dict[str, int | float] | str) -> bool:
 
 
 class Cause(enum.Enum):
-    """Why a fragment of a snapshot is missing; the first of them explain most."""
+    """The reason why a fragment of a snapshot is missing; the first of them explain most."""
 
     SILENT = "silent"
     BUSY = "busy"

@@ -284,7 +284,7 @@ class ChunkBuffer:
 
 
 class LaunchSpec(msgspec.Struct, frozen=True):
-    """What a child process must know, as one line of JSON on its standard input.
+    """The configuration of a child process, as one line of JSON on its standard input.
 
     `supervisor` watches over it, and `orphaned_s` is how long it runs without a coordinator, in
     seconds. `pipeline` is the directory of the pipeline in which this process is a service, and

@@ -24,8 +24,8 @@ _START_TICKS = 19
 _STOPPED = b"T"
 END_TIMEOUT_S = 10.0
 PROGRAM_FILE_COUNT = 64
-"""How many files a program of a system has open at most, besides those of its processes and
-channels: its event loop, log, fragments and store take up to 32, and the application the rest."""
+"""Maximum open files of a program of a system, besides those of its processes and channels. Its
+event loop, log, fragments and store take up to 32, and the application the rest."""
 
 
 class OsProcess(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class OsProcess(msgspec.Struct, frozen=True):
 
 def require_open_files(count: int, what: str) -> None:
     """Let this program, and those that it starts from now on, have `count` files open, because
-    `what` needs them: raises the soft limit if the hard one is enough, else a UsageError."""
+    `what` needs them. The soft limit is raised if the hard one is enough; otherwise UsageError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= count or soft == resource.RLIM_INFINITY:
         return

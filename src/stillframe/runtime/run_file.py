@@ -1,4 +1,4 @@
-"""How a running system is found: the run file ``running.json`` in its store.
+"""The run file ``running.json`` in a store, by which a running system is found.
 
 Only the owner may read it: it holds the secret of the run.
 """
@@ -28,7 +28,7 @@ _TMPDIR_LENGTH_MAX = 70
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a running system can be reached, and what is left of it if its supervisor is gone.
+    """The addresses of a running system, and the processes that remain if its supervisor has died.
 
     `coordinator` is its address, for processes that join or come back, and `has_tls` says whether
     they need certificates. `commands` is the path of the admin socket. `directory` identifies the

@@ -40,8 +40,8 @@ TIMEOUT_MS = 10.0
 BATCH_COUNT_MAX = 3
 """How many messages that one action sends to one target travel together at most."""
 TIMEOUT_DELAY_COUNT = 15
-"""A snapshot of up to five processes in a row takes fewer of the longest delays than this, when
-nothing else goes wrong: so a deadline after them is missed only if something did."""
+"""Longest delays until the deadline of a snapshot. A snapshot of up to five processes in a row
+takes fewer of them when nothing else goes wrong. So a deadline is missed only if something did."""
 CHUNK_COUNT = 20
 """How many seeds one task takes."""
 EVENT_INDENT = " " * 14
@@ -220,7 +220,7 @@ def _check_liveness(scheduler: RandomScheduler) -> Violation | None:
 
 
 class Tally(msgspec.Struct):
-    """What came of many seeds.
+    """The results of many seeds.
 
     Of the snapshots that ended `inconsistent_count` were abandoned because their parts contradicted
     each other. `refused_count` runs ended early because the rules found something wrong with a

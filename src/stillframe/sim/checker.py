@@ -487,7 +487,8 @@ def _missing_notices(world: World, points: Sequence[Snapshot]) -> Violation | No
 
 
 def _notices(epoch: Epoch) -> Iterator[tuple[int, ProcessId, str]]:
-    """Yield each notice of a publication: after how many steps, to whom, and of which snapshot."""
+    """Yield each notice of a publication: the number of steps before it, its process, and its
+    snapshot."""
     for count, step in enumerate(epoch.steps):
         if isinstance(step, Event) and step.handler == PUBLISHED:
             yield count, step.process, _published_name(step)

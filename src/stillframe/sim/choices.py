@@ -96,7 +96,7 @@ class Connect(_Choice, frozen=True):
 
 
 class Partition(_Choice, frozen=True):
-    """Nothing arrives any more between these processes and all others."""
+    """A partition: messages no longer arrive between these processes and all others."""
 
     form = "partition {processes}"
     processes: tuple[ProcessId, ...]
@@ -167,7 +167,8 @@ def write_arguments(arguments: tuple[Any, ...]) -> str:
 
 
 class _Field(NamedTuple):
-    """How the value of a field is written: the pattern of its text, and functions for both ways."""
+    """The notation for the value of a field: the pattern of its text, and functions for both
+    directions."""
 
     pattern: str
     read: Callable[[str], Any] = str

@@ -351,8 +351,9 @@ def _cuts(world: World) -> Iterator[tuple[SnapshotId, Trace]]:
 
 
 def _is_at(world: World, cut: Cut) -> tuple[Trace, CutPredicate]:
-    """Return the trace with recording steps as events and markers as messages, since they bind the
-    order of what happened, too; and whether the events proper of a cut of it are those of `cut`."""
+    """Return the trace with recording steps as events and markers as messages, since they constrain
+    the order, too. The second value tells whether the application's events of a cut of it are those
+    of `cut`."""
     events: list[Event] = []
     event_counts: dict[ProcessId, list[int]] = {process: [0] for process in world.runners}
     for step in world.steps:

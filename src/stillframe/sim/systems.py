@@ -31,7 +31,7 @@ class Gossip(Message):
 class Payer(Process):
     """Pays its neighbours, passes on gossip, and now and then asks for a snapshot itself.
 
-    `draw` is the state of its own pseudo-random numbers (Lehmer 1951): recorded like the rest.
+    `draw` is the state of its pseudo-random numbers (Lehmer 1951): recorded like the rest.
     """
 
     draw: int = 1

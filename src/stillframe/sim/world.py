@@ -102,12 +102,12 @@ class Taken(msgspec.Struct):
 
 @dataclass
 class Epoch:
-    """What happened between two restores. Times are in virtual seconds.
+    """The steps between two restores. Times are in virtual seconds.
 
     It was restored from `start`; None: fresh. `steps` has events and recording steps in the order
-    in which they happened, `taken` the choices of which they came, except for those of the start.
-    The `initiated` snapshots began at `began_s`; of them `fragments` has what each process has
-    completely recorded, and `outcomes` how they ended: at `ended_s`, after `ended_at` steps, in
+    in which they happened, `taken` the choices that caused them, except for those of the start.
+    The `initiated` snapshots began at `began_s`. `fragments` has their complete recordings by
+    process, and `outcomes` how they ended: at `ended_s`, after `ended_at` steps, in
     ``taken[ended_in]``. `contents` has every message that was sent, or recorded at the start, and
     `lost` those that a lossy network lost.
 

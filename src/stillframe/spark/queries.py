@@ -456,9 +456,9 @@ def _check_reader(options: str, root: Path, query: str) -> None:
 
 
 def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
-    """Refuse a checkpoint that was rolled back or edited by hand: one behind the snapshots of this
-    epoch, the one that it began from, or the query's logs, or that contradicts them. Damaged
-    manifests and snapshots that are dropped meanwhile are passed over."""
+    """Refuse a checkpoint that was rolled back or edited by hand. It is refused if it is behind the
+    snapshots of this epoch, the one that it began from, or the query's logs, or contradicts them.
+    Damaged manifests and snapshots that are dropped meanwhile are passed over."""
     path = checkpoint_path(root, head.epoch, query)
     advice = (
         f"the checkpoint {path} was edited or deleted, and its state would be silently wrong: "

@@ -59,7 +59,8 @@ batch steps over them, because each status report looks at every one."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """Who reads which channels, and about how many records at once (None for all there are)."""
+    """The channels to read, their reader, and the approximate records of one batch (None for all
+    there are)."""
 
     pipeline: str
     query: str

@@ -55,7 +55,8 @@ _RUN_LENGTH_MAX = 64
 
 
 class Received(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of an incoming channel: how many messages were received before the cut, and in transit."""
+    """The messages of an incoming channel: the number received before the cut, and the number in
+    transit."""
 
     count: int
     recorded_count: int

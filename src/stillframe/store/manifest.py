@@ -279,8 +279,8 @@ def reachable(
 
 def check_chain(manifests: Manifests, snapshots: Path) -> None:
     """Check that each base of `manifests`, which are all that are ``reachable`` from one, is among
-    them and was published earlier; a Damaged names the first broken link by its file in the
-    directory `snapshots`, and what to do."""
+    them and was published earlier. Damaged names the first broken link by its file in the directory
+    `snapshots`, and the remedy."""
     for manifest in manifests.values():
         path = snapshots / str(manifest.snapshot) / MANIFEST
         for process, base in (manifest.bases or {}).items():

@@ -35,7 +35,7 @@ DAMAGED = "damaged"
 
 
 class Started(msgspec.Struct, frozen=True):
-    """When a snapshot started, and in which epoch, if that is known."""
+    """The start of a snapshot: its time, and its epoch, if they are known."""
 
     at: float
     epoch: int | None
@@ -59,7 +59,7 @@ class SnapshotOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class OutcomeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far the outcomes of a store have been read, up to `place` in the history.
+    """A position in the outcomes of a store: those up to `place` in the history have been read.
 
     `under_way` are the snapshots that had started and not ended there; None for those reported as
     overdue. `outcomes` are the new ones since the cursor before.

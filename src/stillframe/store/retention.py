@@ -1,4 +1,4 @@
-"""Which snapshots of a store must stay, and which can go."""
+"""Retention: the snapshots of a store that must stay, and those that can be deleted."""
 
 from collections.abc import Collection, Mapping
 
@@ -45,7 +45,7 @@ def newest_of(manifests: Manifests) -> Manifest:
 
 def _overlapping(manifests: Manifests, newest: Manifest) -> list[Manifest]:
     """Return the newest snapshot, those of its epoch that were incomplete when it started, and the
-    last complete one: with keyed fields, others that overlap it may be based on these."""
+    last complete one. With keyed fields, others that overlap it may be based on these."""
     found = [newest]
     if len(newest.files) > len(FILES):
         earlier = [m for m in manifests.values() if m.epoch == newest.epoch]
@@ -60,9 +60,9 @@ def _overlapping(manifests: Manifests, newest: Manifest) -> list[Manifest]:
 def decide(
     manifests: Manifests, kept: Collection[SnapshotId], count: int
 ) -> tuple[list[SnapshotId], SnapshotId | None]:
-    """Return which snapshots can go now if the newest `count` of them stay, and all in `kept`, in
-    an order that leaves none without its base; and which one is to be rewritten in full after that,
-    so that its bases can go with the next decision.
+    """Return the snapshots that can be deleted now if the newest `count` of them stay, and all in
+    `kept`. Their order leaves none without its base. The second value is the snapshot to rewrite in
+    full after that, so that the next decision can delete its bases.
 
     Bases of recent snapshots stay a while: chains end anyway, since one that is too long is
     rewritten in full. That costs a few files and saves rewriting every snapshot.

@@ -24,8 +24,8 @@ def with_current_keys(document: Mapping[str, Any], fields: Iterable[str]) -> dic
 
 
 def parquet_names(columns: Sequence[str]) -> dict[str, str]:
-    """Return the name today -> that of version 1, for the columns of the store in a file with these
-    columns; none if it is of a newer version, or has no columns of fields."""
+    """Return the names of version 1 by today's, for the columns of the store in a file with these
+    columns. The result is empty if the file is of a newer version, or has no columns of fields."""
     match columns[:4]:
         case ["snapshot", "process", "kind", *_]:
             own = "snapshot process kind encoded"

@@ -14,7 +14,7 @@ OUTCOME_COUNT_MAX = 1000
 
 
 class SnapshotOutcome(NamedTuple):
-    """How a snapshot ended: the record, when it started and ended, and a sentence."""
+    """The end of a snapshot: the record, when it started and ended, and a sentence."""
 
     record: history.SnapshotPublished | history.SnapshotAbandoned
     started_at: float

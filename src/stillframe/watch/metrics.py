@@ -300,7 +300,7 @@ _FIGURES: dict[str, Callable[[SnapshotEntry], Number]] = {
 
 
 class SystemCounters:
-    """What is counted while a system is watched: its new snapshots, and messages on channels."""
+    """The counts since a system is watched: its new snapshots, and messages on channels."""
 
     def __init__(self) -> None:
         self._last: SnapshotEntry | None = None
@@ -383,8 +383,8 @@ class PollCounters:
 
 
 class SystemSample(NamedTuple):
-    """What is known of a system at one moment: of a stopped one the last epoch, and no status.
-    `process_statuses` has the order of the topology; `counts` are those of the history."""
+    """A sample of a system: of a stopped one the last epoch, and no status. `process_statuses` has
+    the order of the topology; `counts` are those of the history."""
 
     description: Description
     epoch: int

@@ -1,4 +1,4 @@
-"""What the page shows of a pipeline, from samples of it: pure.
+"""The document of a pipeline's page, from samples of the pipeline: pure.
 
 Queries and services are the discs of its graph, and so is the end of each log without a target. A
 log is a channel to each of its targets.
@@ -132,9 +132,10 @@ def obstacles(sample: PipelineSample) -> str:
 
 
 def channel_columns(sample: PipelineSample, before: PipelineSample | None) -> dict[str, list[Any]]:
-    """Return what is known of each channel, in the order of ``channels_of``: `sent` records since
-    the pipeline was created, `rate` per second, `received` by the target as far as it reports,
-    `in_transit` that it has still to read, and `items` in how many entries; None is not known."""
+    """Return the status of each channel, in the order of ``channels_of``. `sent` are the records
+    since the pipeline was created, `rate` those per second, and `received` those that the target
+    reports. `in_transit` are those that it has still to read, in `items` entries. None means
+    unknown."""
     names = ("sent", "rate", "received", "in_transit", "items", "is_connected")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for log, _, target in channels_of(sample.metadata.dataflow):
@@ -192,9 +193,9 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
 
 
 def barriers(flow: Dataflow, progress: Progress) -> list[list[Any] | None]:
-    """Return where the barrier of the pending snapshot is on each channel: "ahead" and how many
-    entries the target is before it, None if only the target knows; "passed"; None if the source has
-    not appended it."""
+    """Return the position of the pending snapshot's barrier on each channel. It is "ahead" with the
+    number of entries before it, None if only the target knows them; "passed"; or None if the source
+    has not appended it."""
     pending = {one.participant: one for one in progress.awaiting}
     found: list[list[Any] | None] = []
     for log, source, target in channels_of(flow):

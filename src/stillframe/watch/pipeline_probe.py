@@ -29,9 +29,9 @@ _ATTEMPT_COUNT = 6
 
 
 class ParticipantSample(msgspec.Struct, frozen=True):
-    """How a query or service is: its status, its position on each log that it reads, the last
-    committed micro-batch of a query, and when it was committed or the positions were reported, in
-    seconds since 1970."""
+    """A sample of a query or service: its status, its position on each log that it reads, and the
+    last committed micro-batch of a query. Times, of the commit or of the report, are in seconds
+    since 1970."""
 
     status: str
     positions: dict[str, int] = {}
@@ -40,14 +40,15 @@ class ParticipantSample(msgspec.Struct, frozen=True):
 
 
 class ReaderSample(msgspec.Struct, frozen=True):
-    """How far one target has read a log; `records` is None if the entry that says so is gone."""
+    """The position of one target in a log; `records` is None if the entry that gives it was
+    deleted."""
 
     position: int | None
     records: int | None
 
 
 class LogSample(msgspec.Struct, frozen=True):
-    """How much was appended to a log since the pipeline was created, and read by each target."""
+    """The records appended to a log since the pipeline was created, and read by each target."""
 
     entries: int
     records: int
@@ -55,8 +56,9 @@ class LogSample(msgspec.Struct, frozen=True):
 
 
 class PipelineSample(msgspec.Struct, frozen=True):
-    """How a pipeline was at a moment, in an epoch that began at another, in seconds since 1970;
-    `progress` is that of the pending snapshot, and `errors` says what could not be read."""
+    """A sample of a pipeline; its time and the start of its epoch are in seconds since 1970.
+    `progress` is that of the pending snapshot, and `errors` are sentences about what could not be
+    read."""
 
     at: float
     metadata: Metadata

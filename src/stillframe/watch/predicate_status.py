@@ -31,8 +31,8 @@ BYTES_MAX = 2**26
 
 
 class PredicateStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one snapshot: a verdict for each predicate, the total of each conserved
-    quantity, and how much of that was in channels; or an error, why nothing could be evaluated."""
+    """The predicates in one snapshot: the verdict of each, the total of each conserved quantity,
+    and the part of that in channels. An error explains why nothing could be evaluated."""
 
     snapshot: str
     at: float

@@ -332,9 +332,9 @@ class SpanExporter:
 
 
 class TraceBuilder:
-    """Makes a trace of each snapshot that has ended since it was created, and of those that the
-    system still had then; `entry_of` returns the entry of a snapshot in the store, if any.
-    `traced_count` snapshots became a trace, `missed_count` of them without a marker timeline."""
+    """Makes a trace of each snapshot that has ended since it was created, or that the system still
+    had then. `entry_of` returns the entry of a snapshot in the store, if any. `traced_count`
+    snapshots became a trace, `missed_count` of them without a marker timeline."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the page shows of a running system, from two polls of it: pure.
+"""The document of a running system's page, from two polls of the system: pure.
 
 Each process reports its own ends of its channels, each at its own moment. The number of messages
 in transit is therefore approximate: those that the source had sent, less those that the target had
@@ -27,7 +27,7 @@ EXACT_MAX = 2**53
 
 
 class ChannelStatus(NamedTuple):
-    """What is known of one channel: None is what no process reported."""
+    """The status of one channel; None is a value that no process reported."""
 
     sent: int | None
     received: int | None
@@ -77,9 +77,10 @@ def process_statuses(
 def channel_columns(
     description: Description, status: SystemStatus, before: SystemStatus | None
 ) -> dict[str, list[float | int | None]]:
-    """Return what is known of each channel, given the last answer and the one before it: messages
-    `sent` since the very start, at which `rate` per second, how many are `in_transit`, the `bytes`
-    sent and not handled, and `is_connected`, 1 or 0. None is what no process reported."""
+    """Return the status of each channel, given the last answer and the one before it. `sent` are
+    the messages since the very start, `rate` those per second, and `in_transit` the present ones.
+    `bytes` are sent and not handled; `is_connected` is 1 or 0. None is a value that no process
+    reported."""
     columns: dict[str, list[float | int | None]] = {
         name: [] for name in ("sent", "rate", "in_transit", "bytes", "is_connected")
     }

@@ -1,4 +1,4 @@
-"""What is watched, a system or a pipeline, as the server and the page see it.
+"""The watched object, a system or a pipeline, as the server and the page see it.
 
 ``Target`` is the only interface between the two: its implementations are ``SystemTarget`` and
 ``PipelineTarget``.
@@ -154,9 +154,9 @@ def encode_event(kind: str, document: Any) -> bytes:
 
 
 class Target(ABC):
-    """A system or a pipeline that is watched: the list of its snapshots, the stream of events that
-    the open pages receive, and the last ones of its history, the oldest first. `concerns` are what
-    may fail while it is watched, as the metric of errors names it."""
+    """A watched system or pipeline: the list of its snapshots, the stream of events that the open
+    pages receive, and the last ones of its history, the oldest first. `concerns` are the parts that
+    may fail while it is watched, as the metric of errors names them."""
 
     def __init__(self, snapshots: SnapshotList, *concerns: str) -> None:
         self.stream = EventStream()

@@ -1,1 +1,1 @@
-"""What takes the snapshots of one epoch: who takes part, what they send, what is published."""
+"""The coordinator of one epoch: its members, their fragments, and the published snapshots."""

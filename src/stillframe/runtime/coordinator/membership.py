@@ -1,4 +1,4 @@
-"""Which processes of one epoch are connected to the coordinator, and where they listen.
+"""The members of one epoch: the processes connected to the coordinator, and their addresses.
 
 At the start of an epoch a process joins and receives its initial state; it reports where it
 listens; when all have, each receives the addresses of the others; each reports that its channels
@@ -102,7 +102,8 @@ class MemberConnection(InboundConnection):
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How snapshots are taken and processes awaited, the same in every epoch; times in seconds."""
+    """The settings for taking snapshots and awaiting processes, the same in every epoch; times in
+    seconds."""
 
     timeout_s: float = TIMEOUT_S
     """A snapshot that takes longer is abandoned."""
@@ -115,10 +116,10 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
-    """How one epoch starts: with the initial states `starts`, None for a fresh start; the secret
-    that proves who a process is (empty with TLS), and the number of its first snapshot. One that
-    `is_taken_over` continues after its coordinator died: every process has been connected, and is
-    to come back.
+    """The start of one epoch: the initial states `starts`, None for a fresh start, and the number
+    of its first snapshot. The secret proves the identity of a process; it is empty with TLS. An
+    epoch that `is_taken_over` continues after its coordinator died: every process was connected and
+    must reconnect.
 
     `emit` receives events, and `departed` a process that has terminated, with its last words;
     `runs` tells whether the operating-system process that was started for a process still runs.

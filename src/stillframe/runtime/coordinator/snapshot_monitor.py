@@ -43,9 +43,9 @@ class _StatusQuery:
 
 
 class SnapshotMonitor:
-    """Polls the processes of one epoch, finds the stragglers of each pending snapshot, and sees
-    to the deadlines: `expired` is called with a snapshot whose deadline has passed, and ends it.
-    `now` is the clock of the assembler."""
+    """Polls the processes of one epoch, finds the stragglers of each pending snapshot, and enforces
+    the deadlines. `expired` is called with a snapshot whose deadline has passed, and ends it. `now`
+    is the clock of the assembler."""
 
     def __init__(
         self,
@@ -171,10 +171,11 @@ class SnapshotMonitor:
 
 
 class SnapshotTimeline(msgspec.Struct):
-    """How the markers of one snapshot went through the system. `times` has what each process sent
-    with its fragment, by its own clock; all other times are seconds since 1970 by the coordinator's
-    clock. `ended_at` is None while the snapshot is under way; `fragment_at` is when each fragment
-    arrived. `epoch` is 0 if the sender's version does not say it."""
+    """The times at which the markers of one snapshot reached the processes. `times` has the times
+    that each process sent with its fragment, by its own clock; all other times are seconds since
+    1970 by the coordinator's clock. `ended_at` is None while the snapshot is under way;
+    `fragment_at` is when each fragment arrived. `epoch` is 0 if the sender's version does not
+    report it."""
 
     snapshot: SnapshotId
     initiated_at: float

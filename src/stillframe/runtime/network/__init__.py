@@ -1,1 +1,1 @@
-"""What carries bytes between programs: addresses, certificates, connections, plain and over TLS."""
+"""The network between programs: addresses, certificates, and connections, plain or over TLS."""

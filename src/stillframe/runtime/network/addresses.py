@@ -1,4 +1,4 @@
-"""Where something listens: an address and a port, as people write them."""
+"""Addresses on which programs listen: host and port, as users write them."""
 
 import ipaddress
 from typing import Annotated

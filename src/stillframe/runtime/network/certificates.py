@@ -49,7 +49,7 @@ _made: dict[tuple[Path, bool], tuple[tuple[tuple[int, ...], ...], ssl.SSLContext
 
 
 class Validity(msgspec.Struct, frozen=True):
-    """What a certificate says of itself: whom it speaks for, and when."""
+    """The content of a certificate: its names, and the time for which it is valid."""
 
     names: tuple[str, ...]
     valid_from: datetime.datetime

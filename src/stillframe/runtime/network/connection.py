@@ -42,8 +42,8 @@ the network is cut. A channel then connects again, as often as needed."""
 
 
 class Transport(Protocol):
-    """What carries a connection, TCP as it is or TLS over it; a link attaches it to a channel, and
-    frames are written into it."""
+    """The transport of a connection, plain TCP or TLS. A link attaches it to a channel, and frames
+    are written into it."""
 
     def write(self, data: bytes | bytearray, /) -> Any:
         """Take `data`, now or later, in order."""
@@ -59,7 +59,7 @@ class Transport(Protocol):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a process shows, and requires, on every connection of one epoch.
+    """The credentials that a process presents, and requires, on every connection of one epoch.
 
     With TLS the directory of `certificates` is given and `secret` is empty. `epoch` 0 is the
     current one, which the coordinator announces.
@@ -78,7 +78,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """What all connections share: they decode frames, and close with a reason.
+    """A connection: it decodes frames, and closes with a reason.
 
     `peer` is the address of the other end. `shown_names` are those of its certificate, None without
     TLS. `settled` is called when the handshake has ended, or the connection is closed before.

@@ -1,1 +1,1 @@
-"""What runs in the operating-system process of one process of a system."""
+"""The part that runs in the operating-system process of one process of a system."""

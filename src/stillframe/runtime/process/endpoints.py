@@ -29,9 +29,9 @@ HOLD_BYTES = 4 * 2**20
 LIMIT_BYTES = 256 * 2**20
 ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
 FRAME_EXTRA_BYTES = 128
-"""More than a frame has besides messages, and more than a marker's frame: so a target counts at
-least what its source counts, and acknowledges before the source's window is full. A frame of
-messages on which a marker rides counts twice as much."""
+"""An upper bound for a marker's frame, and for the bytes of a frame besides its messages. So a
+target counts at least as much as its source, and acknowledges before the source's window is full. A
+frame of messages that also carries a marker counts twice as much."""
 BATCH_BYTES_MAX = 64 * 2**10
 ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 

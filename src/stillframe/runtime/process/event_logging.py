@@ -1,4 +1,4 @@
-"""What a host records in the event log of its process, and when it is flushed."""
+"""The event log of a host's process: the records, and when they are flushed."""
 
 import time
 from collections.abc import Callable, Mapping

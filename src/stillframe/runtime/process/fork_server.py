@@ -50,7 +50,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the fork server must know, as one line of JSON on its standard input.
+    """The configuration of the fork server, as one line of JSON on its standard input.
 
     Requests come on the socket `channel`: one packet each, with the standard input of the process
     to be forked. The topology of `reference`, looked for on `search_path`, is loaded here, except
@@ -92,7 +92,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """What a copy of this process would lack, or share with every other copy.
+    """The resources that a copy of this process would lack, or share with every other copy.
 
     `descriptors` is what is open, by number; `timers` are the seconds that each has left;
     `handlers` is what each signal does, and `blocked` those that are held back; `shared_memory` is

@@ -104,7 +104,7 @@ Item = Delivery | MarkerArrival | SnapshotId
 
 
 class Host:
-    """What both kinds of host share: the place of `process` in `topology`.
+    """The shared part of both kinds of host: the place of `process` in `topology`.
 
     `subject` is the object whose fields are the recorded state, `start` where to begin after a
     restore, None for a fresh start. `report` receives what the coordinator must know, and `fail` is
@@ -342,8 +342,8 @@ class Host:
         return False
 
     def schedule_flush(self) -> None:
-        """Flush at the end of the next turn of the loop: it looks at its sockets once more in
-        between, and what has arrived by then is answered in the same frames. With many channels
+        """Flush at the end of the next turn of the loop. It polls its sockets once more in between,
+        and messages that have arrived by then are answered in the same frames. With many channels
         that is a sixth more messages."""
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True

@@ -28,9 +28,9 @@ from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_se
 
 
 def check_unused(root: Path, head: Metadata, service: str) -> None:
-    """Refuse to run a service as a process of a system if it ran alone in this epoch: the
-    system starts where the epoch started, and would do everything a second time. A UsageError if
-    it left, StillRunning if it died, or was the process of a system and died."""
+    """Refuse to run a service as a process of a system if it ran alone in this epoch. The system
+    starts where the epoch started, and would do everything a second time. UsageError if it left;
+    StillRunning if it died, or was the process of a system and died."""
     resting = stopped_service(root, head, service)
     if resting is None:
         return

@@ -1,1 +1,1 @@
-"""What starts the processes of a system, and restores it when one of them dies."""
+"""The supervisor, which starts the processes of a system, and restores it when one of them dies."""

@@ -101,7 +101,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    """What every request says beside what is wanted."""
+    """The part that every request has besides its subject."""
 
     protocol_version: int = VERSION_BEFORE_IT_WAS_WRITTEN
 

@@ -1,4 +1,4 @@
-"""How a system is run: the settings of its supervisor, and what of it is on which machine."""
+"""The configuration of a run: the settings of its supervisor, and the processes of each machine."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from stillframe.topology import Description, ExternalProcess, Topology
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """What of a system is on the machine of the coordinator. The coordinator listens at `listen`,
-    and so do, on other ports, the processes started here. `certificates` is the directory of
+    """The part of a system on the machine of the coordinator. The coordinator listens at `listen`,
+    and the processes started here on other ports of that host. `certificates` is the directory of
     theirs, None for no TLS: on a loopback address only. The processes `elsewhere` are not started
-    here but wait to join, besides those that the topology has as ``ExternalProcess``."""
+    here but join later, like those that the topology has as ``ExternalProcess``."""
 
     listen: Address = ANY_PORT
     certificates: str | None = None
@@ -44,7 +44,7 @@ LOCAL = Placement()
 
 
 class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
-    """How to run a system.
+    """The settings for running a system.
 
     `restore` is the snapshot to start from, None for the store's current one or a fresh start; with
     `may_migrate` one that was taken with other code. The `pipeline` is the directory of that in

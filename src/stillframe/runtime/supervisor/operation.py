@@ -1,5 +1,5 @@
-"""What every program that runs a system does: open its store, take periodic snapshots, and take the
-last one."""
+"""The operation of a system, shared by every program that runs one: open its store, take periodic
+snapshots, and take the last one."""
 
 import asyncio
 import contextlib

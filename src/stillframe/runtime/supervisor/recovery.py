@@ -1,4 +1,4 @@
-"""How a system is brought back: from a snapshot, by taking over what runs of it, and how often.
+"""Recovery of a system: from a snapshot or by taking over its running processes, and how often.
 
 Only the coordinator writes to the store, and that needs the store's lock, which dies with it: so
 the owner of the lock decides. Either every process that ran continues in the same epoch, or each of
@@ -24,8 +24,8 @@ from stillframe.store.store import Store
 from stillframe.topology import Description, Topology
 
 FAILURE_COUNT_MAX = 3
-"""Failures of the application in a row that stop the system, if each comes soon after a start: a
-snapshot may have been taken between them, and the program fails all the same."""
+"""Consecutive failures of the application that stop the system, if each comes soon after a start.
+Snapshots may have been taken between them, and the program fails all the same."""
 FAILURE_WITHIN_S = 10.0
 DEATH_COUNT_MAX = 20
 """Deaths of any kind in a row, with no new snapshot, that stop the system."""
