@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import typer.main
 
 from stillframe.cli.app import app

@@ -144,8 +144,8 @@ def _renamed(kind: type, names: Collection[str]) -> dict[str, str]:
     wrong = [new for new in found if new not in names]
     if wrong:
         raise UsageError(
-            f"class {kind.__name__}: 'renamed' names {wrong[0]!r}, which is no field of it: write "
-            "it as {'new': 'old'}, with the names of fields"
+            f"class {kind.__name__}: 'renamed' names {wrong[0]!r}, which is not one of its "
+            "fields: write it as {'new': 'old'}, with the names of fields"
         )
     twice = [old for old in found.values() if list(found.values()).count(old) > 1]
     if twice:
@@ -183,7 +183,7 @@ class Change(msgspec.Struct, frozen=True):
     is_loss: bool = False
 
     def __str__(self) -> str:
-        lost = ": what was recorded of it is lost" if self.is_loss else ""
+        lost = ": its recorded values are lost" if self.is_loss else ""
         return f"{self.subject}: {self.sentence}{lost}"
 
 
@@ -230,18 +230,22 @@ def _is_unchanged(name: str, recorded: Description, now: Description) -> bool:
 
 def _process_changes(recorded: Description, now: Description) -> Iterator[Change]:
     if gone := recorded.processes.keys() - now.processes.keys():
-        yield Change("processes", f"{listed(sorted(gone))} are gone")
+        yield Change("processes", f"{listed(sorted(gone))}: removed")
     if new := now.processes.keys() - recorded.processes.keys():
-        yield Change("processes", f"{listed(sorted(new))} are new")
+        yield Change("processes", f"{listed(sorted(new))}: new")
     for process in sorted(recorded.processes.keys() & now.processes.keys()):
         before, after = recorded.processes[process], now.processes[process]
         if before != after:
-            yield Change(f"process {process}", f"it was of class {before} and is a {after}")
+            yield Change(f"process {process}", f"its class changed from {before} to {after}")
         took, takes = set(recorded.accepts[process]), set(now.accepts[process])
         if took - takes:
-            yield Change(f"process {process}", f"it takes no {listed(sorted(took - takes))} more")
+            yield Change(
+                f"process {process}", f"it no longer accepts {listed(sorted(took - takes))}"
+            )
         if takes - took:
-            yield Change(f"process {process}", f"it takes {listed(sorted(takes - took))} as well")
+            yield Change(
+                f"process {process}", f"it now also accepts {listed(sorted(takes - took))}"
+            )
 
 
 def _state_changes(recorded: Description, topology: Topology) -> Iterator[Change]:
@@ -253,7 +257,7 @@ def _state_changes(recorded: Description, topology: Topology) -> Iterator[Change
         for process in recorded.processes.keys() & now.processes.keys()
     }
     for before, after in sorted(pairs):
-        subject = f"class {after}" if before == after else f"class {after}, which was {before}"
+        subject = f"class {after}" if before == after else f"class {after}, formerly {before}"
         is_same = before == after and _is_unchanged(after, recorded, now)
         yield from _field_changes(
             subject, fields[after], recorded.states[before], now.states[after], is_same=is_same
@@ -274,7 +278,7 @@ def _message_changes(recorded: Description, topology: Topology) -> Iterator[Chan
         else:
             yield Change(f"{MESSAGE}{kind}", "it is new")
     for kind in sorted(recorded.messages.keys() - now.messages.keys()):
-        yield Change(f"{MESSAGE}{kind}", "there is no such class any more")
+        yield Change(f"{MESSAGE}{kind}", "this class no longer exists")
 
 
 def _field_changes(
@@ -291,18 +295,16 @@ def _field_changes(
     found = [Change(subject, f"{name} is new") for name in fields.names if name not in sources]
     for name, old in sources.items():
         if name != old:
-            found.append(Change(subject, f"{name} is what {old} was"))
+            found.append(Change(subject, f"{name} was renamed from {old}"))
         if is_now[name] != was[old]:
-            found.append(Change(subject, f"{name} was {was[old]} and is {is_now[name]}"))
+            found.append(Change(subject, f"{name} changed from {was[old]} to {is_now[name]}"))
     found += [
-        Change(subject, f"{old} is gone", is_loss=True)
+        Change(subject, f"{old} was removed", is_loss=True)
         for old in was
         if old not in sources.values()
     ]
     if not found and not is_same:
-        found = [
-            Change(subject, "its fields are in another order, or of types that changed within")
-        ]
+        found = [Change(subject, "the order of its fields changed, or a type within one")]
     yield from found
 
 
@@ -310,7 +312,7 @@ def _channel_changes(before: tuple[Channel, ...], after: tuple[Channel, ...]) ->
     if new := sorted(set(after) - set(before)):
         yield Change("channels", f"{listed(new)}: new, their counts begin at 0")
     if gone := sorted(set(before) - set(after)):
-        yield Change("channels", f"{listed(gone)}: gone, with their counts")
+        yield Change("channels", f"{listed(gone)}: removed, with their counts")
 
 
 # --- conversion
@@ -357,9 +359,10 @@ def _convert(
     channels = tuple(conversion.channels(snapshot.state.channels))
     if refusals := conversion.refusals:
         raise UsageError(
-            f"snapshot {snapshot.id} cannot go on with this code: {'; '.join(refusals[:3])}"
+            f"snapshot {snapshot.id} cannot be continued with this code: "
+            f"{'; '.join(refusals[:3])}"
             + (f"; and {len(refusals) - 3} more" if refusals[3:] else "")
-            + ". Change the code, or restore with the code that the snapshot was taken of"
+            + ". Change the code, or restore with the code that the snapshot was taken with"
         )
     state = GlobalState(processes, channels)
     found = (*map(conversion.as_it_came, changes), *conversion.found())
@@ -394,7 +397,7 @@ class _Conversion:
             begins = "as the topology starts each process" if value is None else f"with {value}"
             yield Change(subject, f"{name} begins {begins}")
         for subject, name in self._cut:
-            yield Change(subject, f"a part of {name} is gone", is_loss=True)
+            yield Change(subject, f"a part of {name} was removed", is_loss=True)
 
     def process(self, state: ProcessState) -> ProcessState:
         """Return a recorded state as one of the class that the process has now."""
@@ -434,8 +437,8 @@ class _Conversion:
             if channel not in now and state.message_count:
                 kinds = sorted({_kind(raw) for b in state.batches for raw in _messages(b)})
                 self.refusals.append(
-                    f"channel {channel} is gone, and {state.message_count} messages are on it "
-                    f"({listed(kinds)})"
+                    f"channel {channel} was removed, with {state.message_count} messages in "
+                    f"transit ({listed(kinds)})"
                 )
         for channel in now:
             state = before.get(channel, ChannelState(channel, 0, 0, ()))
@@ -452,7 +455,7 @@ class _Conversion:
             self._met.add(kind)
             try:
                 if kind not in accepted or decoder is None:
-                    raise Misfit(f"{channel.target} takes no {kind} any more")
+                    raise Misfit(f"{channel.target} no longer accepts {kind}")
                 converted = self._message(kind, raw)
                 decoder.decode(converted)
             except (Misfit, *DECODING_ERRORS) as error:
@@ -477,7 +480,7 @@ class _Conversion:
         names = [column.name for column in self._recorded.messages.get(kind, ())]
         _, *values = _LIST.decode(raw)
         if len(values) > len(names):
-            raise Misfit(f"it has {len(values)} fields and not {len(names)}")
+            raise Misfit(f"it has {len(values)} fields instead of {len(names)}")
         found = self._convert(
             f"{MESSAGE}{kind}",
             self._messages[kind],
@@ -541,8 +544,8 @@ def _redistribute(
         tuple(_states(after, recorded, topology)), tuple(_channels(after, recorded, topology))
     )
     sentence = (
-        f"{len(before_it.messages)} were on channels, and redistribute has put "
-        f"{len(after.messages)} on the channels of now"
+        f"{len(before_it.messages)} messages were in transit, and redistribute put "
+        f"{len(after.messages)} on the current channels"
     )
     changes = [*_not_passed_on(before_it, after), Change("messages", sentence)]
     return msgspec.structs.replace(snapshot, state=state), changes
@@ -553,7 +556,7 @@ def _as_now(recorded: Description, topology: Topology) -> Topology:
     examples = {type_name: name for name, type_name in topology.description.processes.items()}
     missing = sorted(set(recorded.processes.values()) - examples.keys())
     if missing:
-        raise UsageError(f"there is no class {missing[0]} now")
+        raise UsageError(f"class {missing[0]} no longer exists")
     return Topology(
         {name: topology.processes[examples[kind]] for name, kind in recorded.processes.items()},
         [(channel.source, channel.target) for channel in recorded.channels],
@@ -570,8 +573,8 @@ def _compare_conserved(
         wrong = differences[0]
         raise UsageError(
             f"snapshot {before[0].id} cannot be restored: before redistribute there were "
-            f"{wrong.expected} {wrong.quantity}, after it there are {wrong.found}: make it pass "
-            "on everything"
+            f"{wrong.expected} {wrong.quantity}, after it there are {wrong.found}: make it keep "
+            "the total"
         )
     return [
         Change("conserved", f"{total(places)} {quantity} before and after")
@@ -622,15 +625,16 @@ def _states(after: Recorded, recorded: Description, topology: Topology) -> list[
     if after.states.keys() != topology.processes.keys():
         odd = sorted(after.states.keys() ^ topology.processes.keys())
         raise _wrong(
-            f"returned states of {listed(sorted(after.states))}, and the processes "
-            f"are {listed(topology.processes)}: {odd[0]} is in one of them only"
+            f"returned states of {listed(sorted(after.states))}, but the processes are "
+            f"{listed(topology.processes)}: only one of the two has {odd[0]}"
         )
     were = {column.name for columns in recorded.states.values() for column in columns}
     found = []
     for process, fields in sorted(after.states.items()):
         if odd := sorted(fields.keys() - were - topology.codecs[process].types.keys()):
             raise _wrong(
-                f"gave process {process} a field {odd[0]!r}, which it never had and has not"
+                f"gave process {process} a field {odd[0]!r}, which it has neither in the "
+                "snapshot nor now"
             )
         # No class: some fields may be missing, so these are converted like those of another one.
         found.append(ProcessState(process, "", _encoded(fields, f"the state of {process}")))
@@ -642,12 +646,12 @@ def _channels(after: Recorded, recorded: Description, topology: Topology) -> lis
     for message in after.messages:
         channel = Channel(message.source, message.target)
         if channel not in on:
-            raise _wrong(f"put a {message.kind} on channel {channel}, and there is no such channel")
+            raise _wrong(f"put a {message.kind} on channel {channel}, which does not exist")
         names = [column.name for column in recorded.messages.get(message.kind, ())]
         if message.kind not in recorded.messages or message.fields.keys() != set(names):
             raise _wrong(
                 f"put a {message.kind} on channel {channel} with the fields "
-                f"{listed(sorted(message.fields))}; of what was recorded, messages are "
+                f"{listed(sorted(message.fields))}; the recorded messages are "
                 f"{listed(recorded.messages)}, and that one has {listed(names)}"
             )
         values = [message.kind, *(message.fields[name] for name in names)]
@@ -659,7 +663,7 @@ def _encoded(value: object, what: str) -> bytes:
     try:
         return _encode_plain(value)
     except CANNOT_ENCODE as error:
-        raise _wrong(f"returned what cannot be encoded: {what}: {error}") from error
+        raise _wrong(f"returned a value that cannot be encoded: {what}: {error}") from error
 
 
 def _wrong(what: str) -> ApplicationError:

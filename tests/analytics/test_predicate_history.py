@@ -312,7 +312,7 @@ def test_snapshots_of_former_code_are_named(spark: SparkSession, tmp_path: Path)
     store.close()
     rows = detect(spark, path, "termination", topology=PURSES).collect()
     assert [row["failure"] for row in rows] == ["another topology"] * 2 + [None]
-    assert rows[0]["sentence"] == f"is of another topology than {PURSES} is now"
+    assert rows[0]["sentence"] == f"was taken with a different topology than {PURSES}"
     with pytest.raises(UsageError, match="were taken with a different topology than"):
         detect(spark, path, "termination", topology=RING)
     rows = detect(spark, path, "select snapshot, epoch = 2 from snapshots").collect()
@@ -352,7 +352,9 @@ def test_what_is_missing_where_tasks_run_is_said(
         return predicate_eval._opened(ask)[0]
 
     assert opened().path == money
-    with pytest.raises(UsageError, match=r"where tasks of Spark run: .*another topology than on"):
+    with pytest.raises(
+        UsageError, match=r"on Spark's executors: .*different topology on Spark's executors than on"
+    ):
         opened(topology="0" * 64)
     with pytest.raises(UsageError, match=f"there is no module 'nowhere' .* must be in {money}"):
         opened(reference="nowhere:nothing")

@@ -80,7 +80,7 @@ def test_who_can_go_on_is_taken_out_in_rounds(spark: SparkSession) -> None:
     chain = {f"D{number}": for_all(f"D{number + 1}") for number in range(9)}
     graphs = {"P1-1": ring, "P1-2": chain, "P1-3": {"A": for_all("B"), "B": for_all("A")}}
     rows = found(deadlocks(frame(spark, graphs), wait_count_max=5))
-    assert rows["P1-1"]["sentence"] == "A waits for B waits for A; behind them: C"
+    assert rows["P1-1"]["sentence"] == "A waits for B waits for A; waiting for them: C"
     assert rows["P1-3"]["sentence"] == "A waits for B waits for A"
     assert rows.keys() == {"P1-1", "P1-3"}
 

@@ -218,7 +218,7 @@ def test_what_a_store_says_otherwise_and_its_damage_are_named(
         **dict.fromkeys((None, *(f"A-{number}" for number in range(1, 7))), 1),
         "A-7": None,
     }
-    assert rows["A-1"]["faults"][0]["what"] == "published otherwise than the log says"
+    assert rows["A-1"]["faults"][0]["what"] == "published with other contents than the log has"
     assert (rows["A-2"]["verdict"], rows["A-2"]["faults"]) == ("incomplete", [])
     for snapshot, _, _, named in DAMAGES:
         assert rows[snapshot]["verdict"] == "inconsistent"

@@ -81,15 +81,15 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
     result = call("restore", path, "--dry-run")
     assert result.exit_code == 0, result.stderr
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "class Purse cents is what balance was" in rows
-    assert "class Purse note is gone lost" in rows
+    assert "class Purse cents was renamed from balance" in rows
+    assert "class Purse note was removed lost" in rows
     assert "class Purse owner begins with 'nobody'" in rows
     assert "message Coin word begins with 'thanks'" in rows
     assert "snapshot A-2: 2 processes, 2 messages in channels, with --migrate" in result.stderr
     assert "recorded values would be LOST by 1 change; nothing was changed" in result.stderr
     shown = json.loads(call("restore", path, "--dry-run", "--json").stdout)
     assert (shown["snapshot"], shown["needs_migrate"], shown["is_lossy"]) == ("A-2", True, True)
-    assert {"subject": "class Purse", "sentence": "note is gone", "is_loss": True} in shown[
+    assert {"subject": "class Purse", "sentence": "note was removed", "is_loss": True} in shown[
         "changes"
     ]
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
@@ -99,14 +99,14 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("deaf", ("--dry-run",), "message 11 on channel A->B (Coin): B takes no Coin any more"),
+        ("deaf", ("--dry-run",), "message 11 on channel A->B (Coin): B no longer accepts Coin"),
         ("single", ("--dry-run",), "give the topology a function that distributes"),
         (
             "changed",
             (),
-            "class Purse: note is gone: what was recorded of it is lost ... --dry-run', and cont",
+            "class Purse: note was removed: its recorded values are lost ... --dry-run', and cont",
         ),
-        ("deaf", ("--migrate",), "B takes no Coin any more"),
+        ("deaf", ("--migrate",), "B no longer accepts Coin"),
         ("purses", ("--pipeline", "x", "--migrate"), "--migrate is for a system alone"),
         ("purses", ("--pipeline", "x", "--dry-run"), "--dry-run is for a system alone"),
         ("changed", ("--migrate", "--initiator", "Q"), "there is no process 'Q'"),
@@ -249,8 +249,8 @@ def test_a_bank_goes_on_with_new_code_and_back(
     done = run(new, NEW_BANK, "restore", path, entry.id, "--migrate", *often, "--json")
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     changes = next(event for event in told if event["event"] == "CodeChanged")["changes"]
-    assert [change["sentence"] for change in changes if change["is_loss"]] == ["motto is gone"]
-    assert "class Account: motto is gone: what was recorded of it is lost" in done.stderr
+    assert [change["sentence"] for change in changes if change["is_loss"]] == ["motto was removed"]
+    assert "class Account: motto was removed: its recorded values are lost" in done.stderr
     store = Store.open(path)
     after = [store.load(each.id) for each in store.entries() if each.epoch == 2]
     assert after

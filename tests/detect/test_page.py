@@ -78,4 +78,4 @@ def test_spark_says_so_of_all_epochs(spark: "SparkSession", tmp_path: Path) -> N
     (program,) = blocks("python", PAGE)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(program, {})
-    assert "A waits for B waits for A; behind them: C" in said.getvalue()
+    assert "A waits for B waits for A; waiting for them: C" in said.getvalue()

@@ -30,14 +30,14 @@ def test_a_verdict_says_what_was_found() -> None:
     """Also when the predicate does not hold."""
     ring = {"A": for_all("B"), "B": for_all("A"), "C": for_all("A")}
     assert deadlock(waiting(ring)) == Verdict(
-        holds=True, sentence="A waits for B waits for A; behind them: C"
+        holds=True, sentence="A waits for B waits for A; waiting for them: C"
     )
     assert not deadlock(waiting({"A": for_all("B"), "B": None})).holds
     assert termination(NOTHING).holds
     lost = loss_against({"EUR": {"A": 5}})
     assert lost(holding({"EUR": 4}, {})) == Verdict(holds=True, sentence="1 EUR lost: A 4")
     assert lost(holding({"EUR": 4}, {"EUR": 1})) == Verdict(
-        holds=False, sentence="all is there: 5 EUR"
+        holds=False, sentence="nothing is missing: 5 EUR"
     )
 
 

@@ -98,7 +98,7 @@ def test_channels_hold_messages_in_order() -> None:
 
 def test_a_snapshot_of_another_topology_is_refused() -> None:
     """The error names the processes of both."""
-    with pytest.raises(UsageError, match="holds the processes A, B, C, and the topology has A, B:"):
+    with pytest.raises(UsageError, match="holds the processes A, B, C, but the topology has A, B:"):
         view_of(snapshot(), Topology.mesh({"A": Purse(), "B": Purse()}))
 
 

@@ -48,5 +48,5 @@ def test_a_part_of_a_value_that_goes_is_a_loss(
     ]
     made = [Topology({"A": kind(value)}, []) for kind in kinds]
     migration = migrate(snapshot_of(made[0]), made[0].description, made[1])
-    sentences = ["a part of value is gone"] if is_cut else []
+    sentences = ["a part of value was removed"] if is_cut else []
     assert [change.sentence for change in migration.losses] == sentences

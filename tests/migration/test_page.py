@@ -35,15 +35,19 @@ def test_the_till_goes_on_with_new_code(tmp_path: Path) -> None:
         called(command_of(line, tmp_path / "store"), tmp_path) for line in later
     )
     assert refused.exit_code == 2
-    assert "class Till: cents is what balance was" in refused.stderr
+    assert "class Till: cents was renamed from balance" in refused.stderr
     assert foretold.exit_code == 0, foretold.stderr
     table = " ".join(foretold.stdout.split())
-    for row in ("cents is what balance was", "receipt_count begins with 0", "motto is gone lost"):
+    for row in (
+        "cents was renamed from balance",
+        "receipt_count begins with 0",
+        "motto was removed lost",
+    ):
         assert row in table
     assert "LOST" in foretold.stderr
     assert done.exit_code == 0, done.stderr
     assert "epoch 2: the system runs from snapshot" in done.stderr
-    assert "class Till: motto is gone: what was recorded of it is lost" in done.stderr
+    assert "class Till: motto was removed: its recorded values are lost" in done.stderr
 
 
 def test_the_shards_are_split_and_merged(tmp_path: Path) -> None:
@@ -61,5 +65,5 @@ def test_the_shards_are_split_and_merged(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    assert "processes: S2, S3 are gone" in done.stderr
+    assert "processes: S2, S3: removed" in done.stderr
     assert "conserved: 50000 money before and after" in done.stderr

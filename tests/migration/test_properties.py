@@ -146,6 +146,6 @@ def test_states_and_messages_become_what_the_oracle_says(
     assert messages_of(migration.snapshot) == {"A->B": [["Note", *wanted[2].values()]]}
     dropped = [name for name in before if name not in renamed.values() and name not in after]
     lost = {change.sentence for change in migration.losses}
-    assert lost == {f"{name} is gone" for name in dropped}
+    assert lost == {f"{name} was removed" for name in dropped}
     again = migrate(migration.snapshot, now.description, now)
     assert (again.snapshot, again.changes) == (migration.snapshot, ())

@@ -93,7 +93,7 @@ def test_split_and_merge_back(tmp_path: Path) -> None:
         assert money(taken[name], "four") == shards.TOTAL
     (changed,) = split.of(events.CodeChanged)
     said = [str(change) for change in changed.changes]
-    assert "processes: S2, S3 are new" in said
+    assert "processes: S2, S3: new" in said
     assert f"conserved: {shards.TOTAL} money before and after" in said
     assert merged.of(events.CodeChanged)
     assert store.verify_all(lambda entry, count: None) == len(store.entries())
@@ -132,12 +132,12 @@ def test_other_code_needs_somebody_who_agrees(tmp_path: Path) -> None:
         taken.extend([(await take(system)).id, (await take(system)).id])
 
     async def go_on(system: Supervisor, watch: Watch) -> None:
-        with pytest.raises(UsageError, match="processes: S2, S3 are new"):
+        with pytest.raises(UsageError, match="processes: S2, S3: new"):
             await system.restore(taken[0])
         assert store.epoch == 2
 
     run("two", store, begin)
-    with pytest.raises(UsageError, match=r"S2, S3 are new.* --dry-run'.*--migrate"):
+    with pytest.raises(UsageError, match=r"S2, S3: new.* --dry-run'.*--migrate"):
         run("four", store, go_on)
     assert store.epoch == 1
     run("four", store, go_on, may_migrate=True)

@@ -102,7 +102,10 @@ def test_a_split() -> None:
     said = [str(change) for change in migration.changes]
     (loss,) = migration.losses
     assert loss.sentence == "note of A, B is missing from the result of redistribute"
-    assert "messages: 3 were on channels, and redistribute has put 3 on the channels of now" in said
+    assert (
+        "messages: 3 messages were in transit, and redistribute put 3 on the current channels"
+        in said
+    )
     assert "conserved: 22 coins before and after" in said
 
 
@@ -138,8 +141,8 @@ def test_fields_are_renamed_after_it() -> None:
         "C": {"cents": 3},
     }
     said = [str(change) for change in migration.changes]
-    assert "class Wallet, which was Purse: note is gone: what was recorded of it is lost" in said
-    assert "conserved: not compared before and after: there is no class Purse now" in said
+    assert "class Wallet, formerly Purse: note was removed: its recorded values are lost" in said
+    assert "conserved: not compared before and after: class Purse no longer exists" in said
 
 
 def test_money_that_is_not_passed_on_is_refused() -> None:
@@ -165,7 +168,7 @@ def test_without_a_function_other_processes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("states", "messages", "said"),
     [
-        ({"A": {}}, (), "states of A, and the processes are A, B, C: B is in one of them only"),
+        ({"A": {}}, (), "states of A, but the processes are A, B, C: only one of the two has B"),
         ({"A": {"coin": 1}, "B": {}, "C": {}}, (), "process A a field 'coin', which it never had"),
         ({"A": {"note": object()}, "B": {}, "C": {}}, (), "cannot be encoded: the state of A"),
         (None, (InTransit("A", "Q", "Coin", {"amount": 1}),), "channel A->Q, and there is no such"),

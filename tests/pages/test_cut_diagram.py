@@ -153,10 +153,10 @@ def test_a_cut_that_is_not_in_the_log_is_said(tmp_path: Path) -> None:
     snapshot = snapshots_of(log)[0]
     for file in (tmp_path / "e1" / "P1").iterdir():
         file.unlink()
-    with pytest.raises(NotInLog, match="does not have the cut of P1"):
+    with pytest.raises(NotInLog, match="does not contain the cut of P1"):
         cut_diagram.load_from_log(snapshot, tmp_path)
     picture = cut_diagram.load(snapshot, tmp_path)
-    assert "does not have the cut of P1" in picture.note
+    assert "does not contain the cut of P1" in picture.note
     assert (picture.steps, picture.diagram.dots) == ([], ())
 
 

@@ -96,7 +96,7 @@ def test_a_snapshot_may_be_dropped_meanwhile(
     check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
     assert [str(one.snapshot) for one in pipeline.snapshots()] == ["run-1", "run-2"]
     commit(checkpoint_path(pipeline.path, 1, "sum"), 1, 7)
-    with pytest.raises(Damaged, match="snapshot run-2 has another micro-batch 1"):
+    with pytest.raises(Damaged, match="snapshot run-2 has a different micro-batch 1"):
         check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
 
 

@@ -297,7 +297,7 @@ def test_a_log_is_read_as_it_is_or_up_to_a_snapshot(spark: SparkSession, shop: P
     [
         ({"snapshot": "gone", "table": "queries"}, "there are: fresh, early, late, other"),
         ({"snapshot": "late", "table": "states"}, "one of services, queries, channels"),
-        ({"snapshot": "late"}, "nothing to read is named"),
+        ({"snapshot": "late"}, "no source of rows is named"),
         ({"snapshot": "late", "service": "sums"}, "no service 'sums'.*there are: bank"),
         ({"snapshot": "late", "service": "bank", "table": "queries"}, "does not go with"),
         ({"snapshot": "late", "channel": "x", "table": "queries"}, "leave out"),

@@ -120,8 +120,8 @@ def _exclusive_writer(
                 )
             if path.exists() and read_sealed(path, Head).epoch > mark.epoch:
                 raise UsageError(
-                    f"a system was started from the store {out}, which has its own snapshots "
-                    "since: give a new directory"
+                    f"a system was started from the store {out}, and has added its own "
+                    "snapshots: give a new directory"
                 )
             runs = dict(mark.runs)
             for group in good:
@@ -297,7 +297,7 @@ def _contradictions(group: Group, description: Description) -> Iterator[str]:
     fragments = group.fragments.values()
     for what, names in (
         ("topologies", {one.topology for one in fragments}),
-        ("runs of the system, which began anew", {one.run for one in fragments}),
+        ("runs of the system, which was started afresh", {one.run for one in fragments}),
     ):
         if len(names) > 1:
             yield f"its fragments are of different {what}"
@@ -322,15 +322,15 @@ def _new(
         there = by_number.get(group.snapshot.number)
         if outcome.is_consistent and runs[group.epoch] != group.run:
             yield outcome.refused(
-                f"{published.path} holds snapshots of another run of epoch {group.epoch}, in which "
-                "the system began anew: give another directory"
+                f"{published.path} holds snapshots of another run of epoch {group.epoch}, "
+                "because the system was started afresh: give another directory"
             )
         elif there is None:
             yield outcome
         elif (there.epoch, there.snapshot) != (group.epoch, group.snapshot):
             yield outcome.refused(
                 f"{published.path} holds {there.snapshot} of epoch {there.epoch}, which has the "
-                "same number: assemble the two epochs with --epoch, into directories of their own"
+                "same number: assemble the two epochs with --epoch, into separate directories"
             )
 
 

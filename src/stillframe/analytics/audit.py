@@ -160,7 +160,7 @@ def _amounts(tables: Sequence[DataFrame], sql: str, over: str) -> _Amounts:
         amount = 0 if row["amount"] is None else row["amount"]
         if isinstance(amount, bool) or not isinstance(amount, Amount):
             raise UsageError(
-                f"the SQL over {over} gives {amount!r}, which is no number: {sql!r}. Use an "
+                f"the SQL over {over} gives {amount!r}, which is not a number: {sql!r}. Use an "
                 "aggregate such as 'sum(balance)'"
             )
         amounts[SnapshotId.parse(row[SNAPSHOT])] = amount

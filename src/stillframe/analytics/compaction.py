@@ -321,7 +321,7 @@ def _members(
 ) -> dict[str, CatalogMember]:
     """Return the snapshots that the tables have, and those of the store that are wanted."""
     for snapshot, why in published.damages.items() if of is None else ():
-        raise Damaged(f"snapshot {snapshot} cannot be taken over: {why}")
+        raise Damaged(f"snapshot {snapshot} cannot be compacted: {why}")
     there = {
         str(snapshot): CatalogMember(manifest.sequence, manifest.published_at)
         for snapshot, manifest in published.manifests.items()

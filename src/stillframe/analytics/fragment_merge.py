@@ -87,14 +87,14 @@ def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema)
         with parquet.as_written(path):
             row_count = pq.read_metadata(pa.BufferReader(content)).num_rows
             if what in PLAIN and row_count != _row_count(fragment, what):
-                raise ValueError(f"it has {row_count} rows, and its manifest says otherwise")
+                raise ValueError(f"it has {row_count} rows, but its manifest lists another number")
             table = parquet.read_parquet(content)
             if table.schema != schema:
-                raise ValueError("it has other columns than such a file")
+                raise ValueError("its columns are not those of such a file")
             if not _CHECKS.get(what, _is_of_process)(table, fragment):
-                raise ValueError("it does not say what the manifest beside it does")
+                raise ValueError("it does not match the manifest in its directory")
             if what in PLAIN and not _is_all(table, table.column_names[0], snapshot):
-                raise ValueError(f"it is not of snapshot {snapshot}")
+                raise ValueError(f"it does not belong to snapshot {snapshot}")
             links.append(table)
     if what in PLAIN:
         return links[0]
@@ -102,7 +102,7 @@ def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema)
         table = parquet.apply_changes(links)
         identity = table.column(parquet.identity_of(table.column_names))
         if pc.count_distinct(identity).as_py() != table.num_rows:
-            raise ValueError("it has a key twice")
+            raise ValueError("it contains a key twice")
         # They are rows of this snapshot, whichever recorded them.
         name = pa.repeat(pa.scalar(snapshot), table.num_rows)
         return table.set_column(0, parquet.SNAPSHOT, name)

@@ -109,7 +109,7 @@ MARKER_SENT_LATE = "sent between the recording of the state and the marker"
 MARKER_ACCEPTED_TWICE = "the marker was accepted more than once"
 OVERTAKEN = "sent before the marker, accepted after it"
 OVERTAKES = "sent after the marker, accepted before it"
-PUBLISHED_OTHERWISE = "published otherwise than the log says"
+PUBLISHED_OTHERWISE = "published with other contents than the log has"
 RECORDED_TWICE = "the state was recorded more than once"
 MISSING = {SENT_SIDE: "never sent, though a later one was", ACCEPTED_SIDE: "passed over"}
 TWICE = {SENT_SIDE: "sent more than once", ACCEPTED_SIDE: "accepted more than once"}
@@ -126,9 +126,9 @@ FAULTS = (
 NOT_LOGGED = "published, but its cuts are not in the log"
 MARKER_NOT_ACCEPTED = "the marker was not accepted"
 NOT_COMPLETED = "the channel was not recorded to its end"
-ROWS_LOST = "rows were lost, as the log itself says"
-ROWS_MISSING = "rows are missing: a file is not there"
-TOO_MUCH = "more is wrong than can be named"
+ROWS_LOST = "rows were lost, as the log itself reports"
+ROWS_MISSING = "rows are missing: a file does not exist"
+TOO_MUCH = "more problems than can be listed"
 GAPS = (NOT_LOGGED, MARKER_NOT_ACCEPTED, NOT_COMPLETED, ROWS_LOST, ROWS_MISSING, TOO_MUCH)
 """Why there is no verdict, or why a snapshot was not completed."""
 
@@ -198,7 +198,8 @@ class _Rows:
         snapshots, which, is_step = _texts(table.column("snapshot"))
         if strange := [name for name in snapshots if not _SNAPSHOT.fullmatch(name)]:
             raise Damaged(
-                f"{path} has rows of a snapshot {strange[0]!r}, which is no name of one", path=path
+                f"{path} has rows of a snapshot {strange[0]!r}, which is not a snapshot id",
+                path=path,
             )
         self._steps = np.flatnonzero(is_step)
         self._snapshots, self._snapshot_of = snapshots, which[self._steps]
@@ -222,7 +223,7 @@ class _Rows:
         unknown = [name for name in names if name not in known]
         if unknown:
             raise Damaged(
-                f"{self._path} has rows on {unknown[0]}, which its beginning does not name",
+                f"{self._path} has rows on {unknown[0]}, which its header does not list",
                 path=self._path,
             )
         kind = np.uint8 if len(known) < 2**8 else np.uint16

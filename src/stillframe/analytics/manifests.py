@@ -207,7 +207,7 @@ class Group(msgspec.Struct, frozen=True):
     @property
     def described(self) -> FragmentTopology:
         """The topology, if a fragment can be read."""
-        assert self.topology is not None, "nothing of it can be read"
+        assert self.topology is not None, "none of it can be read"
         return self.topology
 
     @property
@@ -249,8 +249,8 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
     if not places:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         raise UsageError(
-            f"{directory} holds no fragments{of_epoch}: let a system write them with 'stillframe "
-            f"run SYSTEM --fragment-dir {directory}'"
+            f"{directory} holds no fragments{of_epoch}: write them with 'stillframe run SYSTEM "
+            f"--fragment-dir {directory}'"
         )
     return places
 
@@ -302,8 +302,8 @@ def _chain(
             or any((one.topology, one.run) != (last.topology, last.run) for last in links[-1:])
         ):
             return (
-                f"the fragment of {place.process} holds what changed since {link.snapshot}, and "
-                "its fragment of that is not there"
+                f"the fragment of {place.process} holds only the changes since {link.snapshot}, "
+                "and its fragment of that snapshot is missing"
             )
         links.append(one)
         seen.add(link)

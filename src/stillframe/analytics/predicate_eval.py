@@ -124,13 +124,12 @@ def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":
         topology = _topology(spec.reference, spec.topology)
     except ModuleNotFoundError as error:
         raise Unavailable(
-            f"where tasks of Spark run there is no module {error.name!r}: install stillframe there "
-            "(pip install stillframe), or give --master 'local[*]'"
+            f"Spark's executors have no module {error.name!r}: install stillframe on them (pip "
+            "install stillframe), or use --master 'local[*]'"
         ) from error
     except UsageError as error:
         raise UsageError(
-            f"where tasks of Spark run: {error}. The same module as here must be in {spec.here} "
-            "there, or installed"
+            f"on Spark's executors: {error}. They need the same module in {spec.here}, or installed"
         ) from error
     return Store.open(Path(spec.store)), topology
 
@@ -142,5 +141,7 @@ def _topology(reference: str, expected: str) -> "Topology":
 
     topology = load_topology(reference)
     if topology.description.hash != expected:
-        raise UsageError(f"{reference} is another topology than on the driver")
+        raise UsageError(
+            f"{reference} is a different topology on Spark's executors than on the driver"
+        )
     return topology

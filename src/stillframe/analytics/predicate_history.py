@@ -68,9 +68,9 @@ SNAPSHOTS = "snapshots"
 EXAMPLE = "select _snapshot, sum(balance) < 100 from processes group by _snapshot"
 
 _WANTED = (
-    f"Ask over the views {SNAPSHOTS}, {', '.join(TABLES)} and one for each keyed field, which have "
-    "the rows of all snapshots together, for one row for each snapshot: its id, and true or false; "
-    f"for example {EXAMPLE!r}"
+    f"Write a query over the views {SNAPSHOTS}, {', '.join(TABLES)} and one for each keyed "
+    "field, which contain the rows of all snapshots. It must return one row per snapshot, with "
+    f"its id and true or false; for example {EXAMPLE!r}"
 )
 
 
@@ -242,7 +242,7 @@ def _evaluate_in_tasks(
     )
     manifests = {str(snapshot): each for snapshot, each in published.manifests.items()}
     ours = {name: each for name, each in manifests.items() if each.topology == spec.topology}
-    other = Answer(None, f"is of another topology than {known} is now", OTHER_TOPOLOGY)
+    other = Answer(None, f"was taken with a different topology than {known}", OTHER_TOPOLOGY)
     found = dict.fromkeys(manifests.keys() - ours.keys(), other)
     return found | _run_tasks(spark, spec, ours)
 
@@ -269,7 +269,7 @@ def _run_tasks(
             deadlocked = {row["snapshot"]: row["sentence"] for row in found.collect()}
     except PythonException as error:
         said = str(error).strip().splitlines()
-        raise errors.Unavailable(f"a task of Spark failed: {said[-1]}") from error
+        raise errors.Unavailable(f"a Spark task failed: {said[-1]}") from error
     except PySparkException as error:
         raise errors.Unavailable(f"Spark failed: {first_line(error)}") from error
     finally:
@@ -358,31 +358,30 @@ def _query(session: SparkSession, sql: str, names: Sequence[str]) -> dict[str, A
         fields = asked.schema.fields
         if [type(field.dataType) for field in fields] != [StringType, BooleanType]:
             columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in fields)
-            raise UsageError(f"the question {sql!r} gives the columns {columns}. {_WANTED}")
+            raise UsageError(f"the query {sql!r} returns the columns {columns}. {_WANTED}")
         rows = asked.limit(len(names) + 1).collect()
     except PySparkException as error:
         found = verified_parquet.error_of_task(error)
         if found is not None:
             raise found from error
         raise UsageError(
-            f"the question {sql!r} cannot be asked: {verified_parquet.first_line(error)}. {_WANTED}"
+            f"the query {sql!r} failed: {verified_parquet.first_line(error)}. {_WANTED}"
         ) from error
     known = set(names)
     answers: dict[str, Answer] = {}
     for name, holds in rows:
         if name not in known:
             raise UsageError(
-                f"the question {sql!r} gives {name!r}, which is no snapshot. {_WANTED}"
+                f"the query {sql!r} returns {name!r}, which is not a snapshot id. {_WANTED}"
             )
         if holds is None or name in answers:
             what = "NULL" if holds is None else "two rows"
-            raise UsageError(f"the question {sql!r} gives {what} for snapshot {name}. {_WANTED}")
+            raise UsageError(f"the query {sql!r} returns {what} for snapshot {name}. {_WANTED}")
         answers[name] = Answer(holds, f"{sql} is {str(holds).lower()}")
     missing = [name for name in names if name not in answers]
     if missing:
         raise UsageError(
-            f"the question {sql!r} gives no row for snapshot {missing[0]}: of a snapshot without "
-            "rows in a table nothing is left to group, so begin with 'from snapshots left join'. "
-            f"{_WANTED}"
+            f"the query {sql!r} returns no row for snapshot {missing[0]}: a snapshot without "
+            f"rows in a table has no group, so begin with 'from snapshots left join'. {_WANTED}"
         )
     return answers

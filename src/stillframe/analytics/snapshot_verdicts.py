@@ -144,7 +144,7 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
     listed = topology.full if bases is None else topology.changes
     if names != listed:
         raise Damaged(
-            f"{path} lists other files than {', '.join(listed)}", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} lists files other than {', '.join(listed)}", path=path, remedy=SNAPSHOT_ADVICE
         )
     return dict(found)
 
@@ -189,7 +189,7 @@ def _verdict(directory: Path, manifest: Row, expected: Expected) -> Row:
         wrong = contradiction(topology.channels, books, caught)
     if recorded != topology.processes:
         wrong = (
-            f"states of the processes {', '.join(recorded) or 'none'} are recorded, and the "
+            f"states of the processes {', '.join(recorded) or 'none'} are recorded, but the "
             f"processes are {', '.join(topology.processes)}"
         )
     return {

@@ -218,8 +218,8 @@ def _cursor_of(offset: dict[str, Any]) -> "OutcomeCursor":
         return msgspec.convert(offset, OutcomeCursor)
     except DECODING_ERRORS as error:
         raise Damaged(
-            f"the checkpoint does not hold where verdicts on snapshots stand: {error}: start the "
-            "query with a new one"
+            f"the checkpoint has no position in a stream of verdicts: {error}: start the query "
+            "with a new checkpoint"
         ) from error
 
 

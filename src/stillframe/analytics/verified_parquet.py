@@ -268,8 +268,8 @@ def _write_file(tables: Iterable[pa.Table], path: Path, schema: pa.Schema) -> Wr
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else error
         raise StoreError(
-            f"{path} could not be written: {why}: {disk_advice(error)}; what was published there "
-            "before is unchanged",
+            f"{path} could not be written: {why}: {disk_advice(error)}; the tables published "
+            "there before are unchanged",
             path=path,
         ) from error
     return Written(path.name, row_count, path.stat().st_size, digest)

@@ -70,7 +70,7 @@ def deadlocks(
     missing = [name for name, _ in columns if name not in waits.columns]
     if missing:
         raise UsageError(
-            f"the waits lack the column {missing[0]}; they have {', '.join(waits.columns)}: give "
+            f"the waits lack the column {missing[0]}; they have {', '.join(waits.columns)}: pass "
             f"them as {WAITS_SCHEMA}"
         )
     add_package(waits.sparkSession)
@@ -102,9 +102,10 @@ def _without_free(waits: DataFrame, wait_count_max: int) -> DataFrame:
     for snapshot, count in counts.items():
         if count > wait_count_max:
             raise UsageError(
-                f"in snapshot {snapshot} {count:,} waits are left, of those who cannot go on or "
-                f"not within {ROUND_COUNT_MAX} rounds, and one task takes {wait_count_max:,}: give "
-                "a larger wait_count_max, and tasks 1 kB of memory for each"
+                f"in snapshot {snapshot} {count:,} waits are left, of processes that are blocked "
+                f"or not resolved within {ROUND_COUNT_MAX} rounds, and one task takes "
+                f"{wait_count_max:,}: raise wait_count_max, and give tasks 1 kB of memory per "
+                "wait"
             )
     return waits
 
@@ -191,7 +192,7 @@ def _numbered(snapshot: str, waits: pa.Table) -> tuple[list[str], Graph]:
     if len(wrong):
         raise UsageError(
             f"process {names[sources[wrong[0]]]} of snapshot {snapshot} waits for all in one row "
-            "and for any in another: say the same in all its rows"
+            "and for any in another: use the same needs_all in all its rows"
         )
     edges = np.unique(sources * count + targets)
     flat = (edges % count).tolist()

@@ -271,7 +271,7 @@ def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicat
 
     def loss(view: SnapshotView) -> Verdict:
         found = find_loss(view, expected)
-        return Verdict(bool(found), "; ".join(map(str, found)) or f"all is there: {amounts}")
+        return Verdict(bool(found), "; ".join(map(str, found)) or f"nothing is missing: {amounts}")
 
     return loss
 
@@ -441,15 +441,15 @@ def initial_places(store: Store, topology: Topology, entries: Iterable[SnapshotE
         places = if_present(entry, places_in)
         if places is not None:
             return places
-    raise UsageError(f"no snapshot in {store.path} is of this topology any more: take one")
+    raise UsageError(f"no snapshot in {store.path} is of this topology any longer: take one")
 
 
 def _own(name: str) -> StablePredicate:
     if ":" not in name:
         raise UsageError(
             f"there is no predicate {name!r}: give one of {', '.join(SHIPPED)}; or "
-            "MODULE:FUNCTION, a function of yours that takes a view and returns True or False; or "
-            f"a question in SQL, such as {EXAMPLE!r}"
+            "MODULE:FUNCTION, your function that takes a view and returns True or False; or an "
+            f"SQL query, such as {EXAMPLE!r}"
         )
     return asking(load_function(name), name)
 

@@ -59,8 +59,8 @@ def view_of(snapshot: Snapshot, topology: Topology) -> SnapshotView:
     recorded = {state.process: state for state in snapshot.state.processes}
     if recorded.keys() != topology.processes.keys():
         raise UsageError(
-            f"snapshot {snapshot.id} holds the processes {', '.join(recorded)}, and the topology "
-            f"has {', '.join(topology.processes)}: give the topology that it was taken of"
+            f"snapshot {snapshot.id} holds the processes {', '.join(recorded)}, but the topology "
+            f"has {', '.join(topology.processes)}: give the topology that it was taken with"
         )
     with _no_garbage_collection():
         return SnapshotView(
@@ -98,8 +98,8 @@ def _process(topology: Topology, state: ProcessState) -> Any:
             object.__setattr__(process, name, value)
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"process {state.process}: no {codec.kind.__name__} can be made of the fields that "
-            f"were recorded of it, {', '.join(fields) or 'none'}, to ask it: {error}"
+            f"process {state.process}: no {codec.kind.__name__} can be created from its recorded "
+            f"fields, {', '.join(fields) or 'none'}, to evaluate it: {error}"
         ) from error
     return process
 
@@ -194,8 +194,8 @@ def _answer(
         return absent
     if not callable(found):
         raise ApplicationError(
-            f"{where}: {method} is no method of {type(owner).__name__} but {found!r}: give that "
-            "field another name"
+            f"{where}: {method} is not a method of {type(owner).__name__} but {found!r}: give "
+            "that field another name"
         )
     try:
         answer: object = found()

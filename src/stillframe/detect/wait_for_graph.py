@@ -193,4 +193,4 @@ def ring_text(names: Sequence[str], waits: Mapping[str, str] | None) -> str:
 def deadlock_text(ring_texts: Sequence[str], behind: Sequence[str]) -> str:
     """Return a sentence about a deadlock: its rings, and the processes that wait for them."""
     ring_words = "; ".join(ring_texts)
-    return f"{ring_words}; behind them: {', '.join(behind)}" if behind else ring_words
+    return f"{ring_words}; waiting for them: {', '.join(behind)}" if behind else ring_words

@@ -81,15 +81,15 @@ def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
         for process in (header.process, *header.sent, *header.received):
             check_process_id(process)
     except (*DECODING_ERRORS, UsageError) as error:
-        raise Damaged(f"{path} does not say what it is a part of: {error}", path=path) from error
+        raise Damaged(f"{path} has no valid header: {error}", path=path) from error
     if segment_of(path) != (header.epoch, header.number) or path.parent.name != header.process:
         raise Damaged(
-            f"{path} says that it is part {header.number} of {header.process} in epoch "
+            f"{path} is, by its header, part {header.number} of {header.process} in epoch "
             f"{header.epoch}: put it back where it was",
             path=path,
         )
     if header.event_count < header.lost_count:
-        raise Damaged(f"{path} says of what came before it what cannot be", path=path)
+        raise Damaged(f"{path} has impossible counts in its header", path=path)
     return header
 
 
@@ -148,15 +148,16 @@ def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
     """
     if not epochs(local_path(log)):
         raise UsageError(
-            f"{log} holds no event log: let a system write one with 'stillframe run SYSTEM "
-            f"--event-log {log}'"
+            f"{log} holds no event log: write one with 'stillframe run SYSTEM --event-log {log}'"
         )
     for _ in range(_LISTING_COUNT_MAX):
         # A process that still runs replaces and removes files.
         with contextlib.suppress(FileNotFoundError):
             found = [s for path in _files(log, epoch) if (s := _open_segment(path)) is not None]
             return sorted(found, key=lambda s: (s.header.epoch, s.header.process, s.header.number))
-    raise UsageError(f"the files in {log} change too fast to be listed: stop what removes them")
+    raise UsageError(
+        f"the files in {log} change too fast to be listed: stop the program that removes them"
+    )
 
 
 def read_segment(segment: Segment) -> Iterator[pa.Table]:
@@ -165,7 +166,7 @@ def read_segment(segment: Segment) -> Iterator[pa.Table]:
 
 
 def _foreign(path: Path) -> Damaged:
-    return Damaged(f"{path} is no part of an event log: move it out of the directory", path=path)
+    return Damaged(f"{path} is not part of an event log: move it out of the directory", path=path)
 
 
 def _files(log: Path, wanted: int | None) -> Iterator[Path]:

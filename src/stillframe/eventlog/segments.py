@@ -221,7 +221,7 @@ def _checked(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     table.validate(full=True)
     for name in {"event", "kind"}.intersection(table.column_names):
         if table.column(name).null_count:
-            raise ValueError(f"column {name} has an empty place")
+            raise ValueError(f"column {name} has a missing value")
     if "recorded" in table.column_names:
         for chunk in table.column("recorded").chunks:
             runs = chunk.flatten()
@@ -246,8 +246,8 @@ def as_written(path: Any) -> Iterator[None]:
     except _NO_TABLE as error:
         why = " ".join(str(error).split())
         raise Damaged(
-            f"{path} is no file of an event log as it was written: {why}: move it out of the "
-            "directory; what else is there can be read",
+            f"{path} is not an intact file of an event log: {why}: move it out of the directory; "
+            "the other files can still be read",
             path=path,
         ) from error
 

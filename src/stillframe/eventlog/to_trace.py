@@ -76,8 +76,8 @@ def in_causal_order(lines: Mapping[ProcessId, deque[Step]]) -> Iterator[Step]:
         TopologicalSorter(sources).prepare()
     except CycleError as error:
         raise NotConsistent(
-            f"no execution is like that: each of {', '.join(sorted({*error.args[1]}))} accepts "
-            "first what another of them sends after that"
+            f"no execution has this order: each of {', '.join(sorted({*error.args[1]}))} first "
+            "accepts a message that another of them sends later"
         ) from error
 
 
@@ -105,12 +105,12 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
     found = list_segments(log, epoch)
     if not found:
         known = ", ".join(map(str, sorted({one.header.epoch for one in list_segments(log)})))
-        raise UsageError(f"{log} holds nothing of epoch {epoch}: it has {known or 'no epoch'}")
+        raise UsageError(f"{log} contains nothing of epoch {epoch}: it has {known or 'no epoch'}")
     row_count = sum(segment.row_count for segment in found)
     if row_count > row_count_max:
         raise UsageError(
             f"{log} has {row_count:,} rows of epoch {epoch}, and a trace may have "
-            f"{row_count_max:,}: ask the files themselves, with Spark or in SQL"
+            f"{row_count_max:,}: query the files directly, with Spark or in SQL"
         )
     by_process = groupby(found, key=lambda segment: segment.header.process)
     files = {process: list(own) for process, own in by_process}
@@ -119,8 +119,8 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
         for other in (*header.sent, *header.received):
             if other not in headers:
                 raise UsageError(
-                    f"{log} has no log of process {other} in epoch {epoch}: bring the files of all "
-                    "machines into one directory"
+                    f"{log} has no log of process {other} in epoch {epoch}: copy the files of "
+                    "all machines into one directory"
                 )
     channels = [
         Channel(process, target) for process, header in headers.items() for target in header.sent
@@ -129,8 +129,8 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
     total = sum(map(len, in_transit.values()))
     if total > row_count_max:
         raise UsageError(
-            f"{total:,} messages were in transit when the logs in {log}/e{epoch} begin, "
-            f"and a trace may have {row_count_max:,}: ask the files themselves"
+            f"{total:,} messages were in transit when the logs in {log}/e{epoch} begin, and a "
+            f"trace may have {row_count_max:,}: query the files directly"
         )
     lines: dict[ProcessId, deque[Step]] = {process: deque() for process in headers}
     for process, own in files.items():
@@ -165,8 +165,8 @@ def _rows(own: list[Segment], headers: Headers) -> Iterator[Row]:
                 if not is_checked and segment.header.event_count != last:
                     raise UsageError(
                         f"{segment.path} begins after {segment.header.event_count} actions, and "
-                        f"the rows before it end with {last}: what lies between was lost, and a "
-                        "trace cannot be without it; ask the files themselves, with Spark or in SQL"
+                        f"the rows before it end with {last}: the actions in between were lost, "
+                        "and a trace needs them; query the files directly, with Spark or in SQL"
                     )
                 is_checked = True
                 if row.event not in (last, last + 1):
@@ -183,8 +183,8 @@ def _rows(own: list[Segment], headers: Headers) -> Iterator[Row]:
 def foreign_channel(process: ProcessId, channel: str | None) -> Damaged:
     """Return the error that the log of a process has rows of a channel that it does not have."""
     return Damaged(
-        f"the event log of {process} has a row of channel {channel!r}, which is none of its "
-        "channels: bring the files back that were written"
+        f"the event log of {process} has a row of channel {channel!r}, which is not one of its "
+        "channels: put the original files back"
     )
 
 

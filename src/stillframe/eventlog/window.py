@@ -73,8 +73,9 @@ def read_window(log: Path, snapshot: Snapshot, wanted: WindowRequest) -> dict[Pr
         lane = _Reading(process, snapshot, wanted).lane(files.get(process, []))
         if lane is None:
             raise NotInLog(
-                f"{log} does not have the cut of {process} in snapshot {snapshot.id}: a process "
-                "writes its log twice a second, and the files of all machines belong together"
+                f"{log} does not contain the cut of {process} in snapshot {snapshot.id}: a "
+                "process writes its log twice a second, and the files of all machines must be in "
+                "one directory"
             )
         lanes[process] = lane
     return lanes

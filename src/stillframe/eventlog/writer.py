@@ -101,7 +101,7 @@ def pack_segment(path: Path) -> None:
             with as_written(path):
                 stream = whole_stream(source)
                 if stream is None:
-                    raise ValueError("not even its schema is whole")
+                    raise ValueError("its schema is incomplete")
             with pq.ParquetWriter(
                 file,
                 stream.schema,

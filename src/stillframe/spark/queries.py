@@ -85,8 +85,8 @@ def register(spark: SparkSession, *others: type[DataSource]) -> None:
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
             raise Unavailable(
-                "this session was made (newSession) from one that already knows Stillframe's "
-                "sources, and Spark then keeps them from this one: use that session"
+                "this session was created with newSession() from one that has Stillframe's "
+                "sources, and Spark does not register them here: use that session"
             ) from error
 
 
@@ -280,8 +280,8 @@ class _Run:
         with self._busy:
             if self._is_over:
                 raise Unavailable(
-                    f"micro-batch {number} of query {self._query} comes after the end of its run, "
-                    "and nothing of it was written: start the query again"
+                    f"micro-batch {number} of query {self._query} started after the end of its "
+                    "run, and was not written: start the query again"
                 )
             yield
 
@@ -383,8 +383,9 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
     for name, value in options.items():
         if name.lower().startswith(_ASYNC) and str(value).lower() not in ("false", ""):
             raise UsageError(
-                f"the option {name} cannot be combined with snapshots: with asynchronous progress "
-                "tracking a micro-batch begins before the one before is committed; leave it out"
+                f"the option {name} cannot be combined with snapshots: with asynchronous "
+                "progress tracking a micro-batch begins before the previous one is committed; "
+                "leave it out"
             )
         if name.lower() == "checkpointlocation":
             raise UsageError(
@@ -412,11 +413,11 @@ def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> N
     ours = [line for line in relations if _OURS.search(line)]
     if not ours:
         what = (
-            "reads none of its channels: make it with "
+            "reads none of its channels: create it with "
             f"read_channels({', '.join(['spark', 'pipeline', *map(repr, (query, *logs))])})"
             if logs
-            else "has no source of Stillframe, which would wait at barriers: put "
-            f"with_barriers(frame, pipeline, {query!r}) around its source"
+            else "has no Stillframe source that waits at barriers: wrap its source in "
+            f"with_barriers(frame, pipeline, {query!r})"
         )
         raise UsageError(
             f"query {query} of {root} cannot take part in snapshots, because its DataFrame {what}"
@@ -432,8 +433,8 @@ def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> N
             unread -= {name.strip() for name in channels[1].split(",")}
     if unread:
         raise UsageError(
-            f"query {query} of {root} is declared to read {', '.join(sorted(unread))}, and "
-            "its DataFrame does not: read every declared channel exactly once"
+            f"query {query} of {root} is declared to read {', '.join(sorted(unread))}, but its "
+            "DataFrame does not: read every declared channel exactly once"
         )
 
 
@@ -449,9 +450,10 @@ def _check_reader(options: str, root: Path, query: str) -> None:
         place, is_other = str(root), False
     if is_other or name != query:
         raise UsageError(
-            f"the DataFrame for query {query} of {root} reads as query {name} of {place}, whose "
-            f"barriers it would take: make it with read_channels or with_barriers for {query!r}; "
-            "another pipeline's records come from a channel that a service of this one writes"
+            f"the DataFrame of query {query} of {root} reads as query {name} of {place}, and "
+            "would follow the barriers of that one: create it with read_channels or "
+            f"with_barriers for {query!r}; to use records of another pipeline, let a service of "
+            "this one write them to a channel"
         )
 
 
@@ -478,7 +480,8 @@ def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
             pinned = pinned_path(snapshot_path(root, manifest.snapshot), query)
             if not checkpoint.agrees(path, pinned, state.batch):
                 raise Damaged(
-                    f"snapshot {manifest.snapshot} has another micro-batch {state.batch}; {advice}"
+                    f"snapshot {manifest.snapshot} has a different micro-batch {state.batch}; "
+                    f"{advice}"
                 )
     for log in head.dataflow.outgoing(query):
         written = LogWriter(root, log, head).last_batch()

@@ -74,7 +74,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         if options.get(name) is None or (name != "channels" and not options[name]):
             raise UsageError(
                 f'format("stillframe") needs the option {name!r}; it needs pipeline (the '
-                "directory), query (who reads) and channels (names, with commas)"
+                "directory), query (the reader) and channels (names, separated by commas)"
             )
     rows = options.get("maxRowsPerTrigger")
     if rows is not None and (not rows.isascii() or not rows.isdigit() or int(rows) == 0):
@@ -197,9 +197,9 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         query, root = self._options.query, Path(self._options.pipeline)
         if not is_running(root, query):
             raise UsageError(
-                f"query {query} of {root} was not started with start_query, and its sink is "
-                "none of to_channel: no snapshot could hold what it writes; use one of them, "
-                "or read with spark.read"
+                f"query {query} of {root} was not started with start_query, and its sink was not "
+                "made by to_channel, so snapshots would miss its output: use one of them, or "
+                "read with spark.read"
             )
         return QueryParticipant(root, query)
 
@@ -276,9 +276,9 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
         return _plan_table(service_fields(manifest, service))
     if service is None and table in _TABLES:
         return _plan_table(_TABLES[table](manifest))
-    asked = "nothing to read is named" if table is None else f"there is no table {table!r}"
+    asked = "no source of rows is named" if table is None else f"there is no table {table!r}"
     if table in _TABLES:
-        asked = f"the option service does not go with table={table!r}"
+        asked = f"the option service cannot be combined with table={table!r}"
     names = ", ".join(log.name for log in manifest.dataflow.logs) or "none"
     raise UsageError(
         f"{asked}: give table, one of {', '.join(_TABLES)}; or service, one of "
@@ -310,7 +310,7 @@ def service_fields(manifest: Manifest, service: str) -> pa.Table:
     assert state is not None
     fields = state.fields()
     if not fields:
-        raise UsageError(f"service {service} records no field: read table=services instead")
+        raise UsageError(f"service {service} has no recorded field: read table=services instead")
     return pa.table(
         {
             name: to_array(Column(name, _kind_of(value)), [value], lambda _: f"service {service}")

@@ -107,8 +107,8 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
             last_words.seek(max(0, last_words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
             said = last_words.read().decode(errors="replace").strip()
             raise Unavailable(
-                f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. "
-                f"It said last: {said or 'nothing'}"
+                f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. Its "
+                f"last output was: {said or 'nothing'}"
             ) from error
 
 
@@ -132,8 +132,8 @@ def check_version(version: str) -> None:
     if found < PYSPARK_VERSION_MIN:
         needed = ".".join(map(str, PYSPARK_VERSION_MIN))
         raise Unavailable(
-            f"PySpark {version} is too old: {needed} or later is needed, where a source written in "
-            "Python may decide where a micro-batch ends",
+            f"PySpark {version} is too old: {needed} or later is needed, where a Python source "
+            "can decide the end of a micro-batch",
             remedy=_INSTALL,
         )
 
@@ -192,7 +192,7 @@ def _unfit(home: Path) -> str | None:
     try:
         release = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "no file 'release' in it"
+        return "it has no file 'release'"
     version = re.search(r'^JAVA_VERSION="(\d+)', release, re.MULTILINE)
     if version is None or int(version[1]) not in JAVA_VERSIONS:
         return f"version {version[1]}" if version else "version unknown"

@@ -50,14 +50,15 @@ def query_state(
     batch = _batch(manifest, query)
     if batch is None:
         raise UsageError(
-            f"query {query} had not committed any micro-batch at snapshot {manifest.snapshot}: it "
-            "had no state; take a snapshot when it has run"
+            f"query {query} had committed no micro-batch at snapshot {manifest.snapshot}, so it "
+            "has no state there: take a snapshot after it has run"
         )
     path = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), query)
     if path.as_uri() != f"file://{path}":
         raise UsageError(
-            f"Spark's state source cannot read below {path}: it takes a space or another special "
-            "character in a path for its percent code; move the pipeline to a path without"
+            f"Spark's state source cannot read below {path}: it confuses a space or another "
+            "special character in a path with its percent code. Move the pipeline to a path "
+            "without such characters"
         )
     reader = spark.read.format("statestore").options(batchId=batch, operatorId=operator, **options)
     if store is not None:
@@ -139,8 +140,8 @@ def diff(
     there = next((frame for frame in found if frame is not None), None)
     if there is None:
         raise UsageError(
-            f"query {participant} had not committed any micro-batch at either snapshot: there is "
-            "no state to compare"
+            f"query {participant} had committed no micro-batch at either snapshot: there is no "
+            "state to compare"
         )
     before, after = (there.limit(0) if frame is None else frame for frame in found)
     keys = [name for name in _KEY_COLUMNS if name in there.columns]

@@ -243,7 +243,7 @@ def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Man
     names = file_names(topologies[manifest.topology], is_full=manifest.bases is None)
     if not are_files(manifest.files, names):
         raise Damaged(
-            f"{path} lists other files than {', '.join(names)}", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} lists files other than {', '.join(names)}", path=path, remedy=SNAPSHOT_ADVICE
         )
     return manifest
 

@@ -430,7 +430,7 @@ def as_changes(snapshot: str, state: ProcessState, description: Description) -> 
         return state if names else msgspec.structs.replace(state, base=None)
     if state.keyed or state.base is not None:
         raise UsageError(
-            f"{where}: changes of {', '.join(state.keyed) or 'nothing'} were recorded, and the "
+            f"{where}: changes of {', '.join(state.keyed) or 'nothing'} were recorded, but the "
             f"keyed fields of {state.kind} are {', '.join(names) or 'none'}"
         )
     try:
