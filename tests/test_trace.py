@@ -34,8 +34,8 @@ def named(trace: Trace, label: str) -> Position:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([Event("P9")], "'P9' does something, but is no process of this trace"),
-        ([MarkerStep("P9", SNAPSHOT)], "'P9' does something, but is no process of this trace"),
+        ([Event("P9")], "'P9' has a step, but is not a process of this trace"),
+        ([MarkerStep("P9", SNAPSHOT)], "'P9' has a step, but is not a process of this trace"),
         (
             [Event("P2", "F", accepted=(FIRST,))],
             "event P2#1 (F) accepts message P1->P2 #1 before it was sent",
@@ -55,7 +55,7 @@ def named(trace: Trace, label: str) -> Position:
         ),
         (
             [Event("P2", sent=(FIRST,))],
-            "event P2#1 sends message P1->P2 #1, which is not its to send",
+            "event P2#1 sends message P1->P2 #1, which only its source can send",
         ),
         (
             [Event("P1", sent=(MessageId(Channel("P1", "P9"), 1),))],

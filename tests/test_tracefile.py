@@ -98,8 +98,8 @@ def test_a_step_that_is_too_long_is_not_written(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "line 1: .*; this is no trace file: make one with 'stillframe trace import"),
-        ('{"N": 5}\n', "line 1: .*stillframe_trace.*; this is no trace file"),
+        ("", "line 1: .*; this is not a trace file: create one with 'stillframe trace import"),
+        ('{"N": 5}\n', "line 1: .*stillframe_trace.*; this is not a trace file"),
         (HEADER.replace(":1,", ":2,"), "is of version 2, and this program reads version 1"),
         (HEADER.replace("P2", "no name"), "line 1: 'no name' cannot name a process"),
         (HEADER.replace("[]", '[{"source":"P1","target":"X"}]'), "line 1: channel P1->X has an"),
@@ -108,19 +108,19 @@ def test_a_step_that_is_too_long_is_not_written(
             HEADER.replace("P2", "x" * 3_000_000), "line 1: 'x{400,500}….{0,200}$", id="long"
         ),
         (HEADER + TO_SEND % ("P2", 0), "line 2: it has a message with a number below 1"),
-        (HEADER + TO_SEND % ("x\\ny", 1), r"line 2: it names what is no .*: x\\ny"),
+        (HEADER + TO_SEND % ("x\\ny", 1), r"line 2: it names processes .*: x\\ny"),
         (HEADER + MARKER % (1, -1, ""), "line 2: 'P1--1' is not a snapshot id"),
         (
             HEADER + MARKER % (2, 1, ',"source":"P1"'),
-            "line 2: a marker of P1-1 comes from P1 to P2, but none is in transit there",
+            "line 2: a marker of P1-1 arrives from P1 to P2, but none is in transit there",
         ),
         (
             HEADER + MARKER % (1, 1, ',"targets":["P2"]') + MARKER % (2, 1, ',"source":"P1"') * 2,
-            "line 4: a marker of P1-1 comes from P1 to P2, but none is in transit there",
+            "line 4: a marker of P1-1 arrives from P1 to P2, but none is in transit there",
         ),
         (
             HEADER + MARKER % (1, 1, ',"is_cut":true') * 2,
-            "line 3: P1 records its state for P1-1, as it did before",
+            "line 3: P1 records its state for P1-1, for the second time",
         ),
         (HEADER + "{\n", "line 2: .*; write the file again from its source"),
         (HEADER + '{"type":"other"}\n', "line 2: .*other"),
@@ -130,7 +130,7 @@ def test_a_step_that_is_too_long_is_not_written(
             HEADER
             + '{"type":"marker","process":"P1","snapshot":{"initiator":"P1","number":1},'
             + '"targets":["X"]}\n',
-            "line 2: it names what is no process of this trace: X",
+            "line 2: it names processes that are not in this trace: X",
         ),
     ],
 )

@@ -142,8 +142,8 @@ def _count_connected(trace: Trace, count_max: int | None) -> int:
         if len(ways_of) * size > LIMITS_MAX or limit_steps > LIMIT_STEPS_MAX:
             raise UsageError(
                 f"{size} processes with {trace.event_count:,} events have more than "
-                f"{found + sum(ways_of.values()):,} consistent cuts, and to count them all takes "
-                "too long: ask about fewer processes, or about fewer events"
+                f"{found + sum(ways_of.values()):,} consistent cuts, too many to count: use "
+                "fewer processes or events"
             )
         if not ways_of:
             break
@@ -224,8 +224,7 @@ def _highest(trace: Trace) -> list[list[Cut]]:
     if bounds > BOUNDS_MAX:
         raise UsageError(
             f"{trace.event_count:,} events of {len(trace.processes):,} processes have {bounds:,} "
-            f"bounds, and at most {BOUNDS_MAX:,} are kept: ask about fewer processes, or about "
-            "fewer events"
+            f"bounds, and at most {BOUNDS_MAX:,} are kept: use fewer processes or events"
         )
     end = trace.end
     highest = [[end] * (length + 1) for length in end]
@@ -466,8 +465,8 @@ def _initial_view(trace: Trace) -> CutView:
 def _check_count(visited_count: int, count_max: int | None) -> None:
     if count_max is not None and visited_count > count_max:
         raise UsageError(
-            f"there is no answer after looking at {count_max} consistent cuts: raise count_max, or "
-            "ask about a shorter trace"
+            f"there is no answer after {count_max} consistent cuts: raise count_max, or use a "
+            "shorter trace"
         )
 
 

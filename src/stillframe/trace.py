@@ -142,7 +142,7 @@ class Trace:
         for step in self.steps:
             if step.process not in lines:
                 raise NotConsistent(
-                    f"{step.process!r} does something, but is no process of this trace"
+                    f"{step.process!r} has a step, but is not a process of this trace"
                 )
             if isinstance(step, Event):
                 lines[step.process].append(step)
@@ -163,7 +163,9 @@ class Trace:
             self._accepted_in[message] = position
         for message in event.sent:
             if message.channel.source != event.process:
-                raise NotConsistent(f"{where} sends message {message}, which is not its to send")
+                raise NotConsistent(
+                    f"{where} sends message {message}, which only its source can send"
+                )
             if message.channel.target not in self.index_of:
                 raise NotConsistent(f"{where} sends message {message} to no process of this trace")
             if first := self._sent_in.get(message):

@@ -116,7 +116,7 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
         known.add(process)
     for channel in header.channels:
         if not {channel.source, channel.target} <= known:
-            _refuse(path, 1, f"channel {channel} has an end that is no process of this trace")
+            _refuse(path, 1, f"channel {channel} has an end that is not a process of this trace")
     return header
 
 
@@ -129,7 +129,7 @@ def _read_steps(path: Path, file: BinaryIO, processes: list[ProcessId]) -> Itera
         step = _decode(path, number, _step_decoder, line)
         if strangers := _named_in(step) - known:
             names = ", ".join(sorted(strangers))
-            _refuse(path, number, f"it names what is no process of this trace: {names}")
+            _refuse(path, number, f"it names processes that are not in this trace: {names}")
         if isinstance(step, MarkerStep):
             if problem := _problem_with(step, recorded, under_way):
                 _refuse(path, number, problem)
@@ -158,11 +158,11 @@ def _problem_with(
         marker = (snapshot, step.source, process)
         if marker not in under_way:
             where = f"from {step.source} to {process}"
-            return f"a marker of {snapshot} comes {where}, but none is in transit there"
+            return f"a marker of {snapshot} arrives {where}, but none is in transit there"
         under_way.remove(marker)
     if step.is_cut:
         if (snapshot, process) in recorded:
-            return f"{process} records its state for {snapshot}, as it did before"
+            return f"{process} records its state for {snapshot}, for the second time"
         recorded.add((snapshot, process))
     under_way |= {(snapshot, process, target) for target in step.targets}
     return ""
@@ -193,5 +193,7 @@ def _decode(path: Path, number: int, decoder: msgspec.json.Decoder[_Line], line:
 def _refuse(path: Path, number: int, sentence: str) -> NoReturn:
     advice = "write the file again from its source"
     if number == 1:
-        advice = "this is no trace file: make one with 'stillframe trace import LOG --out FILE'"
+        advice = (
+            "this is not a trace file: create one with 'stillframe trace import LOG --out FILE'"
+        )
     raise UsageError(f"{path}, line {number}: {clean_label(sentence)}; {advice}")

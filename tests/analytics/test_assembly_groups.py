@@ -88,7 +88,7 @@ def test_a_base_of_another_epoch_or_topology_is_none(tmp_path: Path) -> None:
         assert group.snapshot == based.id
         verdict = classify(group, timeout_s=TIMEOUT_S)
         assert verdict.verdict == INCOMPLETE
-        assert "and its fragment of that is not there" in verdict.why
+        assert "and its fragment of that snapshot is missing" in verdict.why
 
 
 def test_fragments_that_are_based_on_each_other_in_a_ring_are_none(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_of_a_number_that_two_epochs_gave_the_later_one_counts(tmp_path: Path) -
 
 def test_an_empty_directory_says_how_to_fill_it(tmp_path: Path) -> None:
     """Nothing there is wrong usage, and no verdict."""
-    with pytest.raises(UsageError, match="holds no fragments: let a system write them with"):
+    with pytest.raises(UsageError, match="holds no fragments: write them with"):
         group_fragments(tmp_path)
     write_fragments(tmp_path, samples.DESCRIPTION, [samples.snapshot_of(1)])
     with pytest.raises(UsageError, match="holds no fragments of epoch 3"):

@@ -186,7 +186,7 @@ def test_a_snapshot_that_is_gone_is_named(spark: SparkSession, store: Path) -> N
         ("sum(balanc)", "'sum\\(balanc\\)'.*balanc.*balance"),
         ("sum(", "PARSE_SYNTAX_ERROR"),
         ("balance", "aggregate over one snapshot's rows, such as 'sum\\(balance\\)'"),
-        ("max(_kind)", "gives 'Account', which is no number"),
+        ("max(_kind)", "gives 'Account', which is not a number"),
         ("sum(balance * 9223372036854775807)", "overflow"),
     ],
 )

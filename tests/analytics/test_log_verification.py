@@ -144,7 +144,9 @@ def test_damage_of_a_log_is_raised_as_such(spark: SparkSession, tmp_path: Path, 
     content[8 : len(content) // 2] = bytes(len(content) // 2 - 8)
     file.write_bytes(content)
     for read in READING:
-        with pytest.raises(Damaged, match=rf"^{file} is no file of an event log .*: move it out"):
+        with pytest.raises(
+            Damaged, match=rf"^{file} is not an intact file of an event log: .*: move it out"
+        ):
             read(pieces, file.parent.name)
 
 

@@ -168,5 +168,5 @@ def test_a_snapshot_whose_markers_never_came_has_no_way(
 
 def test_there_must_be_an_event_log(spark: SparkSession, tmp_path: Path) -> None:
     """A directory without one is told what belongs there."""
-    with pytest.raises(UsageError, match="holds no event log: let a system write one"):
+    with pytest.raises(UsageError, match="holds no event log: write one"):
         marker_steps(spark, tmp_path)

@@ -276,16 +276,16 @@ def test_what_cannot_be_asked_is_named(
         ("love", UsageError, "there is no predicate 'love'"),
         (f"{__name__}:names", ApplicationError, "names returned 'A-1', a str, on snapshot A-1"),
         (f"{__name__}:is_at_four", ApplicationError, "raised KeyError: 'C', on snapshot A-4"),
-        ("select balance from processes", UsageError, "gives the columns balance bigint"),
+        ("select balance from processes", UsageError, "returns the columns balance bigint"),
         ("select snapshot, 1 = 1 from nowhere", UsageError, "TABLE_OR_VIEW_NOT_FOUND"),
         (
             "select _snapshot, true from messages where amount = 4",
             UsageError,
             "no row for snapshot",
         ),
-        ("select _snapshot, true from processes", UsageError, "gives two rows for snapshot"),
-        ("select snapshot, null = true from snapshots", UsageError, "gives NULL for snapshot A-"),
-        ("select 'x', true from snapshots", UsageError, "gives 'x', which is no snapshot"),
+        ("select _snapshot, true from processes", UsageError, "returns two rows for snapshot"),
+        ("select snapshot, null = true from snapshots", UsageError, "returns NULL for snapshot A-"),
+        ("select 'x', true from snapshots", UsageError, "returns 'x', which is not a snapshot id"),
     ],
 )
 def test_what_makes_no_sense_is_the_callers(
@@ -356,7 +356,7 @@ def test_what_is_missing_where_tasks_run_is_said(
         UsageError, match=r"on Spark's executors: .*different topology on Spark's executors than on"
     ):
         opened(topology="0" * 64)
-    with pytest.raises(UsageError, match=f"there is no module 'nowhere' .* must be in {money}"):
+    with pytest.raises(UsageError, match=f"have no module 'nowhere' .* in {money}"):
         opened(reference="nowhere:nothing")
     monkeypatch.setitem(sys.modules, "stillframe.store.store", None)
     with pytest.raises(Unavailable, match="pip install stillframe"):

@@ -96,7 +96,7 @@ def test_a_task_needs_no_more_than_arrow(store: Path) -> None:
         (lambda m: m.update(sequence=2**70), "has an invalid content: sequence is"),
         (lambda m: m.update(published_at=1e300), "has an invalid content"),
         (lambda m: m.pop("files"), "has an invalid content: 'files'"),
-        (lambda m: m["files"][0].update(name="../../x"), "lists other files than processes"),
+        (lambda m: m["files"][0].update(name="../../x"), "lists files other than processes"),
         (lambda m: m["files"][0].update(bytes=-1), "has more than the -1 bytes that it may have"),
         (lambda m: m["snapshot"].update(number=3), "belongs to snapshot P1-3"),
     ],

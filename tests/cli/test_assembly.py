@@ -55,7 +55,7 @@ def test_whole_incomplete_and_wrong_ones_are_told_apart(call: Call, tmp_path: Pa
     assert found.keys() == {"P1-2", "P1-3"}
     assert (found["P1-2"]["verdict"], found["P1-2"]["late"]) == ("consistent", ["P3"])
     assert found["P1-2"]["completed_at"] == "1970-01-01T00:00:30Z"
-    assert "1 with fragments that came late" in result.stderr
+    assert "1 with fragments that arrived late" in result.stderr
 
 
 def test_wrong_input_is_named_before_spark_starts(call: Call, tmp_path: Path) -> None:
@@ -68,5 +68,5 @@ def test_wrong_input_is_named_before_spark_starts(call: Call, tmp_path: Path) ->
     assert result.exit_code == 2
     assert "holds files that are not fragments" in result.stderr
     result = call("store", "assemble", tmp_path, "--out", out, "--timeout", "soon")
-    assert (result.exit_code, "--timeout 'soon' is no duration" in result.stderr) == (2, True)
+    assert (result.exit_code, "--timeout 'soon' is not a duration" in result.stderr) == (2, True)
     assert not out.exists()

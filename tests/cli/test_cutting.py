@@ -65,8 +65,8 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
     assert call("trace", "cuts", trace, "--cut", "a=1").stderr.splitlines() == [
         "in transit on a->b: at least 1 message",
         (
-            "the log states no messages, and its clocks show none that taught its receiver "
-            "nothing: more may be in transit"
+            "the log does not state messages, and its clocks do not show those that taught their "
+            "receivers nothing: more may be in transit"
         ),
         "yes: the cut is consistent",
     ]
@@ -136,23 +136,26 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
             ("--cut", "P1=1", "--before", "P1#1"),
             "ask one question at a time: --cut, --before, --where",
         ),
-        (("--cut", "P1"), "'P1' is no part of a cut"),
-        (("--cut", "P1=1,P1=2"), "'P1=2' is no part of a cut"),
+        (("--cut", "P1"), "'P1' is not part of a cut"),
+        (("--cut", "P1=1,P1=2"), "'P1=2' is not part of a cut"),
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2"),
         (("--cut", "P1=3"), "no cut has 3 events of P1, which has 2"),
-        (("--before", "P1"), "'P1' is no event: they look like P2#7"),
+        (("--before", "P1"), "'P1' is not an event, such as P2#7"),
         (("--before", "P1#9"), "there is no event P1#9: process P1 has 2"),
         (("--where", "answered"), "'answered' does not name a predicate: write MODULE:FUNCTION"),
         (("--where", "nowhere_at_all:x"), "module 'nowhere_at_all' cannot be imported"),
         (("--where", "json:nothing"), "json has no function 'nothing'"),
         (
             ("--where", f"{__name__}:wrong"),
-            "the predicate raised KeyError: 'x', asked at the cut {'P1': 0, 'P2': 0}",
+            "the predicate raised KeyError: 'x', evaluated at the cut {'P1': 0, 'P2': 0}",
         ),
-        (("--where", f"{__name__}:leaving"), "the predicate raised SystemExit: 0, asked at"),
-        (("--where", f"{__name__}:later"), "a coroutine, asked at the cut {'P1': 0, 'P2': 0}: ret"),
-        (("--where", f"{__name__}:yielding"), "a generator, asked at"),
-        (("--where", f"{__name__}:saying_no"), "the predicate returned 'no', a str, asked at"),
+        (("--where", f"{__name__}:leaving"), "the predicate raised SystemExit: 0, evaluated at"),
+        (
+            ("--where", f"{__name__}:later"),
+            "a coroutine, evaluated at the cut {'P1': 0, 'P2': 0}: ret",
+        ),
+        (("--where", f"{__name__}:yielding"), "a generator, evaluated at"),
+        (("--where", f"{__name__}:saying_no"), "the predicate returned 'no', a str, evaluated at"),
         (("--where", f"{__name__}:saying_nothing"), "the predicate returned None, a NoneType, as"),
         (("--where", f"{__name__}:saying_one"), "the predicate returned 1, a int, asked at"),
     ],
@@ -285,4 +288,4 @@ def test_too_many_cuts_are_not_asked_at(
     monkeypatch.setattr(trace_commands, "SEARCHED_MAX", 3)
     result = call("trace", "cuts", trace, "--where", f"{__name__}:never")
     assert result.exit_code == 2
-    assert "more than 3 consistent cuts, too many to ask at each" in result.stderr
+    assert "more than 3 consistent cuts, too many to evaluate" in result.stderr

@@ -159,7 +159,7 @@ def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--most", "102"], "there are more than 102 histories: let less happen, or raise the"),
+        (["--most", "102"], "there are more than 102 histories: reduce the actions, or raise the"),
         (["--most", "0"], "Invalid value for '--most'"),
         (["--acts", "P1"], "--acts 'P1': write PROCESS=ACTION,ACTION with actions of P1: pay"),
         (["--acts", "P1=fly"], "--acts 'P1=fly': write PROCESS=ACTION,ACTION with actions of P1"),
@@ -185,8 +185,8 @@ def test_a_process_that_draws_from_chance_cannot_be_explored(call: Call) -> None
     """Done again it does something else: that is said, with what to do."""
     result = call("sim", "explore", "tests.cli.systems_for_sim:erratic", "--acts", "P1=talk")
     assert result.exit_code == 2
-    assert "done again, the same choices come to something else" in result.stderr
-    assert "let it draw chance from a recorded field" in result.stderr
+    assert "repeated, the same choices had another result" in result.stderr
+    assert "take random numbers from a recorded field" in result.stderr
 
 
 def nobody_is_rich(state: StateView) -> bool:

@@ -112,10 +112,10 @@ def test_what_the_event_log_says_is_told_too(capsys: pytest.CaptureFixture[str])
     rows = [GOOD | {"log": said | {"missing": missing}} for missing in ([], ["B"])]
     assert conclude(GOOD | {"log": None}, *rows, BAD | {"log": None}) == 1
     assert [line.partition("; ")[2] for line in capsys.readouterr().out.splitlines()] == [
-        "the event log: nothing of it",
+        "the event log has nothing of it",
         "the event log: incomplete",
         "the event log: incomplete: B did not record",
-        "the event log: nothing of it",
+        "the event log has nothing of it",
     ]
 
 
@@ -203,8 +203,8 @@ def test_what_is_missing_is_named_before_spark_starts(
     for arguments, named in (
         ((tmp_path / "nowhere",), "does not exist"),
         ((money, "--event-log", tmp_path / "nowhere"), "nowhere"),
-        ((money, "--timeout", "long"), "--timeout 'long' is no duration"),
-        ((money, "--duration", "0"), "--duration '0' is no duration"),
+        ((money, "--timeout", "long"), "--timeout 'long' is not a duration"),
+        ((money, "--duration", "0"), "--duration '0' is not a duration"),
     ):
         result = call("store", "follow", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")

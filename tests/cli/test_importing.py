@@ -32,7 +32,7 @@ def test_a_log_becomes_a_trace_file(call: Call, log: Path) -> None:
     assert result.stderr.splitlines() == [
         "host '42[main]' is process P42-main",
         f"written: {out}",
-        "PASS: the clocks of 1 execution contradict each other nowhere",
+        "PASS: the clocks of 1 execution do not contradict each other",
     ]
     assert tracefile.read(out).processes == ("P42-main", "b")
 
@@ -108,9 +108,9 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
     result = call("trace", "import", path, *options)
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        "1 line passed over: no event there",
-        "1 receive of a message that, by the clocks, had come before: nothing accepted",
-        "PASS: the clocks of 1 execution contradict each other nowhere",
+        "1 line skipped: no event there",
+        "1 receive of a message that, by the clocks, had arrived before: nothing accepted",
+        "PASS: the clocks of 1 execution do not contradict each other",
     ]
 
 
@@ -118,7 +118,7 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
     ("options", "sentence"),
     [
         (("--regex", "(?<host>a)"), "has no group (?<clock>...)"),
-        (("--json-paths", "host"), "'host' does not say where something is"),
+        (("--json-paths", "host"), "'host' is not NAME=PATH"),
         (("--json-paths", "host=a", "--delimiter", "x"), "--regex and --delimiter are for text"),
         (("--out", "no/such/place"), "the directory no/such does not exist: make it first"),
     ],

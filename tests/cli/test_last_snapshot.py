@@ -102,7 +102,7 @@ def test_a_stop_without_a_last_snapshot_says_what_is_lost(start: Start, tmp_path
     assert code == 1
     assert "no last snapshot: snapshot A-" in err
     assert "missing: C" in err
-    assert f"what was done since {current.id} is lost" in err
+    assert f"the work since {current.id} is lost" in err
 
 
 def test_a_second_signal_stops_without_a_last_snapshot(start: Start, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
     assert "C" in pending["missing"]
     (straggler,) = [found for found in pending["stragglers"] if found["cause"] == "SILENT"]
     assert straggler["process"] == "C"
-    assert "C does not answer, and was not heard of for" in shown
+    assert "C does not answer, and has sent nothing for" in shown
     store.close()
 
 

@@ -265,7 +265,7 @@ def test_the_clock_of_an_event_says_what_happened_before(call: Call, log: Path) 
     ("command", "words"),
     [
         (("verify", "LOG", "--epoch", "7"), "has nothing of epoch 7; it has the epochs 1, 2"),
-        (("clock", "LOG", "B2"), "'B2' names no event: they look like P1#17"),
+        (("clock", "LOG", "B2"), "'B2' is not an event, such as P1#17"),
     ],
 )
 def test_what_is_not_there_is_said_before_spark_starts(

@@ -107,8 +107,8 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
             "class Purse: note was removed: its recorded values are lost ... --dry-run', and cont",
         ),
         ("deaf", ("--migrate",), "B no longer accepts Coin"),
-        ("purses", ("--pipeline", "x", "--migrate"), "--migrate is for a system alone"),
-        ("purses", ("--pipeline", "x", "--dry-run"), "--dry-run is for a system alone"),
+        ("purses", ("--pipeline", "x", "--migrate"), "--migrate is for systems outside a pipeline"),
+        ("purses", ("--pipeline", "x", "--dry-run"), "--dry-run is for systems outside a pipeline"),
         ("changed", ("--migrate", "--initiator", "Q"), "there is no process 'Q'"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_shorter_sequence_does_not_end_in_an_older_one(call: Call, trace: Path
     (directory / "lecture-001.svg").write_text("old")
     result = call("view", trace, "--steps", "--first", 10)
     assert result.exit_code == 2
-    assert f"{directory / 'lecture-010.svg'} is of a longer sequence" in result.stderr
+    assert f"{directory / 'lecture-010.svg'} belongs to a longer sequence" in result.stderr
     assert (directory / "lecture-001.svg").read_text() == "old"
 
 
@@ -87,7 +87,7 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
     result = call("view", path, "--json")
     assert json.loads(result.stdout)["left_out"] == "the first 400 of 450 steps are shown"
     assert result.stderr.splitlines() == [
-        "the first 400 of 450 steps are shown: --first 401 goes on",
+        "the first 400 of 450 steps are shown: continue with --first 401",
         f"done: {path.with_suffix('.svg')}: 400 steps of 1 process",
     ]
     last = call("view", path, "--first", 401)
@@ -99,12 +99,12 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
     [
         (("--snapshot", "P2-7"), "the trace has no snapshot P2-7; it has P1-1"),
         (("--snapshot", "7"), "'7' is not a snapshot id"),
-        (("--cut", "P1"), "'P1' is no part of a cut"),
-        (("--cut", "P1=1,P1=2"), "'P1=2' is no part of a cut"),
+        (("--cut", "P1"), "'P1' is not part of a cut"),
+        (("--cut", "P1=1,P1=2"), "'P1=2' is not part of a cut"),
         (("--cut", "P9=1"), "the trace has no process 'P9': it has P1, P2, P3"),
         (("--cut", "P1=6"), "no cut has 6 events of P1, which has 5"),
         (("--first", "19"), "the trace has 18 steps"),
-        (("--out", "{trace}"), "lecture.trace: let it end in .svg, .png or .html"),
+        (("--out", "{trace}"), "lecture.trace: use a name that ends in .svg, .png or .html"),
         (("--out", "{trace}/x.svg"), "is no directory"),
         (("--out", "{trace}.html", "--steps"), "a page has all steps in it: leave one out"),
         (("--out", "{trace}.html", "--snapshot", "P2-7"), "no snapshot P2-7; it has P1-1"),
@@ -159,7 +159,7 @@ def test_a_script_is_drawn_as_the_trace_of_it_is(
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("lectur", "there is no file lectur: give a trace, a .run file, or one of those that come"),
+        ("lectur", "there is no file lectur: give a trace, a .run file, or an included script:"),
         ("lectur.run", "there is no script lectur.run"),
         (".", ". is a directory: give a trace, or a script"),
     ],
@@ -204,7 +204,9 @@ def test_a_page_says_what_it_leaves_out(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "long.trace"
     tracefile.write(path, Trace(["P1"], [Event("P1")] * 450))
     result = call("view", path, "--out", tmp_path / "long.html")
-    assert result.stderr.startswith("the first 200 of 450 steps are shown: --first 201 goes on\n")
+    assert result.stderr.startswith(
+        "the first 200 of 450 steps are shown: continue with --first 201\n"
+    )
 
 
 def test_a_picture_is_replaced_whole_or_not_at_all(

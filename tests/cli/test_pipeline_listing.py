@@ -34,7 +34,7 @@ def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
     assert first[-4:] == ["3", "0", "0", "B"]
     assert second[-4:] == ["3", "0", "51", "B"]
     assert result.stderr == (
-        "2 snapshots; pipeline shop is in epoch 1; a restore goes back to shop-2\n"
+        "2 snapshots; pipeline shop is in epoch 1; a restore starts from shop-2\n"
     )
 
 
@@ -51,7 +51,7 @@ def test_the_present_timeline_is_marked(call: Call, shop: Pipeline) -> None:
         ["aligned", rows_of(result.stdout)[1][2]],
         ["present", "aligned"],
     ]
-    assert "epoch 2, which began from shop-1; a restore goes back to shop-3" in result.stderr
+    assert "epoch 2, which started from shop-1; a restore starts from shop-3" in result.stderr
 
 
 def test_abandoned_snapshots_are_listed_with_their_reason(call: Call, shop: Pipeline) -> None:
@@ -116,7 +116,8 @@ def test_a_pipeline_without_snapshots_is_no_error(call: Call, shop: Pipeline) ->
     result = call("pipeline", "list", shop.path)
     assert (result.exit_code, result.stdout) == (0, "")
     assert (
-        f"none to go back to: 'stillframe pipeline snapshot {shop.path}' takes one" in result.stderr
+        "there is nothing to restore: take a snapshot with 'stillframe pipeline snapshot "
+        f"{shop.path}'" in result.stderr
     )
 
 

@@ -30,7 +30,7 @@ def test_a_stopped_pipeline_goes_back(call: Call, saved: Pipeline) -> None:
     assert f"epoch 2: pipeline {saved.path} was restored from snapshot shop-1 in" in result.stderr
     assert "its 51 B of checkpoints verified" in result.stderr
     assert "next, start its programs" in result.stderr
-    assert result.stderr.endswith("each goes on from there: audit, books, till\n")
+    assert result.stderr.endswith("each continues from there: audit, books, till\n")
     books = Books()
     with join("books", pipeline=saved.path, state=books):
         assert books.total == 5
@@ -78,7 +78,7 @@ def test_a_fork_goes_on_beside_the_first(call: Call, saved: Pipeline, tmp_path: 
     with join("till", pipeline=saved.path, state=Till()):
         result = call("pipeline", "fork", saved.path, "gold", target, "--name", "trial")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert f"pipeline {target}, called trial, goes on from snapshot shop-1 of" in result.stderr
+    assert f"pipeline {target}, called trial, continues from snapshot shop-1 of" in result.stderr
     assert f"start its programs with the pipeline {target}" in result.stderr
     second = Pipeline(target)
     assert (second.epoch, saved.epoch) == (2, 1)

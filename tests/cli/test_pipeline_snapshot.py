@@ -79,7 +79,7 @@ def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["--mode", "sometimes"], "'sometimes' is not one of 'aligned', 'unaligned'"),
-        (["--timeout", "5"], "--timeout '5' is no duration"),
+        (["--timeout", "5"], "--timeout '5' is not a duration"),
     ],
 )
 def test_wrong_options_are_named(

@@ -74,7 +74,7 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
     assert published == [str(entry.id) for entry in store.entries()]
     shown = call("events", path).stdout
     assert "epoch 1 began afresh" in shown
-    assert "epoch 1 goes on: a new supervisor took it over" in shown
+    assert "epoch 1 continues: a new supervisor took it over" in shown
     assert f"snapshot {published[-1]} was published" in shown
 
 

@@ -131,8 +131,8 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
     result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 1
     assert result.stderr == (
-        f"FAIL: {rules} is not made for channels that are {network}: of 6 seeds 3 broke off; of 30 "
-        "snapshots 20 were published, none of them wrong, and 7 abandoned because their parts "
+        f"FAIL: {rules} does not support channels that are {network}: of 6 seeds 3 broke off; of "
+        "30 snapshots 20 were published, none of them wrong, and 7 abandoned because their parts "
         "contradicted each other\n"
     )
     document = json.loads(call("sim", "run", "--seeds", "1..6", "--json", *options).stdout)
@@ -359,10 +359,10 @@ def test_a_script_whose_system_went_back_has_the_trace_of_its_last_epoch(
     [
         (["--seeds", "5..1"], "--seeds '5..1': write FIRST..LAST, for example 1..200, or one"),
         (["--seeds", "x"], "--seeds 'x': write FIRST..LAST"),
-        (["--seeds", "1..5", "--steps"], "are about one run: give one seed, such as --seeds 17"),
-        (["--trace", "x"], "are about one run: give one seed"),
-        (["nosuch"], "there is no script nosuch: give a .run file, or one of those that come with"),
-        (["nosuch.run"], "come with stillframe: deadlock, lecture, lecture-ticks, never-occurred"),
+        (["--seeds", "1..5", "--steps"], "apply to one run: give one seed, such as --seeds 17"),
+        (["--trace", "x"], "apply to one run: give one seed"),
+        (["nosuch"], "there is no script nosuch: give a .run file, or an included script:"),
+        (["nosuch.run"], "an included script: deadlock, lecture, lecture-ticks, never-occurred"),
         (["./no/such.run"], "no/such.run: No such file or directory"),
         (["../lecture"], "there is no script ../lecture"),
         (["."], "there is no script ."),
@@ -395,10 +395,10 @@ def test_wrong_arguments_say_what_is_right(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"system\nP1: \xff\n", "is no .run file: it is not text in UTF-8"),
-        (b"system\nP1: A\n\nP1 flies\n", "line 4: 'P1 flies' is nothing that can happen"),
+        (b"system\nP1: \xff\n", "is not a .run file: it is not text in UTF-8"),
+        (b"system\nP1: A\n\nP1 flies\n", "line 4: 'P1 flies' is not a choice"),
         (b"system\nP1: \x1b[31m\n", "line 2: '\\x1b' cannot be in a .run file"),
-        (b"", "there is nothing in this file"),
+        (b"", "the file is empty"),
         (b"#" * 1_000_001, "a .run file has at most 1,000,000 characters"),
         (b"\xc3\xa9" * 1_000_000, "line 1: the first block must begin with 'system'"),
     ],
@@ -420,7 +420,7 @@ def test_a_directory_is_no_script(call: Call, tmp_path: Path) -> None:
     (tmp_path / "a.run").mkdir()
     result = call("sim", tmp_path / "a.run")
     assert result.exit_code == 2
-    assert "is no regular file" in result.stderr
+    assert "is not a regular file" in result.stderr
 
 
 @pytest.mark.parametrize(

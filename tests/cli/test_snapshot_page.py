@@ -110,7 +110,7 @@ def test_two_snapshots_are_compared(call: Call, money: Path, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (("--snapshot", "A-9"), "there is no snapshot A-9"),
-        (("--out", "{tmp}/x.pdf"), "let it end in .html, .svg or .png"),
+        (("--out", "{tmp}/x.pdf"), "use a name that ends in .html, .svg or .png"),
         (("--compare", "A-1", "--out", "{tmp}/x.svg"), "a comparison is a page"),
         (("--compare", "A-1", "--event-log", "{tmp}"), "a comparison takes no --event-log"),
         (("--event-log", "{tmp}/none"), "holds no event log"),

@@ -35,7 +35,7 @@ def test_list_shows_every_snapshot_with_units(call: Call, money: Path) -> None:
     assert [line.split()[0] for line in lines[2:]] == ["A-1", "A-2", "A-3"]
     assert "recorded in" in lines[0]
     assert "20 ms" in lines[2]
-    assert result.stderr == "3 snapshots; a restore goes back to A-3\n"
+    assert result.stderr == "3 snapshots; a restore starts from A-3\n"
 
 
 def test_list_writes_json(call: Call, money: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_damaged_line_of_the_history_keeps_no_supervisor_back(
     first, second, *rest = result.stderr.splitlines()
     assert first == f"this command supervises the system of {money} until it is stopped"
     assert second.startswith("warning: line 1 of ")
-    assert second.endswith("to go on from a snapshot does not need it")
+    assert second.endswith("it is not needed to continue from a snapshot")
     assert "the code differs from that of the store" in " ".join(rest)
     assert result.exit_code == 2
 

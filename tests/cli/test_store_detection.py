@@ -70,7 +70,7 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 1
     assert result.stderr == (
-        "no: loss does not hold in A-3: all is there\n"
+        "no: loss does not hold in A-3: nothing is missing\n"
         "of all 3 snapshots in 2 epochs it held first in A-2, in epoch 1; it held in 1 epoch and "
         "stayed in each\n"
     )
@@ -103,7 +103,7 @@ def test_spark_says_what_detect_says_and_more(call: Call, tmp_path: Path, find: 
     manifest = path / "snapshots" / "A-1" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"A", b"B", 1))
     damaged = call("store", "detect", path, "loss", *PURSES, *HERE, "--json")
-    assert (damaged.exit_code, "not asked, damaged: A-1\n" in damaged.stderr) == (2, True)
+    assert (damaged.exit_code, "not evaluated, damaged: A-1\n" in damaged.stderr) == (2, True)
     find(row(1, 1, holds=False, is_present=False), row(2, 1, holds=True))
     canned = call("store", "detect", path, "loss", "--json")
     same_shape(json.loads(canned.stdout), found)
@@ -119,8 +119,8 @@ def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, f
     assert result.exit_code == 2
     yes, left_out, error = result.stderr.splitlines()
     assert yes.startswith("yes: loss holds in A-8")
-    assert left_out == "not asked, damaged: A-1, A-2, A-3, A-4, A-5 and 2 more"
-    assert error == "Error: snapshot A-1 could not be asked: no"
+    assert left_out == "not evaluated, damaged: A-1, A-2, A-3, A-4, A-5 and 2 more"
+    assert error == "Error: snapshot A-1 could not be evaluated: no"
     assert [line.split()[1] for line in result.stdout.splitlines()[2:]] == [*"???????", "yes"]
 
 
@@ -129,7 +129,9 @@ def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Fi
     find(row(1, 1, holds=None, sentence="no"))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 2
-    assert result.stderr.startswith("no: no snapshot of the present epoch could be asked of loss\n")
+    assert result.stderr.startswith(
+        "no: no snapshot of the present epoch could be evaluated for loss\n"
+    )
 
 
 def test_the_table_is_capped(call: Call, money: Path, find: Find) -> None:

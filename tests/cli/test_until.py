@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_predicate_that_takes_long(
     options = ("--until", long_predicate, *SHORT)
     ended = call("run", RALLY, "--store", tmp_path / "rally", *options)
     assert ended.exit_code == 1
-    assert "take_long was still being asked when the system was stopped" in ended.stderr
+    assert "take_long was still being evaluated when the system was stopped" in ended.stderr
 
 
 def test_what_is_no_predicate_is_refused_before_anything_starts(call: Call, tmp_path: Path) -> None:
@@ -137,7 +137,10 @@ def test_what_a_restore_should_stop_at_is_checked_first(
     monkeypatch.setattr(run, "supervisor_of", lambda _: current_process())
     result = call("restore", money, "--until", "deadlock")
     assert result.exit_code == 2
-    assert "is running, and a restore lets it run: leave out --until, or stop it" in result.stderr
+    assert (
+        "is running, and keeps running after a restore: leave out --until, or stop it"
+        in result.stderr
+    )
 
 
 def test_a_restore_that_should_stop_is_never_live(

@@ -67,5 +67,5 @@ def test_a_method_that_raises_is_named() -> None:
 
     with pytest.raises(ApplicationError, match=r"process A: is_passive\(\) raised SystemExit: 0"):
         view.is_passive(SimpleNamespace(is_passive=leave), "process A", SNAPSHOT)
-    with pytest.raises(ApplicationError, match="is_passive is no method of SimpleNamespace but"):
+    with pytest.raises(ApplicationError, match="is_passive is not a method of SimpleNamespace but"):
         view.is_passive(SimpleNamespace(is_passive=True), "process A", SNAPSHOT)

@@ -146,5 +146,5 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     b.close()
     assert read_trace(tmp_path / "gap", 1).end == (3, 1)
     (tmp_path / "gap" / "e1" / "A" / "events-000002.parquet").unlink()
-    with pytest.raises(UsageError, match="what lies between was lost"):
+    with pytest.raises(UsageError, match="the actions in between were lost"):
         read_trace(tmp_path / "gap", 1)

@@ -53,9 +53,9 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         "a number twice",
         [("a", {"a": 1}), ("b", {"b": 1}), ("a", {"a": 1})],
         (
-            "log, line 3, host 'a': the clock has 1 for its own host, as line 1 has: "
-            "two events of a host have different numbers. If the log has several executions, "
-            "say with --delimiter what separates them"
+            "log, line 3, host 'a': the clock has 1 for its own host, as line 1 has: each event "
+            "of a host has a different number. If the log has several executions, give their "
+            "separator with --delimiter"
         ),
     ),
     (
@@ -78,18 +78,16 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         "an entry that falls",
         [("a", {"a": 1}), ("a", {"a": 2}), ("b", {"b": 1, "a": 2}), ("b", {"b": 2, "a": 1})],
         (
-            "log, line 4, host 'b': "
-            "the clock has 1 for host 'a', but line 3, one event earlier, has "
-            "2: no entry ever falls"
+            "log, line 4, host 'b': the clock has 1 for host 'a', but line 3, one event earlier, "
+            "has 2: entries never decrease"
         ),
     ),
     (
         "an entry that falls while another rises",
         [("a", {"a": 1}), ("c", {"c": 1}), ("b", {"b": 1, "a": 1}), ("b", {"b": 2, "c": 1})],
         (
-            "log, line 4, host 'b': "
-            "the clock has 0 for host 'a', but line 3, one event earlier, has "
-            "1: no entry ever falls"
+            "log, line 4, host 'b': the clock has 0 for host 'a', but line 3, one event earlier, "
+            "has 1: entries never decrease"
         ),
     ),
     (

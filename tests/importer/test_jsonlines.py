@@ -81,11 +81,17 @@ def test_wrong_paths_are_named(text: str) -> None:
         ([1], "line 2: it is no JSON object"),
         (
             {"node": "x"},
-            "line 2: it has no clock at 'pkt.vc', as an event has; it has 'node': say with --json",
+            (
+                "line 2: it has no clock at 'pkt.vc', which every event needs; it has 'node': "
+                "give its path with --json"
+            ),
         ),
-        ({"pkt": {"vc": {"x": 1}}}, "line 2: it has no host at 'node', as an event has"),
-        ({"node": [], "pkt": {"vc": {}}}, "line 2: its host at 'node' is no string and no number"),
-        ({"node": True, "pkt": {"vc": {}}}, "line 2: its host at 'node' is no string"),
+        ({"pkt": {"vc": {"x": 1}}}, "line 2: it has no host at 'node', which every event needs"),
+        (
+            {"node": [], "pkt": {"vc": {}}},
+            "line 2: its host at 'node' is neither a string nor a number",
+        ),
+        ({"node": True, "pkt": {"vc": {}}}, "line 2: its host at 'node' is neither a string"),
         ({"node": "x", "pkt": {"vc": {"x": "1"}}}, "line 2: at 'pkt.vc' it has no vector clock"),
         ({"node": "x", "pkt": {"vc": 7}}, "line 2: at 'pkt.vc' it has no vector clock"),
         ({"node": "x", "pkt": {"vc": {"x": 1}}, "event": "<"}, "but has no source at 'pkt.snd'"),
@@ -132,7 +138,7 @@ def test_a_contradiction_names_line_and_host(tmp_path: Path) -> None:
         ([], "^a.ndjson is empty: there is no event in it"),
         (
             [{"N": 2}],
-            "a.ndjson has no event: no line has host at 'node' and clock at 'pkt.vc'; say",
+            "a.ndjson has no event: no line has host at 'node' and clock at 'pkt.vc'; give",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_the_form_of_a_log_is_known(
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     """Files of two forms, and options of the other one."""
-    with pytest.raises(UsageError, match="some of these files are JSON in lines by their names"):
+    with pytest.raises(UsageError, match="some of these files are JSON lines by their names"):
         read_log(tmp_path / "a.ndjson", tmp_path / "b.log")
     with pytest.raises(UsageError, match="--regex and --delimiter are for text"):
         read_log(tmp_path / "a.ndjson", delimiter="x")

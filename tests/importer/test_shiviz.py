@@ -139,7 +139,7 @@ def test_the_lines_of_a_file_for_shiviz_count(tmp_path: Path) -> None:
         read_shiviz(log(tmp_path, text))
     with pytest.raises(UsageError, match=r"expression in line 1 of a\.log .* no group \(\?<event"):
         read_shiviz(log(tmp_path, "(?<host>a) (?<clock>b)\n\n"))
-    with pytest.raises(UsageError, match=r"delimiter in line 2 of a\.log '\^\(\$' cannot be"):
+    with pytest.raises(UsageError, match=r"delimiter in line 2 of a\.log '\^\(\$' is invalid"):
         read_shiviz(log(tmp_path, f"{GOVECTOR_EXPRESSION}\n(\n{GOVECTOR}"))
     with pytest.raises(UsageError, match=r"a\.log is empty: there is no event in it"):
         read_shiviz(log(tmp_path, GOVECTOR_EXPRESSION))
@@ -195,10 +195,10 @@ def test_a_contradiction_in_a_later_execution_names_its_line(tmp_path: Path) -> 
     [
         ("(?<host>a) (?<event>b)", r"no group \(\?<clock>...\): it needs"),
         ("(?<clock>a) (?<event>b)", r"no group \(\?<host>...\): it needs"),
-        ("(?<host>a", "the regular expression .* cannot be understood: missing \\)"),
+        ("(?<host>a", "the regular expression .* is invalid: missing \\)"),
         ("(?<host>a)|(?<clock>b)|(?<event>starting)", "line 1: .* without a host"),
         ("(?<host>a) (?<clock>nowhere)(?<event>)", "finds no event from line 1 on; .* 'starting"),
-        (r"(?<host>a) (?<clock>.)(?<event>)", "line 2, host 'a': '{' is no vector clock"),
+        (r"(?<host>a) (?<clock>.)(?<event>)", "line 2, host 'a': '{' is not a vector clock"),
     ],
 )
 def test_a_wrong_regular_expression_says_why(tmp_path: Path, regex: str, sentence: str) -> None:
@@ -209,7 +209,7 @@ def test_a_wrong_regular_expression_says_why(tmp_path: Path, regex: str, sentenc
 
 def test_a_wrong_delimiter_is_named(tmp_path: Path) -> None:
     """The sentence says that it is the delimiter that cannot be understood."""
-    with pytest.raises(UsageError, match=r"the delimiter '\(' cannot be understood"):
+    with pytest.raises(UsageError, match=r"the delimiter '\(' is invalid"):
         read_shiviz(log(tmp_path, TWO_HOSTS), delimiter="(")
 
 
@@ -218,7 +218,7 @@ def test_a_wrong_delimiter_is_named(tmp_path: Path) -> None:
 )
 def test_a_clock_of_anything_but_whole_numbers_is_refused(tmp_path: Path, clock: str) -> None:
     """Nothing is guessed: a clock is JSON, from host to whole number."""
-    with pytest.raises(UsageError, match=r"line 2, host 'a': .* is no vector clock"):
+    with pytest.raises(UsageError, match=r"line 2, host 'a': .* is not a vector clock"):
         read_shiviz(log(tmp_path, f"x\na {clock}\n"))
 
 
@@ -256,8 +256,8 @@ def test_long_lines_without_an_event_take_time_that_grows_with_them(
     [
         (b"", r"^a\.log is empty: there is no event in it"),
         (b" \n\n", "is empty"),
-        (b"hello", "begins with 'hello': say with --regex how events look$"),
-        (b'{"a": 1}', "let its name end in .ndjson, or give --json-paths"),
+        (b"hello", "begins with 'hello': describe events with --regex$"),
+        (b'{"a": 1}', "use a name that ends in .ndjson, or give --json-paths"),
         (gzip.compress(b"x", mtime=0), "is compressed: uncompress it first, with gunzip"),
     ],
 )
@@ -332,8 +332,8 @@ def test_what_contradicts_in_several_files_is_named_with_both(tmp_path: Path) ->
         read_shiviz(one, other)
     assert str(error.value) == (
         f"{other}, line 1, host 'a': the clock has 1 for its own host, as line 1 of {one} has: "
-        "two events of a host have different numbers. If the log has several executions, say with "
-        "--delimiter what separates them"
+        "each event of a host has a different number. If the log has several executions, give "
+        "their separator with --delimiter"
     )
     other.write_text('b {"a":2, "b":1}\nanswer\n', encoding="utf-8")
     renamed = other.rename(other.with_name("b.log"))
@@ -346,7 +346,7 @@ def test_one_of_several_files_has_one_execution(tmp_path: Path) -> None:
     one, other = tmp_path / "a.log", tmp_path / "b.log"
     one.write_text('a {"a":1}\nask\n', encoding="utf-8")
     other.write_text('b {"b":1}\nx\n---\nb {"b":1}\ny\n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"^b\.log has 2 executions, and several files have the"):
+    with pytest.raises(UsageError, match=r"^b\.log has 2 executions, and several files must"):
         read_shiviz(one, other, delimiter="^---$")
     with pytest.raises(UsageError, match="name at least one file"):
         read_shiviz()

@@ -111,7 +111,7 @@ def test_a_subclass_takes_the_renames_of_its_base() -> None:
 @pytest.mark.parametrize(
     ("renamed", "said"),
     [
-        ({"gone": "balance"}, "names 'gone', which is no field"),
+        ({"gone": "balance"}, "names 'gone', which is not one of its fields"),
         ({"a": "x", "b": "x"}, "old field 'x'"),
     ],
 )

@@ -138,7 +138,7 @@ def test_states_and_messages_become_what_the_oracle_says(
         if renamed.get(name, name) not in before or (name in renamed.values())
     )
     if None in wanted or not has_defaults:
-        with pytest.raises(UsageError, match="cannot go on with this code"):
+        with pytest.raises(UsageError, match="cannot be continued with this code"):
             migrate(snapshot, old.description, now)
         return
     migration = migrate(snapshot, old.description, now)

@@ -169,9 +169,13 @@ def test_without_a_function_other_processes_are_refused() -> None:
     ("states", "messages", "said"),
     [
         ({"A": {}}, (), "states of A, but the processes are A, B, C: only one of the two has B"),
-        ({"A": {"coin": 1}, "B": {}, "C": {}}, (), "process A a field 'coin', which it never had"),
+        (
+            {"A": {"coin": 1}, "B": {}, "C": {}},
+            (),
+            "process A a field 'coin', which it has neither in the snapshot nor",
+        ),
         ({"A": {"note": object()}, "B": {}, "C": {}}, (), "cannot be encoded: the state of A"),
-        (None, (InTransit("A", "Q", "Coin", {"amount": 1}),), "channel A->Q, and there is no such"),
+        (None, (InTransit("A", "Q", "Coin", {"amount": 1}),), "channel A->Q, which does not exist"),
         (None, (InTransit("A", "B", "Coin", {"sum": 1}),), "with the fields sum"),
         (None, (InTransit("A", "B", "Note", {}),), "messages are Coin"),
     ],

@@ -74,5 +74,5 @@ def test_a_marker_that_comes_before_what_was_sent_ahead_of_it_ends_nothing() -> 
     steps[12], steps[13] = steps[13], steps[12]
     trace = Trace(["P1", "P2", "P3"], steps)
     lines = trace_story(trace, whole(trace)).lines
-    assert lines[12][0].endswith("goes on recording P2->P1, where more was sent before the cut")
+    assert lines[12][0].endswith("keeps recording P2->P1, where more was sent before the cut")
     assert lines[13][0].endswith("P2->P1 keeps H→D for P1-1")

@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("there is no channel 'coin'", {"channel": "coin"}),
         ("run-99", {"snapshot": "run-99"}),
         ("'mint' does not read channel 'coins'", {"snapshot": "run-1", "target": "mint"}),
-        ("give snapshot as well", {"target": "till"}),
+        ("target requires snapshot: give both", {"target": "till"}),
     ):
         with pytest.raises(UsageError, match=words):
             pipeline.records(**{"channel": "coins", **arguments})  # type: ignore[arg-type]

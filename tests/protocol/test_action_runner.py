@@ -260,7 +260,7 @@ def test_an_async_handler_that_does_not_wait_is_one_action() -> None:
 def test_an_async_handler_that_waits_cannot_be_stepped_through(action: str) -> None:
     """There is no loop to wait in: it is closed, and the error says so."""
     runner = ActionRunner("P1", topology())
-    with pytest.raises(UsageError, match="an async handler waits for something outside"):
+    with pytest.raises(UsageError, match="an async handler waited: there is no event loop here"):
         runner.perform(action)
     assert fields(runner)["words"] == []
 
@@ -296,7 +296,7 @@ def test_the_start_state_is_never_touched() -> None:
 def test_a_process_with_its_own_loop_is_refused() -> None:
     """Nobody can step through a program that has its own loop."""
     system = Topology({"P1": ExternalProcess(state=Speaker, accepts=Word)}, [])
-    with pytest.raises(UsageError, match=r"process P1 has a loop of its own \(stillframe.join\)"):
+    with pytest.raises(UsageError, match=r"process P1 runs its own event loop \(stillframe.join\)"):
         ActionRunner("P1", system)
 
 

@@ -126,5 +126,5 @@ def test_a_part_that_comes_twice_is_a_violation() -> None:
     """Each process has one."""
     made = assembler(S1)
     made.add(part("P"), 101.0)
-    with pytest.raises(ProtocolViolation, match="it came twice"):
+    with pytest.raises(ProtocolViolation, match="it arrived twice"):
         made.add(part("P"), 101.0)

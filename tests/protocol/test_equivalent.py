@@ -175,7 +175,7 @@ def test_a_corrupted_snapshot_is_found(
     system, snapshot = caught()
     assert system.prove(snapshot).inversion_count > 0
     failure = f"snapshot {snapshot.id} is not the state between its white and its red events: "
-    difference = f"{where}: recorded as {recorded}, replayed it is {replayed}"
+    difference = f"{where}: recorded as {recorded}, replayed as {replayed}"
     with pytest.raises(NotConsistent, match=re.escape(failure + difference)):
         system.prove(corrupt(snapshot))
 
@@ -335,10 +335,16 @@ def moody(action: str) -> System:
 @pytest.mark.parametrize(
     ("action", "named"),
     [
-        ("vary_message", r"event P2#1 \(vary_message\): replayed it sends \['Transfer', \d+\] as "),
+        ("vary_message", r"event P2#1 \(vary_message\): the replay sends \['Transfer', \d+\] as "),
         ("vary_amount", r"message P2->P1 #1, but \['Transfer', -\d+\] was sent: process P2 is no"),
-        ("vary_state", r"is no function of what it accepts: process P2: recorded as Moody \{'bal"),
-        ("vary_sending", r"event P2#1 \(vary_sending\): replayed it sends .*: process P2, or one "),
+        (
+            "vary_state",
+            (
+                r"is not a function of the messages that it accepts: process P2: recorded as Moody "
+                r"\{'bal"
+            ),
+        ),
+        ("vary_sending", r"event P2#1 \(vary_sending\): the replay sends .*: process P2, or one "),
     ],
 )
 def test_a_process_that_is_no_function_is_named(action: str, named: str) -> None:
@@ -367,6 +373,6 @@ def test_a_proof_needs_what_belongs_together() -> None:
     begun.initiate("P1")
     begun.run([])
     assert begun.prove(begun.snapshots[0]).white
-    named = r"event P1#1 \(restored\) restores P1->P2 #1, but the state to begin with has nothing"
+    named = r"event P1#1 \(restored\) restores P1->P2 #1, but the initial state has nothing"
     with pytest.raises(NotConsistent, match=named):
         prove(begun.trace, begun.snapshots[0], THREE)

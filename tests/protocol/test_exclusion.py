@@ -262,5 +262,5 @@ def test_keyed_fields_are_read_where_they_were_published() -> None:
 def test_the_refusal_says_why() -> None:
     """Because of its channels, or because nothing was recorded yet."""
     last = LastStates(describe("PQR", LOOSE))
-    assert last.refusal("P").startswith("P cannot be left out: it has channels (P->Q, Q->P)")
-    assert last.refusal("R") == "R cannot be left out: no snapshot holds a state of it yet"
+    assert last.refusal("P").startswith("P cannot be excluded: it has channels (P->Q, Q->P)")
+    assert last.refusal("R") == "R cannot be excluded: no snapshot has its state yet"

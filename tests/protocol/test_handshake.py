@@ -48,8 +48,8 @@ def test_two_that_know_the_secret_come_together() -> None:
         ({"target": None}, "this is the coordinator, not P2"),
         ({"sources": ("P3",)}, "no channel from 'P1' to P2; known are: P3"),
         ({"topology_hash": "cd" * 32}, "the topologies differ: abababababab there, cdcdcdcdcdcd"),
-        ({"epoch": 4}, "epoch 3 is over: this is epoch 4"),
-        ({"epoch": 2}, "epoch 3 is not begun: this is epoch 2"),
+        ({"epoch": 4}, "epoch 3 has ended: this is epoch 4"),
+        ({"epoch": 2}, "epoch 3 has not begun: this is epoch 2"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(

@@ -225,7 +225,7 @@ def test_a_message_that_comes_twice_is_a_violation(batch: Batch, doubled: int) -
     for come in (messages(1), messages(2), messages(4), messages(6)):
         take(p, come)
     p.initiate(S1)
-    with pytest.raises(ProtocolViolation, match=f"A->P: message {doubled} came a second time"):
+    with pytest.raises(ProtocolViolation, match=f"A->P: message {doubled} arrived twice"):
         p.receive("A", batch, WHITE)
     take(p, messages(3))
     take(p, messages(5))
@@ -354,7 +354,7 @@ def test_memory_is_bounded_by_the_disorder() -> None:
 def test_numbers_go_on_where_a_restore_left_off() -> None:
     """Counts begin where the recorded ones ended: what came before does not come again."""
     p = recorder(received_count=4)
-    with pytest.raises(ProtocolViolation, match="message 4 came a second time"):
+    with pytest.raises(ProtocolViolation, match="message 4 arrived twice"):
         take(p, messages(4))
     take(p, messages(6))
     p.initiate(S1)

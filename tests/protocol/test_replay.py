@@ -164,15 +164,15 @@ def test_an_epoch_goes_on_from_a_recorded_state() -> None:
         ),
         (
             Event("P1", "", "write", sent=ids((P1_P3, 3))),
-            "event P1#2: replayed it sends P1->P3 #2, but the trace says P1->P3 #3: process P1",
+            "event P1#2: the replay sends P1->P3 #2, but the trace has P1->P3 #3: process P1",
         ),
         (
             Event("P1", "", "write"),
-            "event P1#2: replayed it sends P1->P3 #2, but the trace says nothing: process P1",
+            "event P1#2: the replay sends P1->P3 #2, but the trace has nothing: process P1",
         ),
         (
             Event("P1", "", RESTORED, sent=ids((P1_P3, 2))),
-            "event P1#2 restores P1->P3 #2, but the state to begin with has nothing on the",
+            "event P1#2 restores P1->P3 #2, but the initial state has nothing on the",
         ),
     ],
 )
@@ -186,8 +186,8 @@ def test_what_the_processes_do_not_do_is_named(event: Event, named: str) -> None
 @pytest.mark.parametrize(
     ("event", "named"),
     [
-        (Event("P9", "", "write"), "a process 'P9' does something, but the topology has P1, P2"),
-        (Event("P1", "A"), "event P1#1 (A) is a call of '', and process P1 has start, receive,"),
+        (Event("P9", "", "write"), "the trace has a process 'P9', but the topology has P1, P2"),
+        (Event("P1", "A"), "event P1#1 (A) is a call of '', but process P1 has start, receive,"),
         (Event("P1", "", "__init__"), "event P1#1 is a call of '__init__'"),
         (Event("P1", "", "snapshot"), "event P1#1 is a call of 'snapshot'"),
         (Event("P1", "", "write", fields={"arguments": 1}), "its field 'arguments' must be a list"),
@@ -230,8 +230,8 @@ def test_what_is_known_to_be_in_a_message_is_compared() -> None:
     """A process that sends something else than it did is no function of what it accepts."""
     replay = Replay(writers(), contents={MessageId(P1_P3, 1): note("other")})
     named = (
-        "event P1#1: replayed it sends ['Note', '1'] as message P1->P3 #1, but ['Note', 'other'] "
-        "was sent: process P1 is no function of what it accepts"
+        "event P1#1: the replay sends ['Note', '1'] as message P1->P3 #1, but ['Note', 'other'] "
+        "was sent: process P1 is not a function of the messages that it accepts"
     )
     with pytest.raises(NotConsistent, match=re.escape(named)):
         replay.perform(P1_WRITES)
@@ -245,7 +245,7 @@ def test_a_start_of_another_topology_is_refused() -> None:
         replace(start, channels=start.channels[1:]),
         replace(start, processes=(replace(start.processes[0], kind="X"), *start.processes[1:])),
     ):
-        with pytest.raises(UsageError, match="begin with is of another topology"):
+        with pytest.raises(UsageError, match="the initial state is of another topology"):
             Replay(writers(), wrong)
     unsound = replace(start.channels[0], batches=())
     with pytest.raises(NotConsistent, match="channel P1->P3: 2 sent - 1 received"):
@@ -254,7 +254,7 @@ def test_a_start_of_another_topology_is_refused() -> None:
 
 def test_a_process_with_its_own_loop_cannot_be_replayed() -> None:
     """Its program is not ours to call."""
-    with pytest.raises(UsageError, match="process P1 has a loop of its own"):
+    with pytest.raises(UsageError, match="process P1 runs its own event loop"):
         Replay(Topology({"P1": ExternalProcess(state=Writer)}, []))
 
 
@@ -278,11 +278,11 @@ def test_batches_may_be_cut_differently() -> None:
         (on_one_channel(*TWO[0].singles()[:1]), "2 sent - 0 received = 2, but 1 messages"),
         (
             on_one_channel(*TWO[0].singles()[:1], sent_count=1),
-            "channel P1->P3: recorded as 1 sent and 0 received, replayed it is 2 sent and 0",
+            "channel P1->P3: recorded as 1 sent and 0 received, replayed as 2 sent and 0",
         ),
         (
             on_one_channel(Batch.of(1, [note("x"), note("z")])),
-            "channel P1->P3, message 2: recorded as ['Note', 'z'], replayed it is ['Note', 'y']",
+            "channel P1->P3, message 2: recorded as ['Note', 'z'], replayed as ['Note', 'y']",
         ),
         (
             on_one_channel(Batch(1, 2, b"\xdd\x00\x00\x00\x02\xc1")),
@@ -295,15 +295,15 @@ def test_batches_may_be_cut_differently() -> None:
         ),
         (
             GlobalState((ProcessState("P1", "Writer", b"\x82\xa1a\x01\xa1b\x91\x03"),), ()),
-            "process P1: recorded as Writer {'b': [3]}, replayed it is Writer {'b': [2]}",
+            "process P1: recorded as Writer {'b': [3]}, replayed as Writer {'b': [2]}",
         ),
         (
             GlobalState((ProcessState("P1", "Writer", b"\x82\xa1b\x91\x02\xa1a\x01"),), ()),
-            "process P1: recorded as Writer 82a1629102a16101, replayed it is Writer 82a16101a16291",
+            "process P1: recorded as Writer 82a1629102a16101, replayed as Writer 82a16101a16291",
         ),
         (
             GlobalState((ProcessState("P1", "Writer", b"\xc1"),), ()),
-            "process P1: recorded as Writer unreadable c1, replayed it is Writer {'a': 1, 'b': [2]",
+            "process P1: recorded as Writer unreadable c1, replayed as Writer {'a': 1, 'b': [2]",
         ),
         (
             GlobalState((ProcessState("P1", "Writer", msgspec.msgpack.encode("x" * 10**6)),), ()),

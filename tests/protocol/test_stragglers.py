@@ -81,7 +81,7 @@ def test_in_a_mesh_the_one_that_stands_still_is_named_not_those_that_wait_for_it
     assert found.at_fault == ("C",)
     assert found.sentences(NOW) == [
         (
-            "C does not answer, and was not heard of for 7.5 s: it is stopped, or in a long "
+            "C does not answer, and has sent nothing for 7.5 s: it is stopped, or in a long "
             "action; markers are awaited on C->A, C->B"
         )
     ]
@@ -107,7 +107,9 @@ def test_a_process_in_a_long_action_that_answers_is_busy() -> None:
     assert [(h.process, h.cause, h.since) for h in found.stragglers] == [("B", Cause.BUSY, BEGAN)]
     assert {Channel("B", "A"), Channel("B", "C")} <= set(found.stragglers[0].channels)
     told = found.stragglers[0].sentence(BEGAN + 2)
-    assert told.startswith("B is in the middle of an action, and is awaited for 2.0 s; markers are")
+    assert told.startswith(
+        "B is in the middle of an action, and has been awaited for 2.0 s; markers are"
+    )
 
 
 @pytest.mark.parametrize("end", ["source", "target"])
@@ -124,7 +126,7 @@ def test_a_channel_that_is_not_connected_is_named(end: str) -> None:
     )
     assert found.stragglers == (Straggler("B", Cause.DISCONNECTED, BEGAN, (Channel("A", "B"),)),)
     assert found.sentences(NOW) == [
-        "channel A->B is not connected; its marker is awaited for 9.0 s"
+        "channel A->B is not connected; its marker has been awaited for 9.0 s"
     ]
 
 
@@ -241,5 +243,5 @@ WRONG = {
 def test_an_answer_to_something_else_is_refused(answer: ProcessStatus) -> None:
     """A process can say what it likes: what it says of others' channels is not judged."""
     check_status(RIGHT, "B", (S,), CHAIN)
-    with pytest.raises(ProtocolViolation, match="not to what it was asked"):
+    with pytest.raises(ProtocolViolation, match="its answer does not match the request"):
         check_status(answer, "B", (S,), CHAIN)

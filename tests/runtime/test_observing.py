@@ -175,7 +175,7 @@ def test_only_the_timelines_of_the_last_snapshots_are_kept() -> None:
         MarkerTimes(float("nan"), None, {}),
         MarkerTimes(1.0, "A", {"A": float("inf")}),
     ):
-        with pytest.raises(ProtocolViolation, match="markers that could not come"):
+        with pytest.raises(ProtocolViolation, match="markers that it cannot receive"):
             assembler.add(msgspec.structs.replace(part, marker_times=times), 2.0)
     part = msgspec.structs.replace(part, marker_times=MarkerTimes(1.0, "A", {"A": 0.0}))
     assert assembler.add(part, 2.0) is None

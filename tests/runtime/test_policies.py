@@ -142,7 +142,7 @@ def test_one_that_cannot_record_is_left_out_at_once(
             outcome = await system.try_to_take()
             assert isinstance(outcome, Abandoned)
             assert outcome.reason is Reason.NOT_RECORDED
-            assert "R cannot be left out: no snapshot holds a state of it yet" in outcome.detail
+            assert "R cannot be excluded: no snapshot has its state yet" in outcome.detail
             spoilt.mend()
             first = await system.take()
             spoilt.spoil()
@@ -177,7 +177,7 @@ def test_one_with_channels_is_never_left_out(tmp_path: Path) -> None:
             spoilt.spoil()
             outcome = await system.try_to_take()
             assert isinstance(outcome, Abandoned)
-            assert "B cannot be left out: it has channels (B->A)" in outcome.detail
+            assert "B cannot be excluded: it has channels (B->A)" in outcome.detail
 
     asyncio.run(main())
 

@@ -84,7 +84,7 @@ def test_who_held_an_abandoned_snapshot_up_is_told_with_its_end(tmp_path: Path) 
             outcome = await system.snapshot("A")
             assert isinstance(outcome, Abandoned)
             assert outcome.reason is Reason.DEADLINE
-            assert "C does not answer, and was not heard of for" in outcome.detail
+            assert "C does not answer, and has sent nothing for" in outcome.detail
             assert "markers are awaited on C->A, C->B" in outcome.detail
         store.close()
 

@@ -103,7 +103,7 @@ def test_colours_keep_every_promise_with_and_without_order(
     """Lai and Yang's rules on both networks; what has to do with connections is on one alone."""
     tally = run_seeds(partial(coloured, network), COLOUR_SEEDS, ignore)
     assert tally.broken == [], f"SEED={tally.broken[0]} under {network}"
-    connections = {"a connection was lost and taken up again", "something was on its way twice"}
+    connections = {"a connection was lost and opened again", "a frame arrived twice"}
     missing = set(COVERAGE) - set(tally.seen)
     assert missing == (set() if network is Fifo else connections)
     note(tally, figure)

@@ -152,7 +152,7 @@ def test_what_never_comes_is_found_at_the_end() -> None:
     violation = check_end(world)
     assert violation is not None
     assert violation.invariant is Invariant.ARRIVED
-    assert violation.detail == "message P1->P2 #1 was sent, and never came"
+    assert violation.detail == "message P1->P2 #1 was sent, and never arrived"
 
 
 # --- handlers that are no functions of what they accept
@@ -203,7 +203,7 @@ def test_a_handler_that_depends_on_something_else_is_reported(kind: type[Process
     assert violation is not None
     assert violation.invariant is Invariant.UNCHANGED
     assert "process P1" in violation.detail
-    assert "let it draw chance from a recorded field" in violation.detail
+    assert "take random numbers from a recorded field" in violation.detail
 
 
 def test_where_the_rules_are_refused_nothing_is_promised_of_the_end() -> None:

@@ -110,9 +110,7 @@ def test_what_is_no_choice_is_refused_with_the_forms(text: str) -> None:
     """What was written, unambiguously, and what could be."""
     with pytest.raises(UsageError) as caught:
         parse_choice(text)
-    assert (
-        str(caught.value) == f"{text!r} is nothing that can happen; possible are: {choices.FORMS}"
-    )
+    assert str(caught.value) == f"{text!r} is not a choice; choices are: {choices.FORMS}"
 
 
 @pytest.mark.parametrize("name", ["", "P1", "P1-1-1-", "1-1", "P1-", "P1-x", "P1-" + "9" * 19])
@@ -128,14 +126,14 @@ def test_a_wrong_snapshot_id_is_named(name: str) -> None:
 )
 def test_a_wrong_channel_is_named(text: str) -> None:
     """With what channels look like."""
-    with pytest.raises(UsageError, match="is no channel: they look like P1->P2"):
+    with pytest.raises(UsageError, match="is not a channel, such as P1->P2"):
         parse_channel(text)
 
 
 @pytest.mark.parametrize("text", ["(x)", "(1", "(1,)", "([1)", "(1e999)", "(" + "[" * 5000 + ")"])
 def test_arguments_are_json(text: str) -> None:
     """What is none is refused."""
-    with pytest.raises(UsageError, match=r"are no arguments|is nothing that can happen"):
+    with pytest.raises(UsageError, match=r"are not arguments|is not a choice"):
         parse_choice(f"P1 does pay{text}")
 
 

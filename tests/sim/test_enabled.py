@@ -28,8 +28,8 @@ OBSTACLES: list[tuple[Network, tuple[str, ...], str, str]] = [
     (Fifo, ("P1 crashes",), "P1 initiates P1-1", DOWN),
     (Fifo, ("P1 crashes",), "P1 crashes", DOWN),
     (Fifo, (), "P9 initiates P9-1", "there is no process 'P9'; there are P1, P2"),
-    (Fifo, (), "P1 hears that P1-1 is over", "snapshot P1-1 is not over"),
-    (Fifo, ("P1 initiates P1-1",), "P1 hears that P1-1 is over", "snapshot P1-1 is not over"),
+    (Fifo, (), "P1 hears that P1-1 is over", "snapshot P1-1 has not ended"),
+    (Fifo, ("P1 initiates P1-1",), "P1 hears that P1-1 is over", "snapshot P1-1 has not ended"),
     (Fifo, (), "deliver P1->P9", "there is no channel P1->P9"),
     (Fifo, (), "deliver P1->P2", "0 messages and markers are on P1->P2"),
     (Fifo, (MESSAGE, MESSAGE), "deliver P1->P2 at 1", "channels are fifo: only the oldest can"),
@@ -41,10 +41,10 @@ OBSTACLES: list[tuple[Network, tuple[str, ...], str, str]] = [
     (Lossy, (), "lose P1->P2", "0 messages and markers are on P1->P2"),
     (Lossy, (), "lose P1->P9", "there is no channel P1->P9"),
     (Fifo, (), "double P1->P2", "0 messages and markers are on P1->P2"),
-    (Lossy, (MESSAGE,), "double P1->P2", "channels are lossy: nothing removes what comes twice"),
+    (Lossy, (MESSAGE,), "double P1->P2", "channels are lossy: duplicates are not removed"),
     (Fifo, (), "break P1->P9", "there is no channel P1->P9"),
-    (Fifo, ("break P1->P2",), "break P1->P2", "the connection of P1->P2 is lost already"),
-    (Fifo, (), "connect P1->P2", "the connection of P1->P2 is there already"),
+    (Fifo, ("break P1->P2",), "break P1->P2", "the connection of P1->P2 is already lost"),
+    (Fifo, (), "connect P1->P2", "the connection of P1->P2 is already open"),
     (Fifo, ("P1 crashes",), "connect P1->P2", "one of its processes has crashed"),
     (Lossy, (), "break P1->P2", "channels are lossy: they have no connections"),
     (Fifo, (), "partition P1 P9", "there is no process 'P9'; there are P1, P2"),
@@ -100,7 +100,7 @@ def test_a_marker_is_no_part_of_an_action() -> None:
         world.take(parse_choice(line))
     together = parse_choice("deliver P1->P2, P3->P2")
     assert disabled_reason(world, together) == (
-        "a marker is what comes on P1->P2: it is no part of an action"
+        "the next item on P1->P2 is a marker, which is not part of an action"
     )
     assert disabled_reason(world, parse_choice("deliver P1->P2, P3->P2 at 1")) == ""
 

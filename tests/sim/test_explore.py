@@ -377,7 +377,7 @@ def test_too_many_histories_are_a_clear_error() -> None:
     """What to do about it is in the sentence; exactly as many as allowed are none too many."""
     small = system(pays=BOTH_PAY)
     with pytest.raises(
-        UsageError, match="more than 102 histories: let less happen, or raise the max"
+        UsageError, match="more than 102 histories: reduce the actions, or raise the max"
     ):
         explore(small, always={}, sometimes={}, history_count_max=102)
     assert explore(small, always={}, sometimes={}, history_count_max=103).history_count == 103
@@ -428,7 +428,7 @@ def test_a_mistake_of_a_handler_is_reported_as_it_is() -> None:
 def test_a_process_that_does_something_else_when_repeated_is_reported() -> None:
     """It depends on more than its fields and messages."""
     small = system(Topology.mesh({"P1": Fickle(), "P2": Account()}), {"P1": 2})
-    with pytest.raises(UsageError, match=r"come to something else \(deliver P\d->P\d: 0 messages"):
+    with pytest.raises(UsageError, match=r"had another result \(deliver P\d->P\d: 0 messages"):
         explore(small, always={}, sometimes={})
 
 

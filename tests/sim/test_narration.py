@@ -126,11 +126,11 @@ def test_what_is_no_step_is_told_of_the_choice() -> None:
         "P1 hears that P1-1 is over",
     )
     assert [line for line in lines if not line.startswith("P1 does")] == [
-        "what is next on P1->P2 is on its way twice",
+        "the next frame on P1->P2 is in transit twice",
         "the connection of P1->P2 is lost, with everything on it",
-        "P1->P2 is connected again: what had not arrived is sent again",
-        "nothing passes any more between P1 and the others",
-        "everything passes again",
+        "P1->P2 is connected again: frames that had not arrived are sent again",
+        "a partition separates P1 from the others",
+        "the partition ends",
         (
             "P1 initiates P1-1: records its state {A, B}; sends a marker to P2; records P2->P1 "
             "from now on"
@@ -178,13 +178,13 @@ def test_with_colours_nothing_is_said_of_markers_that_does_not_hold() -> None:
     )
     assert lines[3:] == [
         (
-            "P2 learns of P1-1 from the colour of the message that comes: records its state "
+            "P2 learns of P1-1 from the colour of the next message: records its state "
             "balance=99; sends a marker to P1; records P1->P2 from now on"
         ),
         "P2 accepts Payment(amount=1) from P1",
         "P2 gets the marker of P1-1 from P1: P1->P2 held nothing",
         (
-            "P1 gets the marker of P1-1 from P2: goes on recording P2->P1, where more was sent "
+            "P1 gets the marker of P1-1 from P2: keeps recording P2->P1, where more was sent "
             "before the cut"
         ),
         "P1 accepts Payment(amount=1) from P2",

@@ -216,15 +216,15 @@ def test_what_has_arrived_before_a_block_of_ticks_does_not_arrive_again() -> Non
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "there is nothing in this file: begin with a block 'system'"),
-        ("# only words\n", "there is nothing in this file"),
+        ("", "the file is empty: begin with a block 'system'"),
+        ("# only words\n", "the file is empty"),
         ("P1 does A\n", "line 1: the first block must begin with 'system'"),
-        ("\n\n----\nx\n", "line 3: no command is above '----': write some there"),
+        ("\n\n----\nx\n", "line 3: there is no command above '----': write at least one"),
         ("system\n", "line 1: a script has no process: write a line"),
         ("system\nP1: A\x1b[31m\n", "line 2: '\\x1b' cannot be in a .run file: remove it"),
         ("# \u2028.\nsystem\n", "line 1: '\\u2028' cannot be in a .run file"),
-        (f"{SYSTEM}\nP1 flies\n", "line 6: 'P1 flies' is nothing that can happen; possible are"),
-        (f"{SYSTEM}\nP1 does\n", "line 6: 'P1 does' is nothing that can happen"),
+        (f"{SYSTEM}\nP1 flies\n", "line 6: 'P1 flies' is not a choice; choices are"),
+        (f"{SYSTEM}\nP1 does\n", "line 6: 'P1 does' is not a choice"),
         (f"{SYSTEM}\nP1 does A\n# -\nP1 does X\n", "line 8: P1 does X: P1 has no action 'X'; it"),
         (f"{SYSTEM}\nP1 does send\n", "line 6: P1 does send: P1 has no action 'send'"),
         (f"{SYSTEM}\nP1 does __init__\n", "line 6: P1 does __init__: P1 has no action"),
@@ -243,13 +243,16 @@ def test_what_has_arrived_before_a_block_of_ticks_does_not_arrive_again() -> Non
         (f"{SYSTEM}\nP1 hears that P1-1 is over\n", "line 6: P1 hears that P1-1 is over: snapshot"),
         (
             f"{SYSTEM}\nconnect P1->P2\n",
-            "line 6: connect P1->P2: the connection of P1->P2 is there",
+            "line 6: connect P1->P2: the connection of P1->P2 is already open",
         ),
         (f"{SYSTEM}\nP1 crashes\nP1 does A\n", "line 7: P1 does A: process P1 has crashed"),
         (f"{SYSTEM}\npartition P9\n", "line 6: partition P9: there is no process 'P9'"),
         (
             "system\nP1: A\nP2: B\nP3: C\nmessages: A>C B>C\n\nP1 does A\ndeliver P1->P3\n",
-            "line 8: deliver P1->P3: what is next there is accepted in one event: deliver P1->P3,",
+            (
+                "line 8: deliver P1->P3: the next messages there are accepted in one event: "
+                "deliver P1->P3,"
+            ),
         ),
     ],
 )
@@ -267,10 +270,10 @@ def test_what_cannot_be_played_is_named_with_its_line(text: str, sentence: str) 
         ("0 deliver P1->P2", "line 7: '0 deliver P1->P2': at a tick a process acts or initiates"),
         ("12345678 P1 does A", "line 7: '12345678 P1 does A': write 'TICK CHOICE'"),
         ("9999999 P1 does A", "line 7: tick 9999999: P1 does A: ticks are 0 to 1,000,000"),
-        ("delays 1 x", "line 7: 'delays 1 x': 'x' is no number of ticks"),
-        ("delays 1 -1", "line 7: 'delays 1 -1': '-1' is no number of ticks"),
-        ("delays 12345678", "line 7: 'delays 12345678': '12345678' is no number of ticks"),
-        ("delays \u00b2", "line 7: 'delays \u00b2': '\u00b2' is no number of ticks"),
+        ("delays 1 x", "line 7: 'delays 1 x': 'x' is not a number of ticks"),
+        ("delays 1 -1", "line 7: 'delays 1 -1': '-1' is not a number of ticks"),
+        ("delays 12345678", "line 7: 'delays 12345678': '12345678' is not a number of ticks"),
+        ("delays \u00b2", "line 7: 'delays \u00b2': '\u00b2' is not a number of ticks"),
         ("B>C takes", "line 7: 'B>C takes': write 'TICK CHOICE'"),
         ("B>C takes 9999999\n0 P1 does A\n1 P1 does B", "line 7: 'B>C takes 9999999': '9999999'"),
         (
@@ -285,7 +288,7 @@ def test_what_cannot_be_played_is_named_with_its_line(text: str, sentence: str) 
         ),
         ("3 P1 does B", "line 7: tick 3: process P1 cannot do B now: it did nothing so far"),
         ("3 P1 does C", "line 7: tick 3: P1 does C: P1 has no action 'C'"),
-        ("1 P1 flies", "line 7: 'P1 flies' is nothing that can happen"),
+        ("1 P1 flies", "line 7: 'P1 flies' is not a choice"),
     ],
 )
 def test_what_is_wrong_in_ticks_is_named_with_its_line(lines: str, sentence: str) -> None:
@@ -311,7 +314,7 @@ def test_an_arrival_that_fails_names_the_line_of_the_action_that_led_to_it() -> 
 
 def test_the_line_of_a_mistake_in_the_system_is_named() -> None:
     """Comments and empty lines are counted."""
-    with pytest.raises(UsageError, match=r"^line 6: 'A-C' is no message"):
+    with pytest.raises(UsageError, match=r"^line 6: 'A-C' is not a message"):
         play_text("# first\n\nsystem\n# P1\nP1: A B\nmessages: A-C\nP2: C\n")
 
 

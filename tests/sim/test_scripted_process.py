@@ -125,7 +125,10 @@ def test_other_names_are_events(name: str) -> None:
         (["P1: A", "P1: B"], "process P1 has two lines: write all its events in one"),
         (["P1: A A"], "process P1 has event A twice: use each name once"),
         (["P1: A", "P2: A"], "P1 and P2 have an event A: use each name once"),
-        (["P1: A", "P2: B", "messages: A-B"], "'A-B' is no message: write SENDING_EVENT>ACCEPTING"),
+        (
+            ["P1: A", "P2: B", "messages: A-B"],
+            "'A-B' is not a message: write SENDING_EVENT>ACCEPTING",
+        ),
         (
             ["P1: A", "P2: B", "messages: A>X"],
             "message A>X: no process has an event X; there are A",
@@ -165,12 +168,12 @@ def test_other_names_are_events(name: str) -> None:
         (["P1: A", "rules: lai-yang", "rules: lai-yang"], "'rules: lai-yang': write all rules in"),
         (["P1: A", "messages: A->P2"], "message A->P2: there is no process P2; there are P1"),
         (["P1: A", "messages: A->P1"], "message A->P1: its sender is P1: a message goes from one"),
-        (["P1: A", "messages: A->"], "'A->' is no message: write SENDING_EVENT>ACCEPTING_EVENT"),
+        (["P1: A", "messages: A->"], "'A->' is not a message: write SENDING_EVENT>ACCEPTING_EVENT"),
         (
             ["P1: A", "P2: B", "P3: C", "network: reordering", "messages: A>C B>C"],
             "event C accepts several messages: that needs channels that keep order",
         ),
-        (["P1: pay(x)"], "(x) are no arguments (JSON is malformed"),
+        (["P1: pay(x)"], "(x) are not arguments (JSON is malformed"),
         (["P1: pay(1.50)"], "process P1: write event pay(1.50) as pay(1.5)"),
         (["P1: pay()"], "process P1: 'pay()' cannot name an event"),
     ],

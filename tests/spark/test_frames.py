@@ -103,7 +103,7 @@ def test_a_declared_channel_that_is_not_read_is_named(
     frame = read_channels(spark, pipeline, "both", "left")
     found = refused(frame, pipeline, "both")
     assert "query both of" in found
-    assert "is declared to read right, and its DataFrame does not" in found
+    assert "is declared to read right, but its DataFrame does not" in found
 
 
 @pytest.mark.spark

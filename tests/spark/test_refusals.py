@@ -150,7 +150,7 @@ def test_a_foreign_sink_is_found_at_once(
     found: list[str] = []
     while not found or "failed to connect back" in found[-1]:
         start()
-    assert "was not started with start_query, and its sink is none of to_channel" in found[-1]
+    assert "was not started with start_query, and its sink was not made by to_channel" in found[-1]
     assert not list((own / "offsets").glob("[0-9]*"))
 
 

@@ -244,9 +244,7 @@ def test_a_query_state_is_read_by_spark_itself(spark: SparkSession, shop: Pipeli
 
 def test_a_query_without_micro_batch_has_no_state(spark: SparkSession, shop: Pipeline) -> None:
     """The error says so and what to do, before Spark is asked."""
-    with pytest.raises(
-        UsageError, match=r"query sums had not committed any micro-batch at .*shop-1"
-    ):
+    with pytest.raises(UsageError, match=r"query sums had committed no micro-batch at .*shop-1"):
         query_state(spark, shop, "fresh", "sums")
 
 
@@ -256,7 +254,7 @@ def test_a_path_that_spark_takes_for_another_is_refused(
     """Spark's own source looks for ``my%20shop`` in vain: the error says what to do."""
     shutil.copytree(shop.path, tmp_path / "my shop")
     moved = Pipeline(tmp_path / "my shop")
-    with pytest.raises(UsageError, match="move the pipeline"):
+    with pytest.raises(UsageError, match="Move the pipeline"):
         query_state(spark, moved, "late", "sums")
     on_the_way = cut(spark, moved, "late", channel="transfers", target="sums")
     assert rows(on_the_way.selectExpr("sum(amount)")) == [(103,)]
@@ -299,7 +297,7 @@ def test_a_log_is_read_as_it_is_or_up_to_a_snapshot(spark: SparkSession, shop: P
         ({"snapshot": "late", "table": "states"}, "one of services, queries, channels"),
         ({"snapshot": "late"}, "no source of rows is named"),
         ({"snapshot": "late", "service": "sums"}, "no service 'sums'.*there are: bank"),
-        ({"snapshot": "late", "service": "bank", "table": "queries"}, "does not go with"),
+        ({"snapshot": "late", "service": "bank", "table": "queries"}, "cannot be combined with"),
         ({"snapshot": "late", "channel": "x", "table": "queries"}, "leave out"),
         ({"snapshot": "late", "channel": "x"}, "no channel 'x'.*there are: totals, transfers"),
         ({"snapshot": "late", "channel": "transfers"}, "name one of idle, sums"),

@@ -105,7 +105,7 @@ def test_where_the_barrier_stands(tmp_path: Path) -> None:
     assert told["phases"] == {"till": "recorded", "books": "recording", "audit": "idle"}
     assert told["stragglers"] == ["books"]
     assert told["sentences"] == [
-        "books has reached its barrier and has not recorded, for 2.5 s",
+        "books has reached its barrier but has not recorded, for 2.5 s",
         "audit waits for the barrier on totals (from books), for 3.5 s",
     ]
     audit = Awaited("audit", 104.0, (AwaitedChannel("totals", "books", 2, 5),))

@@ -105,7 +105,7 @@ def stats(
     maximum, and the busiest channels."""
     published = read_published(path)
     if published.is_empty:
-        raise UsageError(f"the store {path} holds no snapshot yet: there is no history of any")
+        raise UsageError(f"the store {path} holds no snapshot yet: take one")
     with spark_session.session(where, "reading the history") as spark:
         found = _find_history(spark, path, published, event_log)
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
@@ -187,9 +187,9 @@ def _put_paths(hops: list[Fields]) -> None:
         "held for": milliseconds("held_ms"),
         "travelled": milliseconds("travelled_ms"),
     }
-    title = "the slowest ways of markers, to the last that arrived"
+    title = "the slowest paths of markers, to the last that arrived"
     output.put_table(title, columns, chain(*slowest[:PATH_COUNT_MAX]), texts=2)
-    output.say("a hop between two machines is wrong by as much as their clocks differ")
+    output.say("a hop between two machines includes the difference of their clocks")
 
 
 @app.add("store diff money P1-16 P1-17")
@@ -261,7 +261,7 @@ def _put_difference(found: Fields, before: str, after: str) -> None:
         ),
     )
     _put_rows(
-        "messages that only one caught",
+        "messages in transit in only one",
         ("channel", "number", "caught by", "kind", "message"),
         (
             {
@@ -306,7 +306,7 @@ def detect(
 ) -> None:
     """Check a stable predicate in every snapshot of all epochs: whether it holds now, when it
     held first, and whether it stayed. Exit 1 if it does not hold, or did not stay."""
-    with spark_session.session(where, "asking all snapshots") as spark:
+    with spark_session.session(where, "evaluating all snapshots") as spark:
         from stillframe.analytics import predicate_history  # noqa: PLC0415 - PySpark is there now
 
         rows = predicate_history.detect(spark, path, name, topology=reference)
@@ -373,7 +373,7 @@ def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:
     for reason, found in reasons.items():
         names = ", ".join(each.snapshot for each in found[:_NAMED_MAX])
         more = f" and {len(found) - _NAMED_MAX:,} more" if len(found) > _NAMED_MAX else ""
-        output.say(f"not asked, {reason}: {names}{more}")
+        output.say(f"not evaluated, {reason}: {names}{more}")
     if DAMAGED in reasons:
         first = reasons[DAMAGED][0]
-        raise Damaged(f"snapshot {first.snapshot} could not be asked: {first.sentence}")
+        raise Damaged(f"snapshot {first.snapshot} could not be evaluated: {first.sentence}")

@@ -183,7 +183,7 @@ def _sentence(row: Fields) -> str:
         line += f"; the event log: {of_log['verdict']}"
         line += f": {first}" if (first := why(of_log)) else ""
     elif "log" in row:
-        line += "; the event log: nothing of it"
+        line += "; the event log has nothing of it"
     return line if at is None else f"{quantities.moment(at.timestamp())}  {line}"
 
 

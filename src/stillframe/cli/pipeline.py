@@ -302,7 +302,9 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
     if time.time() <= progress.deadline_at:
         return ""
     is_free = Lock(pipeline.path / COORDINATOR).is_free()
-    words = "is gone, and its deadline has passed: take another, which clears this one away"
+    words = (
+        "has terminated, and its deadline has passed: take another snapshot, which removes this one"
+    )
     return f"the program that took snapshot {progress.snapshot} {words}" if is_free else ""
 
 
@@ -337,10 +339,13 @@ def list_snapshots(path: PipelinePath) -> None:
         ],
         "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
     }
-    began = f", which began from {metadata.restored_from}" if metadata.restored_from else ""
-    end = f"a restore goes back to {latest}"
+    began = f", which started from {metadata.restored_from}" if metadata.restored_from else ""
+    end = f"a restore starts from {latest}"
     if latest is None:
-        end = f"none to go back to: 'stillframe pipeline snapshot {path}' takes one"
+        end = (
+            "there is nothing to restore: take a snapshot with 'stillframe pipeline snapshot "
+            f"{path}'"
+        )
     columns: output.Columns[Manifest] = {
         "snapshot": attrgetter("snapshot"),
         "name": attrgetter("name"),
@@ -512,7 +517,7 @@ def fork(
     with _verifying(manifest) as verified:
         second = pipeline.fork(str(manifest.snapshot), target, name=name, progress=verified)
     metadata = read_metadata(second.path)
-    which = f", called {metadata.name}, goes on from snapshot {manifest.snapshot} of {path}"
+    which = f", called {metadata.name}, continues from snapshot {manifest.snapshot} of {path}"
     made = {"pipeline": second.path, "name": metadata.name, "epoch": metadata.epoch}
     _answer_restored(manifest, target, which, made)
 
@@ -526,7 +531,7 @@ def _answer_restored(manifest: Manifest, path: Path, which: str, document: dict[
     output.say(
         f"epoch {document['epoch']}: pipeline {path}{which}, its "
         f"{quantities.size(manifest.bytes)} of checkpoints verified",
-        f"next, start its programs with the pipeline {path}; each goes on from there: {names}",
+        f"next, start its programs with the pipeline {path}; each continues from there: {names}",
     )
     if manifest.duplicate_count:
         output.say(f"it was taken in mode {manifest.mode}: {twice(manifest)}")

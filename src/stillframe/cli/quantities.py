@@ -19,8 +19,8 @@ def parse_duration(option: str, text: str) -> float:
     duration_s = float(found[1]) * _UNIT_S[found[2]] if found else 0.0
     if duration_s == 0:
         raise UsageError(
-            f"{option} {text!r} is no duration above 0: write a number with a unit and no space "
-            "between, for example 250ms, 1s, 2m or 1h"
+            f"{option} {text!r} is not a duration above 0: write a number with a unit and no "
+            "space between, for example 250ms, 1s, 2m or 1h"
         )
     return duration_s
 

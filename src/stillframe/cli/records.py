@@ -89,7 +89,7 @@ def clock(
     """Compute the vector clock of an event: how many events of each process happened before it."""
     process, sharp, index = event.rpartition("#")
     if not sharp or not index.isascii() or not index.isdigit():
-        raise UsageError(f"{event!r} names no event: they look like P1#17")
+        raise UsageError(f"{event!r} is not an event, such as P1#17")
     _check(log, epoch)
     chosen = epochs(log)[-1] if epoch is None else epoch
     with spark_session.session(where, "looking for causes") as spark:
@@ -101,7 +101,7 @@ def clock(
         output.put_json({"epoch": chosen, "event": event, "clock": counts})
         return
     output.put_table("", ("process", "events"), counts.items())
-    output.say(f"so many events of each happened before {event} of epoch {chosen}, itself included")
+    output.say(f"numbers of events that happened before {event} of epoch {chosen}, itself included")
 
 
 def _check(log: Path, epoch: int | None) -> None:
@@ -170,12 +170,12 @@ def _find(
     if wrong:
         sentence = f"{_name(wrong[0])}: {why(wrong[0])}{_places(pieces, wrong[0])}"
         more = len(wrong) - 1
-        sentence += f" ({more} more of {len(rows)} verdicts are like it)" if more else ""
+        sentence += f" ({more} more of {len(rows)} verdicts have the same fault)" if more else ""
         return {"ok": False, "verdict": "; ".join((*lacks, sentence)), "snapshots": rows}
     incomplete = sum(row["verdict"] != CONSISTENT for row in snapshots)
     sentence = f"{quantities.count(len(snapshots) - incomplete, 'snapshot')} consistent"
     if incomplete:
-        sentence += f", {incomplete} not taken to the end"
+        sentence += f", {incomplete} incomplete"
     return {"ok": True, "verdict": "; ".join((sentence, *lacks)), "snapshots": rows}
 
 
@@ -357,7 +357,7 @@ def assemble(
     for verdict, count in sorted(counts.items()):
         sentence += f"; {count:,} {verdict}"
     if late := sum(bool(row["late"]) for row in rows):
-        sentence += f"; {late:,} with fragments that came late"
+        sentence += f"; {late:,} with fragments that arrived late"
     output.say(sentence)
     if INCONSISTENT in counts:
         end_with_failure()

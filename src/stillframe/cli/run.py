@@ -108,20 +108,20 @@ def restore(
         check_predicate_name(until)
         if supervisor_of(path) is not None:
             raise UsageError(
-                f"the system of {path} is running, and a restore lets it run: leave out --until, "
-                "or stop it first"
+                f"the system of {path} is running, and keeps running after a restore: leave out "
+                "--until, or stop it first"
             )
     requested = None if name is None else store.find(name)
     if pipeline is not None:
         if migrate:
             raise UsageError(
-                "--migrate is for a system alone: the snapshots of this one are parts of those of "
-                f"the pipeline {pipeline}: go on with the old code, or start both afresh"
+                "--migrate is for systems outside a pipeline: the snapshots of this one are part "
+                f"of those of the pipeline {pipeline}: keep the old code, or start both afresh"
             )
         if requested is not None:
             raise UsageError(
-                "the pipeline says with which snapshot this system begins: leave out the snapshot, "
-                f"and choose one with 'stillframe pipeline restore {pipeline}'"
+                "the pipeline determines the start snapshot: leave out SNAPSHOT, and choose one "
+                f"with 'stillframe pipeline restore {pipeline}'"
             )
         _restore_stopped(path, None, config, until)
         return
@@ -206,7 +206,7 @@ def _supervise(
         system = Supervisor(reference, store, config, emit=emit)
         has_kept_all = uvloop.run(keep_running(system, config, printer, condition))
     if (error := store.maintenance_error) is not None:
-        output.say(f"old snapshots could not be seen to: {error}")
+        output.say(f"old snapshots could not be removed: {error}")
     _say_how_to_go_on(store, config)
     if condition is not None and printer.unwritten is None:
         _say_what_was_seen(condition)
@@ -266,7 +266,7 @@ def _say_what_was_seen(condition: StopCondition) -> None:
     if broken is not None:
         end_with_failure(not_stable_sentence(name, *broken), no="no")
     if not held and not is_known:
-        output.say(f"no answer: {name} was still being asked when the system was stopped")
+        output.say(f"no answer: {name} was still being evaluated when the system was stopped")
         end_with_failure()
     if shown is None:
         end_with_failure(f"no snapshot was published in which {name} could have held", no="no")
@@ -294,7 +294,7 @@ def _stdout_for_json() -> Iterator[None]:
 def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
     """Say what a restore would do. Everything is read and decoded, and nothing is changed."""
     if pipeline is not None:
-        raise UsageError("--dry-run is for a system alone: leave out --pipeline")
+        raise UsageError("--dry-run is for systems outside a pipeline: leave out --pipeline")
     store = Store.open(path)
     entry = store.current() if name is None else store.entry(store.find(name))
     if entry is None:
@@ -323,7 +323,7 @@ def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
         f"a restore would start from snapshot {entry.id}: "
         f"{quantities.count(len(state.processes), 'process')}, "
         f"{quantities.count(state.message_count, 'message')} in channels"
-        + ("" if is_agreed else ", with --migrate, since the code is not what the store is of")
+        + ("" if is_agreed else ", with --migrate, because the code has changed")
         + (f"; recorded values would be LOST by {lost}" if losses else "")
         + "; nothing was changed"
     )
@@ -403,6 +403,6 @@ def certs(
     names = [str(folder) for folder in folders]
     output.answer({"folders": names, "days": days}, lambda: output.put_lines(names))
     output.say(
-        f"valid for {days} days; copy each folder to its machine and give it to --tls there; keep "
-        f"{directory / authority.CA_KEY_FILE} where nobody else can read it"
+        f"valid for {days} days; copy each folder to its machine and give it to --tls there; "
+        f"keep {directory / authority.CA_KEY_FILE} secret"
     )

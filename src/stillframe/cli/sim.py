@@ -118,7 +118,7 @@ def run(
         return
     if len(chosen) > 1:
         raise UsageError(
-            "--schedule, --steps, --trace and --prove are about one run: give one seed, such as "
+            "--schedule, --steps, --trace and --prove apply to one run: give one seed, such as "
             "--seeds 17"
         )
     _show_seed(subject, chosen[0], schedule, extras)
@@ -161,7 +161,7 @@ class Subject(msgspec.Struct, frozen=True):
     @property
     def misfit(self) -> str:
         """Say that the rules are not made for such channels."""
-        return f"{self.rules} is not made for channels that are {self.network.value}"
+        return f"{self.rules} does not support channels that are {self.network.value}"
 
     def words(self, seed: int) -> str:
         """Return the command that does `seed` again."""
@@ -243,7 +243,7 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
         f"FAIL: seed {seed}: {shrunk.violation}",
         f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices"
         + ("" if len(shrunk.schedule) < len(run.schedule) else ": leaving out any keeps it"),
-        f"what could go wrong: {describe(run.faults)}",
+        f"injected faults: {describe(run.faults)}",
         f"every step of the whole run: {subject.words(seed)}",
         f"every step of what is shown, once it is in a file: {subject.words(seed)} --schedule FILE",
     )
@@ -435,14 +435,16 @@ def script_path(name: str) -> Path:
     if name.endswith(SCRIPT_SUFFIX):
         path = Path(name)
         if path.exists() and not path.is_file():
-            raise UsageError(f"{name} is no regular file: a script is a text that ends in .run")
+            raise UsageError(
+                f"{name} is not a regular file: a script is a text file that ends in .run"
+            )
         if path.exists() or "/" in name:
             return path
     path = SCRIPTS / (name if name.endswith(SCRIPT_SUFFIX) else name + SCRIPT_SUFFIX)
     if path.exists() and "/" not in name:
         return path
     raise UsageError(
-        f"there is no script {name}: give a .run file, or one of those that come with stillframe: "
+        f"there is no script {name}: give a .run file, or an included script: "
         f"{', '.join(included_names())}"
     )
 
@@ -460,7 +462,7 @@ def is_included(path: Path) -> bool:
 def play_script(path: Path, extras: Extras, *, rewrite: bool) -> None:
     """Play the script at `path`; end with 1 if something else happens than the file says."""
     if rewrite and is_included(path):
-        raise UsageError(f"{path.name} comes with stillframe: copy it to rewrite it")
+        raise UsageError(f"{path.name} is an included script: copy it to rewrite it")
     text = read_script(path)
     played = play(path, text)
     if rewrite:
@@ -497,5 +499,5 @@ def read_script(path: Path) -> str:
             return file.read(scenario.FILE_CHARACTER_MAX + 1)
         except UnicodeDecodeError as error:
             raise UsageError(
-                f"{path} is no .run file: it is not text in UTF-8 ({error})"
+                f"{path} is not a .run file: it is not text in UTF-8 ({error})"
             ) from error

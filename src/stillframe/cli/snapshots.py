@@ -103,8 +103,8 @@ def _put_list(
         return
     output.put_table("", LIST_COLUMNS, entries, texts=2)
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
-    point = "to none: name one" if current is None else f"to {current.id}"
-    output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore goes back {point}")
+    point = "from none: name one" if current is None else f"from {current.id}"
+    output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore starts {point}")
 
 
 @app.add("show money P1-17 --books", "show money --live")
@@ -262,7 +262,7 @@ def sentence(what: HistoryEvent) -> str:
             origin = f"from snapshot {restored_from}" if restored_from else "afresh"
             text = f"epoch {epoch} began {origin}"
         case store_history.TakenOver(epoch):
-            text = f"epoch {epoch} goes on: a new supervisor took it over"
+            text = f"epoch {epoch} continues: a new supervisor took it over"
         case store_history.ProcessDied(process, cause):
             text = f"process {process} died: {cause}"
         case store_history.SnapshotBegan(snapshot):
@@ -549,7 +549,7 @@ def said_of_now(
     if broken is not None:
         return document, not_stable_sentence(name, *broken)
     if shown is None:
-        return document, f"no snapshot of the present epoch could be asked of {name}"
+        return document, f"no snapshot of the present epoch could be evaluated for {name}"
     if since is None:
         return document, f"{name} does not hold in {shown.snapshot}: {shown.verdict.sentence}"
     count = quantities.count(snapshot_count, "snapshot")
@@ -562,9 +562,9 @@ def said_of_now(
 def not_stable_sentence(name: str, held: predicate.Evaluation, lost: predicate.Evaluation) -> str:
     """Say, after a ``no: ``, what two evaluations show of a predicate that is not stable."""
     return (
-        f"{name} is not stable: it held in snapshot {held.snapshot} and not in "
-        f"{lost.snapshot}, which was initiated when that one was complete, so nothing can be said "
-        f"of now; in {lost.snapshot}: {lost.verdict.sentence}"
+        f"{name} is not stable: it held in snapshot {held.snapshot} and not in {lost.snapshot}, "
+        "which was initiated when that one was complete, so the present state is unknown; in "
+        f"{lost.snapshot}: {lost.verdict.sentence}"
     )
 
 

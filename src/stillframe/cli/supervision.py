@@ -43,7 +43,7 @@ from stillframe.store.store import Store
 from stillframe.topology import Topology
 
 MARKER_WAIT_S_MAX = 1.0
-NOT_NEEDED = "to go on from a snapshot does not need it"
+NOT_NEEDED = "it is not needed to continue from a snapshot"
 _NO_LAST_SNAPSHOT = "no last snapshot, as requested"
 
 LAST_EVALUATION_S = 5.0
@@ -63,7 +63,7 @@ def sentence(event: events.Event) -> str:
             )
         case events.CodeChanged(snapshot, changes):
             lines = "".join(f"\n  {change}" for change in changes)
-            text = f"snapshot {snapshot} was taken of other code:{lines}"
+            text = f"snapshot {snapshot} was taken with other code:{lines}"
         case events.SystemRunning():
             text = _running(event)
         case events.TakenOver(epoch, seconds):
@@ -440,12 +440,12 @@ async def _take_last(
 
 def _loss(system: Supervisor, config: SystemConfig) -> str:
     if config.pipeline is not None:
-        return f"what was done since the newest snapshot of {config.pipeline} is lost"
+        return f"the work since the newest snapshot of {config.pipeline} is lost"
     try:
         current = system.store.current()
     except StillframeError as error:
-        return f"what was done since the last snapshot is lost: {error}"
-    since = "all that was done" if current is None else f"what was done since {current.id}"
+        return f"the work since the last snapshot is lost: {error}"
+    since = "all work" if current is None else f"the work since {current.id}"
     return f"{since} is lost"
 
 

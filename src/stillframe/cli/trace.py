@@ -69,8 +69,8 @@ def parse_cut(text: str, trace: Trace) -> Cut:
         found = _COUNT.fullmatch(part.strip())
         if found is None or found["process"] in counts:
             raise UsageError(
-                f"{part!r} is no part of a cut: write once for each process how many of its "
-                "events lie before the cut, as in P1=3,P2=5; 0 for those left out"
+                f"{part!r} is not part of a cut: write the number of events before the cut once "
+                "for each process, as in P1=3,P2=5; 0 for those left out"
             )
         counts[found["process"]] = int(found["count"])
     if strangers := [process for process in counts if process not in trace.index_of]:
@@ -178,11 +178,11 @@ def _say_executions(
 ) -> None:
     if imported.ignored_line_count:
         lines = quantities.count(imported.ignored_line_count, "line")
-        output.say(f"{lines} passed over: no event there")
+        output.say(f"{lines} skipped: no event there")
     if repeat_count := sum(execution.repeat_count for execution in chosen.values()):
         receives = quantities.count(repeat_count, "receive")
         output.say(
-            f"{receives} of a message that, by the clocks, had come before: nothing accepted"
+            f"{receives} of a message that, by the clocks, had arrived before: nothing accepted"
         )
     warnings = [text for execution in chosen.values() for text in execution.warnings]
     for text in warnings[:_WARNINGS_SHOWN_MAX]:
@@ -202,8 +202,8 @@ def _say_executions(
     for file in files.values():
         output.say(f"written: {file}")
     output.say(
-        f"PASS: the clocks of {quantities.count(len(chosen), 'execution')} contradict each other "
-        "nowhere"
+        f"PASS: the clocks of {quantities.count(len(chosen), 'execution')} do not contradict "
+        "each other"
     )
 
 
@@ -280,11 +280,11 @@ def _search(trace: Trace, predicate: Predicate) -> None:
     total = count_consistent_cuts(trace, count_max=SEARCHED_MAX)
     if total > SEARCHED_MAX:
         raise UsageError(
-            f"the trace has more than {SEARCHED_MAX:,} consistent cuts, too many to ask at each: "
-            "ask about a shorter trace, or call stillframe.cuts.possibly with a bound"
+            f"the trace has more than {SEARCHED_MAX:,} consistent cuts, too many to evaluate: "
+            "use a shorter trace, or call stillframe.cuts.possibly with a bound"
         )
     first, holding_count = None, 0
-    with _evaluating(predicate, "asking at every consistent cut", total) as evaluate:
+    with _evaluating(predicate, "evaluating every consistent cut", total) as evaluate:
         for cut in cuts_where(trace, evaluate):
             first = cut if first is None else first
             holding_count += 1
@@ -326,7 +326,7 @@ def _evaluating(predicate: Predicate, what: str, total: int) -> Iterator[Predica
             if not evaluated_count % _PROGRESS_STEP:
                 update(completed=evaluated_count)
             counts = dict(zip(view.trace.processes, view.cut, strict=True))
-            where = f"asked at the cut {reprlib.repr(counts)}"
+            where = f"evaluated at the cut {reprlib.repr(counts)}"
             return yes_or_no(predicate, view, "the predicate", where)
 
         yield evaluate
@@ -335,7 +335,7 @@ def _evaluating(predicate: Predicate, what: str, total: int) -> Iterator[Predica
 def _put_past(trace: Trace, text: str) -> None:
     found = _POSITION.fullmatch(text)
     if found is None:
-        raise UsageError(f"{text!r} is no event: they look like P2#7, the seventh event of P2")
+        raise UsageError(f"{text!r} is not an event, such as P2#7, the seventh event of P2")
     position = Position(found["process"], int(found["index"]))
     cut = trace.clock(position)
     output.answer(
@@ -362,8 +362,8 @@ def _put_cut(trace: Trace, cut: Cut) -> None:
             output.say(f"in transit on {channel}: {count_messages(trace, len(messages))}")
     if trace.are_messages_implied:
         output.say(
-            "the log states no messages, and its clocks show none that taught its receiver "
-            "nothing: more may be in transit"
+            "the log does not state messages, and its clocks do not show those that taught their "
+            "receivers nothing: more may be in transit"
         )
 
 

@@ -53,8 +53,8 @@ def _read_execution(what: str) -> Execution:
         raise UsageError(f"{what} is a directory: give a trace, or a script that ends in .run")
     if not path.exists():
         raise UsageError(
-            f"there is no file {what}: give a trace, a .run file, or one of those that come with "
-            f"stillframe: {', '.join(sim.included_names())}"
+            f"there is no file {what}: give a trace, a .run file, or an included script: "
+            f"{', '.join(sim.included_names())}"
         )
     return Execution(path, tracefile.read(path), None)
 
@@ -81,11 +81,12 @@ def view(
             view_store.show(Path(what), options)
             return
     if options.compare is not None or options.event_log is not None:
-        raise UsageError(f"--compare and --event-log are for stores, and {what} is none")
+        raise UsageError(f"--compare and --event-log are for stores, and {what} is not a store")
     suffix = (options.out.suffix if options.out is not None else "") or SVG
     if suffix not in {*DRAWN, HTML}:
         raise UsageError(
-            f"--out {options.out}: let it end in .svg, .png or .html, which says in which form"
+            f"--out {options.out}: use a name that ends in .svg, .png or .html, which selects "
+            "the format"
         )
     if suffix == HTML and options.steps:
         raise UsageError("--steps draws pictures, and a page has all steps in it: leave one out")
@@ -147,7 +148,7 @@ def _chosen(found: Execution, options: ViewOptions) -> dict[str, Any]:
 def _say_left_out(found: Execution, options: ViewOptions, left_out: str, shown: int) -> None:
     if left_out:
         going_on = options.first + shown
-        hint = f": --first {going_on} goes on" if going_on <= len(found.trace.steps) else ""
+        hint = f": continue with --first {going_on}" if going_on <= len(found.trace.steps) else ""
         output.say(f"{left_out}{hint}")
 
 
@@ -163,8 +164,8 @@ def _write_sequence(path: Path, out: Path, pictures: Iterable[bytes], count: int
     old = {file for file in directory.iterdir() if numbered.fullmatch(file.name)} - {*files}
     if old:
         raise UsageError(
-            f"{min(old)} is of a longer sequence, and would stand at the end of this one: remove "
-            f"{directory} or give another --out"
+            f"{min(old)} belongs to a longer sequence, and would look like the end of this one: "
+            f"remove {directory} or give another --out"
         )
     for file, picture in zip(files, pictures, strict=True):
         write_atomically(file, [picture], inputs=[path])

@@ -31,7 +31,10 @@ def show(path: Path, options: ViewOptions) -> None:
         raise UsageError("--cut, --first and --steps are for traces, and not for a store")
     suffix = SUFFIX if options.out is None else options.out.suffix
     if suffix not in (SUFFIX, ".svg", ".png"):
-        raise UsageError(f"--out {options.out}: let it end in .html, .svg or .png, which says what")
+        raise UsageError(
+            f"--out {options.out}: use a name that ends in .html, .svg or .png, which selects "
+            "the format"
+        )
     if (path / PIPELINE_FILE).exists():
         content, words, name = _of_pipeline(path, options, suffix)
     else:
@@ -51,7 +54,9 @@ def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str
     snapshot = _chosen(store, options.snapshot)
     if options.compare is not None:
         if suffix != SUFFIX:
-            raise UsageError(f"--out {options.out}: a comparison is a page: let it end in .html")
+            raise UsageError(
+                f"--out {options.out}: a comparison is a page: use a name that ends in .html"
+            )
         if log is not None:
             raise UsageError(
                 "a comparison takes no --event-log: show each snapshot separately with it"

@@ -92,8 +92,8 @@ def _target(
     if (path / PIPELINE_FILE).exists() and not (path / STORE_HEAD).exists():
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
-                f"{path} is a pipeline: predicates, classes, an event log and traces are of a "
-                "system of processes; leave out --detect, --topology, --event-log and --otlp"
+                f"{path} is a pipeline: predicates, classes, an event log and traces apply to "
+                "systems of processes; leave out --detect, --topology, --event-log and --otlp"
             )
         yield PipelineTarget(path)
         return
@@ -144,6 +144,6 @@ def token_for(address: Address, file: Path | None) -> str | None:
     if not (TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX and is_plain):
         raise UsageError(
             f"{file} holds no token: {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX} letters, digits, '-' "
-            "and '_'; name a file that is not there, and one is made"
+            "and '_'; to create one, name a file that does not exist"
         )
     return token

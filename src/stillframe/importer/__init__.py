@@ -50,13 +50,13 @@ def read_log(
     if json_paths is None and (regex is not None or are_json != {True}):
         if regex is None and len(are_json) > 1:
             raise UsageError(
-                "some of these files are JSON in lines by their names, and some are not: import "
-                "files of one form together"
+                "some of these files are JSON lines by their names, and others are not: import "
+                "files of one format together"
             )
         return read_shiviz(*paths, regex=regex, delimiter=delimiter, progress=progress)
     if regex is not None or delimiter is not None:
         raise UsageError(
-            "--regex and --delimiter are for text, and this is JSON in lines (--json-paths, or a "
+            "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or a "
             "name that ends in .ndjson or .jsonl): leave out one or the other"
         )
     return read_json_lines(*paths, paths=json_paths, progress=progress)

@@ -106,8 +106,8 @@ class Clocks:
         if len(index) > HOST_COUNT_MAX:
             raise UsageError(
                 f"{self._place(len(self._lines) - 1)}: more than {HOST_COUNT_MAX} hosts are "
-                f"named up to here: is {show_host(self.hosts[HOST_COUNT_MAX])} really one? If not, "
-                "say better where the log has its hosts"
+                f"named up to here: is {show_host(self.hosts[HOST_COUNT_MAX])} really one? If "
+                "not, correct the expression or paths that find them"
             )
         return found
 
@@ -151,9 +151,10 @@ class Clocks:
             if own <= len(line):
                 self.refuse(
                     event,
-                    f"the clock has {own} for its own host, as {self._line(line[own - 1], event)} "
-                    "has: two events of a host have different numbers. If the log has several "
-                    "executions, say with --delimiter what separates them",
+                    f"the clock has {own} for its own host, as "
+                    f"{self._line(line[own - 1], event)} has: each event of a host has a "
+                    "different number. If the log has several executions, give their separator "
+                    "with --delimiter",
                 )
             if own > len(line) + 1:
                 self.refuse(
@@ -275,8 +276,8 @@ class Clocks:
         self.refuse(
             event,
             f"the clock has {row.get(fallen, 0)} for host {self.name(fallen)}, but "
-            f"{self._line(before, event)}, one event earlier, has {known[fallen]}: no entry ever "
-            "falls",
+            f"{self._line(before, event)}, one event earlier, has {known[fallen]}: entries never "
+            "decrease",
         )
 
     def _refuse_cause(self, event: int, cause: int, third: int, value: int, known: int) -> NoReturn:

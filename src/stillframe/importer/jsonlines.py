@@ -50,8 +50,8 @@ class JsonPaths(msgspec.Struct, frozen=True):
             name, equals, path = part.strip().partition("=")
             if name not in cls.__struct_fields__ or not equals or not path or name in named:
                 raise UsageError(
-                    f"{part!r} does not say where something is: write NAME=PATH,... once for each "
-                    f"name ({', '.join(cls.__struct_fields__)}), such as host=who,clock=meta.clock"
+                    f"{part!r} is not NAME=PATH: write NAME=PATH,... once for each name "
+                    f"({', '.join(cls.__struct_fields__)}), such as host=who,clock=meta.clock"
                 )
             named[name] = path
         return cls(**named)
@@ -123,8 +123,8 @@ class _Reading:
             if not self.ignored_line_count:
                 raise UsageError(f"{self._where} is empty: there is no event in it")
             raise UsageError(
-                f"{self._where} has no event: no line has host at {self._place('host')} and clock "
-                f"at {self._place('clock')}; say with --json-paths where they are"
+                f"{self._where} has no event: no line has host at {self._place('host')} and "
+                f"clock at {self._place('clock')}; give their paths with --json-paths"
             )
 
     def _event(self, line: int, text: bytes) -> ClockedEvent | None:
@@ -143,8 +143,8 @@ class _Reading:
             fields = ", ".join(map(show_host, islice(document, _FIELDS_SHOWN_MAX)))
             self._refuse(
                 line,
-                f"it has no {missing} at {self._place(missing)}, as an event has; it has {fields}: "
-                f"say with --json-paths {missing}=PATH where it is",
+                f"it has no {missing} at {self._place(missing)}, which every event needs; it has "
+                f"{fields}: give its path with --json-paths {missing}=PATH",
             )
         kind = _find(document, self._paths["kind"])
         label = "" if kind is None else str(kind)[:200]
@@ -170,8 +170,8 @@ class _Reading:
         except msgspec.ValidationError as error:
             self._refuse(
                 line,
-                f"at {self._place('clock')} it has no vector clock ({error}): it should be such as "
-                '{"a": 1, "b": 2}',
+                f'at {self._place("clock")} it has no vector clock ({error}), such as {{"a": '
+                '1, "b": 2}',
             )
 
     def _host(self, line: int, document: dict[str, Any], name: str) -> str | None:
@@ -179,8 +179,8 @@ class _Reading:
         if host is not None and (not isinstance(host, str | int) or isinstance(host, bool)):
             self._refuse(
                 line,
-                f"its {name} at {self._place(name)} is no string and no number: if it is "
-                f"elsewhere, say with --json-paths {name}=PATH where",
+                f"its {name} at {self._place(name)} is neither a string nor a number: if it is "
+                f"elsewhere, give its path with --json-paths {name}=PATH",
             )
         return None if host is None else str(host)
 
@@ -189,8 +189,8 @@ class _Reading:
         if host is None:
             self._refuse(
                 line,
-                f"it sends or receives, but has no {name} at {self._place(name)}: say with "
-                f"--json-paths {name}=PATH where it is",
+                f"it sends or receives, but has no {name} at {self._place(name)}: give its path "
+                f"with --json-paths {name}=PATH",
             )
         return host
 

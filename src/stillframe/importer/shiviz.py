@@ -81,8 +81,8 @@ def read_shiviz(
             log = _open(path, name, regex, delimiter, progress)
             if len(log.spans) > 1:
                 raise UsageError(
-                    f"{name} has {len(log.spans)} executions, and several files have the events "
-                    "of one together: import it alone, or split it"
+                    f"{name} has {len(log.spans)} executions, and several files must be of one "
+                    "execution: import it alone, or split it"
                 )
             yield from log.events(*log.spans[0][1:])
             ignored_line_count += log.ignored_line_count
@@ -156,7 +156,7 @@ def _choose_layout(where: str, text: str, spans: Sequence[_Span]) -> re.Pattern[
                 line = text.count("\n", 0, one.start("event")) + 1
                 raise UsageError(
                     f"{where} can be read in two ways: line {line} may be the event of the clock "
-                    "above it, as GoVector writes it, or of the clock below it. Say which: "
+                    "above it, as GoVector writes it, or of the clock below it. Choose one: "
                     f"--regex '{HOST_FIRST}' or --regex '{EVENT_FIRST}'"
                 )
     return layouts[0]
@@ -208,11 +208,11 @@ class _Reading:
             return f"{self._where} is empty: there is no event in it"
         hint = ""
         if text.startswith(("{", "[")):
-            hint = "; for JSON in lines let its name end in .ndjson, or give --json-paths"
+            hint = "; for JSON lines use a name that ends in .ndjson, or give --json-paths"
         return (
             f"{self._where}: the regular expression finds no event from line "
-            f"{self.line_at(begin)} on; the text there begins with {text[:200]!r}: say with "
-            f"--regex how events look{hint}"
+            f"{self.line_at(begin)} on; the text there begins with {text[:200]!r}: describe "
+            f"events with --regex{hint}"
         )
 
     def _event(self, match: re.Match[str]) -> ClockedEvent:
@@ -221,7 +221,7 @@ class _Reading:
         if host is None or clock is None:
             raise UsageError(
                 f"{self._where}, line {self.line_at(match.start())}: the regular expression "
-                "finds an event without a host or without a clock: make these groups obligatory"
+                "finds an event without a host or without a clock: make these groups mandatory"
             )
         # TLC prints an object of JSON as a string, with backslashes before the quotes in it.
         plain = clock.replace('\\"', '"') if '{\\"' in clock else clock
@@ -229,8 +229,8 @@ class _Reading:
             decoded = _decode_clock(plain)
         except msgspec.DecodeError as error:
             raise UsageError(
-                f"{self._where}, line {line}, host {show_host(host)}: {clock[:200]!r} is no vector "
-                f'clock ({error}): it should be JSON such as {{"a": 1, "b": 2}}'
+                f"{self._where}, line {line}, host {show_host(host)}: {clock[:200]!r} is not a "
+                f'vector clock ({error}), which is JSON such as {{"a": 1, "b": 2}}'
             ) from None
         fields = {name: text for name in self._field_names if (text := match[name]) is not None}
         event = ClockedEvent(line, host, decoded, label or "", fields or None, file=self._where)
@@ -276,7 +276,7 @@ def _compile(regex: str, what: str) -> re.Pattern[str]:
     try:
         return re.compile(_GROUP_OPENINGS.sub(translate, regex), re.MULTILINE)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"the {what} {regex!r} cannot be understood: {error}") from None
+        raise UsageError(f"the {what} {regex!r} is invalid: {error}") from None
 
 
 def _read_text(path: Path) -> str:

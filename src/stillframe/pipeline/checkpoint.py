@@ -144,8 +144,8 @@ def check_pinned(pinned: Path, expected: Committed) -> None:
     found = last_committed(pinned)
     if found != expected:
         raise NotConsistent(
-            f"{pinned} ends with {found}, and the query recorded {expected}: a program of a query "
-            "that was killed was still recording; take another snapshot"
+            f"{pinned} ends with {found}, and the query recorded {expected}: a killed program of "
+            "the query was still recording; take another snapshot"
         )
 
 

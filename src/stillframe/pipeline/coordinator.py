@@ -103,7 +103,7 @@ def take_snapshot(
         if name is not None and name in (
             manifest.name for manifest in snapshot_manifest.readable_manifests(root)
         ):
-            raise UsageError(f"the savepoint {name!r} exists already: give another name")
+            raise UsageError(f"the savepoint {name!r} already exists: give another name")
         with explain_io_errors(root / pending_snapshot.UNDER_WAY, "read"):
             left = pending_snapshot.under_way(root)
         begin_writing(root, metadata)

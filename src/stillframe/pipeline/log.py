@@ -188,8 +188,8 @@ class LogReader:
         missing = self.first_missing(position, newest + 1)
         if missing is not None:
             raise Damaged(
-                f"{self.entry_path(missing)} is missing, and entry {newest} of channel "
-                f"{self.log.name} is there",
+                f"{self.entry_path(missing)} is missing, but entry {newest} of channel "
+                f"{self.log.name} exists",
                 path=self.entry_path(missing),
                 remedy=TO_MEND,
             )
@@ -301,7 +301,7 @@ class LogReader:
         if found != file.record_count:
             path = self.data_path(entry, file)
             raise Damaged(
-                f"{path} holds {found} records, and entry {entry.number} of channel "
+                f"{path} holds {found} records, but entry {entry.number} of channel "
                 f"{self.log.name} lists {file.record_count}",
                 path=path,
                 remedy=TO_MEND,

@@ -88,7 +88,7 @@ class ParticipantLogs(ABC):
         epoch = read_metadata(self._root).epoch
         if epoch != self.metadata.epoch:
             raise Refused(
-                f"{self._kind} {self._participant} is of epoch {self.metadata.epoch}, and the "
+                f"{self._kind} {self._participant} is of epoch {self.metadata.epoch}, but the "
                 f"pipeline {self._root} was restored and is in epoch {epoch}: start it again"
             )
         self._identity = identity
@@ -203,7 +203,7 @@ class QueryParticipant(ParticipantLogs):
         committed = self.positions()
         if any(committed[log] != position for log, position in positions.items()):
             raise NotConsistent(
-                f"query {self._participant} continues from {positions}, and its checkpoint "
+                f"query {self._participant} continues from {positions}, but its checkpoint "
                 f"{self._checkpoint} ends at {committed}: start it with start_query, or with "
                 "checkpointLocation set to the result of checkpoint_location and without "
                 "asynchronous progress tracking"

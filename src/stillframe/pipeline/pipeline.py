@@ -151,7 +151,7 @@ class Pipeline:
             end = described.barriers[channel]
             first = first if cut is None else min(cut.position, end)
         elif target is not None:
-            raise UsageError("target is for the channel at a snapshot: give snapshot as well")
+            raise UsageError("target requires snapshot: give both")
         else:
             reader.check_whole(first)
             end = reader.tail(first)

@@ -63,7 +63,7 @@ class Awaited(msgspec.Struct, frozen=True):
             if c.barrier is not None and c.position is not None and c.position < c.barrier
         ]
         where = f": it is {' and '.join(behind)}" if behind else ""
-        return f"{self.participant} has reached its barrier and has not recorded{where}"
+        return f"{self.participant} has reached its barrier but has not recorded{where}"
 
 
 class Progress(msgspec.Struct, frozen=True):

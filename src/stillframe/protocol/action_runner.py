@@ -34,8 +34,8 @@ class ActionRunner:
         start = topology.processes[process_id]
         if not isinstance(start, Process):
             raise UsageError(
-                f"process {process_id} has a loop of its own (stillframe.join): only processes "
-                "that are a stillframe.Process can be stepped through"
+                f"process {process_id} runs its own event loop (stillframe.join): only "
+                "subclasses of stillframe.Process can be stepped through"
             )
         self.id = process_id
         self.process = copy.deepcopy(start)
@@ -176,8 +176,8 @@ class ActionRunner:
                 raise
         coroutine.close()
         raise UsageError(
-            f"process {self.id}: an async handler waits for something outside: there is no event "
-            "loop here, so only what does not wait can be stepped through"
+            f"process {self.id}: an async handler waited: there is no event loop here, so only "
+            "handlers that never wait can be stepped through"
         )
 
     def _send(self, target: ProcessId, message: Message) -> None:

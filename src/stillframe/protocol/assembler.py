@@ -67,7 +67,7 @@ class Assembler:
         if pending is None or fragment.state.process in pending.excluded:
             return None
         if fragment.state.process in pending.fragments:
-            raise ProtocolViolation(f"{_where(fragment)}: it came twice")
+            raise ProtocolViolation(f"{_where(fragment)}: it arrived twice")
         return self._put(fragment, pending, now)
 
     def exclude(
@@ -154,7 +154,7 @@ class Assembler:
             named = times.came_s.keys() | ({times.marked_by} - {None})
             moments = (times.cut_at, *times.came_s.values())
             if not named <= set(sources) or not all(map(math.isfinite, moments)):
-                raise ProtocolViolation(f"{where}: it names markers that could not come to it")
+                raise ProtocolViolation(f"{where}: it names markers that it cannot receive")
 
     def _assemble(self, fragments: dict[ProcessId, Fragment]) -> GlobalState:
         incoming = {

@@ -136,8 +136,8 @@ def prove(
     for position in result.red:
         replay.perform(trace.event(position))
     _compare(
-        "performed with the white events first, the trace does not end as it did in its own order; "
-        "a process is no function of what it accepts",
+        "with the white events first, the trace ends differently; a process is not a function of "
+        "the messages that it accepts",
         original.state(),
         replay.state(),
     )

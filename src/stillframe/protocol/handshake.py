@@ -151,6 +151,7 @@ class Listener:
         is_asking = self.target is None and hello.epoch == 0
         if hello.epoch != self.epoch and not is_asking:
             raise Refused(
-                f"epoch {hello.epoch} is {'over' if hello.epoch < self.epoch else 'not begun'}: "
-                f"this is epoch {self.epoch}"
+                f"epoch {hello.epoch} has "
+                f"{'ended' if hello.epoch < self.epoch else 'not begun'}: this is epoch "
+                f"{self.epoch}"
             )

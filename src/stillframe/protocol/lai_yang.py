@@ -139,8 +139,8 @@ class _Counts:
         if self.white_last > sent_count:
             return (
                 f"message {self.white_last} did not carry the snapshot's colour, but the source "
-                f"had sent {sent_count} at its cut: either the snapshot is over there, or colours "
-                "are lost on the way"
+                f"had sent {sent_count} at its cut: either the snapshot has ended there, or "
+                "colours are lost in transit"
             )
         if self.red_first is not None and self.red_first <= sent_count:
             return (
@@ -212,7 +212,7 @@ class LaiYangRecorder(Recordings[_ColourRecording]):
         numbers = self._received[source]
         if doubled := numbers.doubled(batch):
             raise ProtocolViolation(
-                f"channel {Channel(source, self._process)}: message {doubled} came a second time"
+                f"channel {Channel(source, self._process)}: message {doubled} arrived twice"
             )
         for snapshot in colour:
             assert self.phase(snapshot) is not Phase.IDLE, (

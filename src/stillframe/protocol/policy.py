@@ -103,8 +103,8 @@ class AbandonmentLimit:
         last = "".join(f"\n  {abandoned}" for abandoned in self._last)
         return (
             f"{self._count} snapshots in a row were abandoned, and {self._count_max} are "
-            f"tolerated. The last of them:{last}\nMend what is named there, or give snapshots more "
-            "time (--timeout) or tolerate more of them (--max-abandoned)"
+            f"tolerated. The last of them:{last}\nFix the cause named there, or give snapshots "
+            "more time (--timeout) or tolerate more of them (--max-abandoned)"
         )
 
 
@@ -172,11 +172,11 @@ class LastStates:
         """Return in words why `process` cannot be excluded."""
         channels = self._channels_of(process)
         if not channels:
-            return f"{process} cannot be left out: no snapshot holds a state of it yet"
+            return f"{process} cannot be excluded: no snapshot has its state yet"
         return (
-            f"{process} cannot be left out: it has channels ({', '.join(channels)}), and with an "
-            "older state of it the others would have received what it had not sent, or lost what "
-            "it had"
+            f"{process} cannot be excluded: it has channels ({', '.join(channels)}), and with "
+            "its older state the others would have received messages that it had not sent, or "
+            "lost messages that it had"
         )
 
     def _channels_of(self, process: ProcessId) -> list[str]:

@@ -260,7 +260,8 @@ class Recordings(Generic[AnyRecording]):
 
     def _second_marker(self, source: ProcessId, snapshot: SnapshotId) -> ProtocolViolation:
         return ProtocolViolation(
-            f"channel {Channel(source, self._process)}: a second marker of snapshot {snapshot} came"
+            f"channel {Channel(source, self._process)}: a second marker of snapshot {snapshot} "
+            "arrived"
         )
 
     def _cut(self, snapshot: SnapshotId) -> list[Effect]:

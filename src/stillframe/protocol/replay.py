@@ -85,8 +85,8 @@ class Replay:
         not of this topology. After an error the replay cannot be used any more."""
         if event.process not in self._event_counts:
             raise UsageError(
-                f"a process {event.process!r} does something, but the topology has "
-                f"{', '.join(self._event_counts)}: give the topology that the trace is of"
+                f"the trace has a process {event.process!r}, but the topology has "
+                f"{', '.join(self._event_counts)}: give the topology of the trace"
             )
         self._event_counts[event.process] += 1
         position = Position(event.process, self._event_counts[event.process])
@@ -101,9 +101,9 @@ class Replay:
         # The order in which one action sends on several channels makes no difference.
         if sorted(sent) != sorted(event.sent):
             raise NotConsistent(
-                f"{where}: replayed it sends {_named(sent)}, but the trace says "
-                f"{_named(event.sent)}: process {event.process}, or one that it heard from, is no "
-                "function of what it accepts, or not the one that the trace is of"
+                f"{where}: the replay sends {_named(sent)}, but the trace has "
+                f"{_named(event.sent)}: process {event.process}, or one that sent to it, is not "
+                "a function of the messages that it accepts, or the trace is of another program"
             )
         self._notify_cuts(position)
 
@@ -115,9 +115,9 @@ class Replay:
         recorded = [m for m in self._recorded if m.channel.source == event.process]
         if sorted(recorded) != sorted(event.sent) or event.accepted:
             raise NotConsistent(
-                f"{where} restores {_named(event.sent)}, but the state to begin with has "
-                f"{_named(recorded)} on the channels of {event.process}: give as the start what "
-                "the epoch began with"
+                f"{where} restores {_named(event.sent)}, but the initial state has "
+                f"{_named(recorded)} on the channels of {event.process}: give the state with "
+                "which the epoch began"
             )
 
     def _call(self, where: str, event: Event) -> list[Sent]:
@@ -150,9 +150,9 @@ class Replay:
         message = MessageId(channel, number)
         if self._known.get(message, encoded) != encoded:
             raise NotConsistent(
-                f"{where}: replayed it sends {_shown(encoded)} as message {message}, but "
-                f"{_shown(self._known[message])} was sent: process {channel.source} is no function "
-                "of what it accepts"
+                f"{where}: the replay sends {_shown(encoded)} as message {message}, but "
+                f"{_shown(self._known[message])} was sent: process {channel.source} is not a "
+                "function of the messages that it accepts"
             )
         self._in_transit[channel][number] = encoded
         self.contents[message] = encoded
@@ -191,8 +191,8 @@ def compare(recorded: GlobalState, replayed: GlobalState) -> None:
         if ours != theirs:
             was, becomes = _difference(ours.encoded, theirs.encoded)
             raise NotConsistent(
-                f"process {ours.process}: recorded as {ours.kind} {was}, "
-                f"replayed it is {theirs.kind} {becomes}"
+                f"process {ours.process}: recorded as {ours.kind} {was}, replayed as "
+                f"{theirs.kind} {becomes}"
             )
     _check_parts(
         [str(s.channel) for s in recorded.channels], [str(s.channel) for s in replayed.channels]
@@ -206,14 +206,14 @@ def _compare_channel(recorded: ChannelState, replayed: ChannelState) -> None:
     if counts[0] != counts[1]:
         raise NotConsistent(
             f"channel {recorded.channel}: recorded as {counts[0][0]} sent and {counts[0][1]} "
-            f"received, replayed it is {counts[1][0]} sent and {counts[1][1]} received"
+            f"received, replayed as {counts[1][0]} sent and {counts[1][1]} received"
         )
     pairs = zip(_messages(recorded), _messages(replayed), strict=True)
     for number, (ours, theirs) in enumerate(pairs, recorded.received_count + 1):
         if ours != theirs:
             raise NotConsistent(
                 f"channel {recorded.channel}, message {number}: recorded as {_shown(ours)}, "
-                f"replayed it is {_shown(theirs)}"
+                f"replayed as {_shown(theirs)}"
             )
 
 
@@ -230,7 +230,7 @@ def _check_start(start: GlobalState, topology: Topology) -> None:
     channels = [state.channel for state in start.channels]
     if kinds != list(description.processes.items()) or channels != list(description.channels):
         raise UsageError(
-            "the recorded state to begin with is of another topology: its processes are "
+            "the initial state is of another topology: its processes are "
             f"{_shortened(', '.join(f'{process} ({kind})' for process, kind in kinds))}, its "
             f"channels {_shortened(', '.join(map(str, channels)))}"
         )
@@ -243,7 +243,7 @@ def _arguments(where: str, event: Event, runner: ActionRunner) -> tuple[Any, ...
     handlers = (START, RECEIVE, PUBLISHED, *runner.actions)
     if event.handler not in handlers:
         raise UsageError(
-            f"{where} is a call of {event.handler!r}, and process {event.process} has "
+            f"{where} is a call of {event.handler!r}, but process {event.process} has "
             f"{', '.join(handlers)}: only a trace of these processes can be replayed"
         )
     if event.accepted and event.handler != RECEIVE:

@@ -45,8 +45,8 @@ class SendSession:
         had acknowledged."""
         if not self._acknowledged <= received <= self.sequence:
             raise ProtocolViolation(
-                f"the other end wants to go on after frame {received}; "
-                f"{self._acknowledged} to {self.sequence} are possible"
+                f"the other end wants to continue after frame {received}; {self._acknowledged} "
+                f"to {self.sequence} are possible"
             )
         return list(self._frames)[received - self._acknowledged :]
 

@@ -91,7 +91,7 @@ def check_status(
         or not 0 <= status.moment_s < math.inf
     ):
         raise ProtocolViolation(
-            "its answer is not to what it was asked: it names other snapshots or channels"
+            "its answer does not match the request: it names other snapshots or channels"
         )
 
 
@@ -139,26 +139,29 @@ class Straggler(msgspec.Struct, frozen=True):
         match self.cause:
             case Cause.SILENT:
                 text = (
-                    f"{process} does not answer, and was not heard of {since}: it is stopped, or "
+                    f"{process} does not answer, and has sent nothing {since}: it is stopped, or "
                     f"in a long action{awaited}"
                 )
             case Cause.BUSY:
-                text = f"{process} is in the middle of an action, and is awaited {since}{awaited}"
+                text = (
+                    f"{process} is in the middle of an action, and has been awaited "
+                    f"{since}{awaited}"
+                )
             case Cause.DISCONNECTED:
-                text = f"channel {channels} is not connected; its marker is awaited {since}"
+                text = f"channel {channels} is not connected; its marker has been awaited {since}"
             case Cause.HELD:
                 text = (
-                    f"{process} handles nothing until {', '.join(self.waits_for)} has handled what "
-                    f"it was sent; the marker is awaited on {channels} {since}"
+                    f"{process} handles nothing until {', '.join(self.waits_for)} has handled "
+                    f"its messages; the marker on {channels} has been awaited {since}"
                 )
             case Cause.BEHIND:
                 behind = f"behind at most {self.unhandled_bytes:,} bytes that it has not handled"
                 where = behind if self.unhandled_bytes else "which is in transit"
-                text = f"{process} awaits the marker on {channels} {since}, {where}"
+                text = f"{process} has awaited the marker on {channels} {since}, {where}"
             case Cause.UNREACHED:
-                text = f"{process} has not recorded its state: no marker has come to it{awaited}"
+                text = f"{process} has not recorded its state: no marker has arrived there{awaited}"
             case Cause.SENDING:
-                text = f"{process} has recorded its part, which has not come yet"
+                text = f"{process} has recorded its fragment, which has not arrived yet"
         return text
 
 

@@ -363,16 +363,16 @@ COVERAGE: Mapping[str, Callable[[Epoch, Description], object]] = {
     "a snapshot was abandoned because a process died": lambda epoch, _: _abandoned_count(
         epoch, Reason.PROCESS_DIED
     ),
-    "the system went back to a snapshot": lambda epoch, _: epoch.start is not None,
+    "the system was restored from a snapshot": lambda epoch, _: epoch.start is not None,
     "messages recorded on channels were received again": lambda epoch, _: (
         epoch.start is not None and epoch.start.state.message_count
     ),
-    "the system went back to its beginning": lambda epoch, _: (
+    "the system was started again from its beginning": lambda epoch, _: (
         epoch.start is None and epoch.number > 1
     ),
     "a connection of an older epoch was refused": lambda epoch, _: epoch.refused_count,
-    "a connection was lost and taken up again": lambda epoch, _: epoch.resent_count,
-    "something was on its way twice": lambda epoch, _: epoch.dropped_count,
+    "a connection was lost and opened again": lambda epoch, _: epoch.resent_count,
+    "a frame arrived twice": lambda epoch, _: epoch.dropped_count,
     "processes were cut off from the others": lambda epoch, _: epoch.held_count,
     "a batch held several messages": lambda epoch, _: _delivered_batch(epoch),
     "one action accepted several messages": lambda epoch, _: any(

@@ -44,8 +44,8 @@ ENDS_IN: Mapping[Reason, tuple[type, ...]] = {
 }
 """The choices in which a snapshot can be abandoned for a reason; a world's store never fails."""
 DETERMINISM = (
-    "a handler may depend on its process's recorded fields and on messages alone: let it draw "
-    "chance from a recorded field, and take the time from a message"
+    "a handler may depend on its process's recorded fields and on messages only: take random "
+    "numbers from a recorded field, and the time from a message"
 )
 _Checks = tuple[tuple["Invariant", Callable[["Evidence"], Iterator[str]]], ...]
 """For each invariant a function that yields how an epoch contradicts it."""
@@ -64,24 +64,32 @@ class Invariant(enum.Enum):
     BOOKS = "the books of every channel balance"
     CONSISTENT = "no message that was accepted before the cut was sent after it"
     EXACT = "the recorded states and messages are exactly those at the cut"
-    MARKERS = "one marker travels on each channel for each snapshot, behind what was sent before"
+    MARKERS = (
+        "one marker travels on each channel for each snapshot, after the messages sent before it"
+    )
     ATOMIC = "recording a state and sending the markers is one step"
     WHOLE = "a snapshot is published whole, or abandoned with the names of the missing"
     UNCHANGED = "a snapshot changes nothing: without it the processes do the same"
     EPOCHS = "after a restore the epoch is higher, and nothing of an older one is accepted"
     RESTORED = (
-        "a restore goes back to the last restore point, and what was on its channels is first"
+        "a restore starts from the last restore point, and delivers the messages on its channels "
+        "first"
     )
     ORDERED_WORLD = "the recording rules find nothing wrong with a channel that keeps order"
-    TAKEN = "each thing that is let happen does what it says, once, and nothing else"
+    TAKEN = "each choice has exactly the effect that it names, once"
     ARRIVED = "in the end every message that was sent is accepted"
-    POINTS = "the restore point is the last snapshot that was begun after the one before was whole"
-    TIMES = "a snapshot says rightly when and in which epoch it was taken"
-    REASON = "a snapshot is given up for a reason that is there, and not before its deadline"
-    HEARD = "who has heard that a snapshot is over does not record it any more"
-    TOLD = "every process is told of every restore point once, in their order, and of nothing else"
-    CAUSED = "a snapshot that shows what was told of another one has that one's cut behind it"
-    LIVE = "when nothing goes wrong any more, a snapshot is published"
+    POINTS = (
+        "the restore point is the last snapshot that was initiated after the previous one was "
+        "complete"
+    )
+    TIMES = "a snapshot records the right times and epoch"
+    REASON = "a snapshot is abandoned only for a true reason, and not before its deadline"
+    HEARD = "a process that knows that a snapshot has ended no longer records it"
+    TOLD = (
+        "every process receives a notice of every restore point once, in their order, and no other"
+    )
+    CAUSED = "a snapshot that shows a notice of another one has a later cut than that one"
+    LIVE = "once faults have ended, a snapshot is published"
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -210,7 +218,7 @@ def check_end(world: World) -> Violation | None:
         for number in range(frame.batch.first, frame.batch.last + 1)
     }
     for message in sorted(epoch.contents.keys() - accepted - in_flight):
-        return Violation(Invariant.ARRIVED, f"message {message} was sent, and never came")
+        return Violation(Invariant.ARRIVED, f"message {message} was sent, and never arrived")
     return None if world.pending else _missing_notices(world, _restore_points(world.epochs)[-1])
 
 

@@ -141,13 +141,13 @@ def parse_choice(text: str) -> Choice:
         if found := form.fullmatch(text.strip()):
             fields = {name: _FIELDS[name].read(value) for name, value in found.groupdict().items()}
             return kind(**fields)
-    raise UsageError(f"{text!r} is nothing that can happen; possible are: {FORMS}")
+    raise UsageError(f"{text!r} is not a choice; choices are: {FORMS}")
 
 
 def parse_channel(text: str) -> Channel:
     """Read a channel such as ``P1->P2``; UsageError if it is none."""
     if re.fullmatch(_CHANNEL, text) is None:
-        raise UsageError(f"{text!r} is no channel: they look like P1->P2")
+        raise UsageError(f"{text!r} is not a channel, such as P1->P2")
     source, _, target = text.partition("->")
     return Channel(source, target)
 
@@ -157,7 +157,7 @@ def _read_arguments(text: str) -> tuple[Any, ...]:
         return tuple(msgspec.json.decode(f"[{text[1:-1]}]", type=list[Any]))
     except DECODING_ERRORS as error:
         raise UsageError(
-            f'{text} are no arguments ({error}): write JSON values, as in pay(20, "EUR")'
+            f'{text} are not arguments ({error}): write JSON values, as in pay(20, "EUR")'
         ) from None
 
 

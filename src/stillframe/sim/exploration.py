@@ -151,8 +151,8 @@ def explore(
             following[index].append(reached)
         if len(runs) > history_count_max:
             raise UsageError(
-                f"there are more than {history_count_max:,} histories: let less happen, or raise "
-                "the maximum"
+                f"there are more than {history_count_max:,} histories: reduce the actions, or "
+                "raise the maximum"
             )
         progress(index)
     end_count = sum(not reached for reached in following)
@@ -179,9 +179,7 @@ def _extend(system: SmallSystem, run: Run, choice: choices.Choice) -> World:
 
 
 def _other_result(what: str) -> UsageError:
-    return UsageError(
-        f"done again, the same choices come to something else ({what}): {DETERMINISM}"
-    )
+    return UsageError(f"repeated, the same choices had another result ({what}): {DETERMINISM}")
 
 
 def _properties(
@@ -333,7 +331,7 @@ def a_recorded_state_need_not_occur(world: World) -> str:
         if isinstance(world.epoch.outcomes.get(snapshot), Snapshot):
             cut = trace.cut_of(snapshot)
             if observation_without(*_is_at(world, cut)) is not None:
-                return f"the cut of snapshot {snapshot}, {cut}, need never be the present"
+                return f"the cut of snapshot {snapshot}, {cut}, need never be the current state"
     return ""
 
 

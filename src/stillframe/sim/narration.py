@@ -67,7 +67,7 @@ class Narrator:
 
     def _event(self, event: Event) -> str:
         if event.handler == RESTORED:
-            again = f"; on their way again: {_sent(event, self.name)}" if event.sent else ""
+            again = f"; in transit again: {_sent(event, self.name)}" if event.sent else ""
             return f"{event.process} has its recorded state{again}"
         recorder, kept = self._world.recorders[event.process], []
         for snapshot in self._world.epoch.initiated:
@@ -106,14 +106,14 @@ class Narrator:
             return f"{head}: {channel_words(channel, self._held(channel, held))}"
         if progress is not None:
             return f"{head}: {channel_words(channel, None)}"
-        return f"{head}, which is over for it"
+        return f"{head}, which has ended for it"
 
     def _cause(self, step: MarkerStep) -> str:
         if step.source is not None:
             return f"{step.process} gets the marker of {step.snapshot} from {step.source}"
         if step.process in self._world.description.initiators(step.snapshot.initiator):
             return f"{step.process} initiates {step.snapshot}"
-        return f"{step.process} learns of {step.snapshot} from the colour of the message that comes"
+        return f"{step.process} learns of {step.snapshot} from the colour of the next message"
 
     def _fragment(self, step: MarkerStep) -> Fragment | None:
         return self._epoch.fragments.get(step.snapshot, {}).get(step.process)
@@ -177,7 +177,7 @@ def channel_words(channel: Channel, held: str | None) -> str:
     """Return what a marker ends: the recording of a channel, which `held` something; None if more
     of what was sent before the cut is to come."""
     if held is None:
-        return f"goes on recording {channel}, where more was sent before the cut"
+        return f"keeps recording {channel}, where more was sent before the cut"
     return f"{channel} held {held}"
 
 
@@ -210,15 +210,15 @@ def unrecorded_news(world: World, choice: choices.Choice) -> list[str]:
             gives_up = isinstance(world.epoch.outcomes[snapshot], Abandoned)
             return [f"{process} {'gives up' if gives_up else 'has finished'} {snapshot}"]
         case choices.Duplicate(channel):
-            return [f"what is next on {channel} is on its way twice"]
+            return [f"the next frame on {channel} is in transit twice"]
         case choices.Break(channel):
             return [f"the connection of {channel} is lost, with everything on it"]
         case choices.Connect(channel):
-            return [f"{channel} is connected again: what had not arrived is sent again"]
+            return [f"{channel} is connected again: frames that had not arrived are sent again"]
         case choices.Partition(processes):
-            return [f"nothing passes any more between {', '.join(processes)} and the others"]
+            return [f"a partition separates {', '.join(processes)} from the others"]
         case choices.Heal():
-            return ["everything passes again"]
+            return ["the partition ends"]
         case choices.Crash(process):
             return [f"{process} crashes: the connections of its channels are lost"]
         case _:

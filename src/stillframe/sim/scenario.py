@@ -155,7 +155,7 @@ def _check_together(script: Script, world: World, choice: choices.Deliver) -> No
         if {*accepted} != {*choice.channels}:
             names = ", ".join(map(str, accepted))
             raise UsageError(
-                f"{choice}: what is next there is accepted in one event: deliver {names}"
+                f"{choice}: the next messages there are accepted in one event: deliver {names}"
             )
 
 
@@ -200,8 +200,8 @@ def _parse_tick_line(plan: _Plan, line: int, command: str) -> None:
         choice = choices.parse_choice(found[2])
         if not isinstance(choice, TickAction):
             raise UsageError(
-                f"{command!r}: at a tick a process acts or initiates a snapshot; when something "
-                "arrives is said by its delay"
+                f"{command!r}: at a tick a process acts or initiates a snapshot; delays "
+                "determine when messages arrive"
             )
         plan.actions.append((int(found[1]), choice))
         plan.lines.append(line)
@@ -234,7 +234,7 @@ def _play_ticks(
 
 def _number(word: str, command: str) -> int:
     if not word.isascii() or not word.isdigit() or len(word) > 7 or int(word) > TICK_MAX:
-        raise UsageError(f"{command!r}: {word!r} is no number of ticks: give 0 to {TICK_MAX:,}")
+        raise UsageError(f"{command!r}: {word!r} is not a number of ticks: give 0 to {TICK_MAX:,}")
     return int(word)
 
 
@@ -272,7 +272,8 @@ def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
             continue
         if block[0] == SEPARATOR:
             raise UsageError(
-                f"line {numbers[begin]}: no command is above '{SEPARATOR}': write some there"
+                f"line {numbers[begin]}: there is no command above '{SEPARATOR}': write at least "
+                "one"
             )
         commands = tuple(takewhile(lambda line: line != SEPARATOR, block))
         is_known = len(commands) < len(block)
@@ -280,5 +281,5 @@ def _parse_blocks(text: str) -> tuple[tuple[Block, ...], tuple[str, ...]]:
         blocks.append(Block(numbers[begin], tuple(comment), commands, expected))
         comment = []
     if not blocks:
-        raise UsageError("there is nothing in this file: begin with a block 'system'")
+        raise UsageError("the file is empty: begin with a block 'system'")
     return tuple(blocks), tuple(comment if not comment or comment[-1] else comment[:-1])

@@ -148,8 +148,8 @@ class _Draft:
             for word in rest.split():
                 if (message := _MESSAGE.fullmatch(word)) is None:
                     raise UsageError(
-                        f"{word!r} is no message: write SENDING_EVENT>ACCEPTING_EVENT, like B>F, "
-                        "or SENDING_EVENT->PROCESS if it is never received"
+                        f"{word!r} is not a message: write SENDING_EVENT>ACCEPTING_EVENT, like "
+                        "B>F, or SENDING_EVENT->PROCESS if it is never received"
                     )
                 self.messages.append((line, message[1], message[2] or message[3]))
         elif name in ("channels", "network", "rules"):

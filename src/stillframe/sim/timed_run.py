@@ -140,7 +140,7 @@ class TimedRun:
             if not isinstance(choice, choices.Act | choices.Initiate):
                 raise UsageError(
                     f"tick {number}: {choice}: at a tick a process acts or initiates a snapshot; "
-                    "when something arrives is said by its delay"
+                    "delays determine when messages arrive"
                 )
             if not latest <= number <= TICK_MAX:
                 raise UsageError(
@@ -210,8 +210,8 @@ class TimedRun:
         for channel, memory in self._world.channels.items():
             if not memory.is_connected:
                 raise UsageError(
-                    f"the connection of {channel} is lost: before time goes by in ticks, let it "
-                    "'connect', or the system 'restart'"
+                    f"the connection of {channel} is lost: use 'connect' or 'restart' before the "
+                    "first tick"
                 )
             sendings[:0] = [channel] * (len(memory) - new[channel])
         self._plan_sent()

@@ -627,13 +627,13 @@ def _obstacles(world: World, choice: choices.Choice) -> Iterator[str]:
         case choices.DeliverNotice(process, snapshot):
             yield from _down(world, process)
             if snapshot not in world.epoch.outcomes:
-                yield f"snapshot {snapshot} is not over"
+                yield f"snapshot {snapshot} has not ended"
         case choices.Lose(channel, position):
             yield from _no_frame(world, channel, position)
             yield from _unsuited(world, Lossy, "they lose nothing")
         case choices.Duplicate(channel):
             yield from _no_frame(world, channel, 0)
-            yield from _unsuited(world, Fifo, "nothing removes what comes twice")
+            yield from _unsuited(world, Fifo, "duplicates are not removed")
         case choices.Break(channel) | choices.Connect(channel):
             is_break = isinstance(choice, choices.Break)
             yield from _connection_obstacles(world, channel, is_break=is_break)
@@ -699,7 +699,7 @@ def _undeliverable(world: World, channels: tuple[Channel, ...], position: int) -
         batch = world.channels[channel].peek(position).batch
         if batch is None or batch.count > 1:
             what = "a marker" if batch is None else "a batch"
-            yield f"{what} is what comes on {channel}: it is no part of an action"
+            yield f"the next item on {channel} is {what}, which is not part of an action"
 
 
 def _connection_obstacles(world: World, channel: Channel, *, is_break: bool) -> Iterator[str]:
@@ -708,6 +708,6 @@ def _connection_obstacles(world: World, channel: Channel, *, is_break: bool) -> 
     yield from _unsuited(world, Fifo, "they have no connections")
     is_lost = not world.channels[channel].is_connected
     if is_lost == is_break:
-        yield f"the connection of {channel} is {'lost' if is_lost else 'there'} already"
+        yield f"the connection of {channel} is already {'lost' if is_lost else 'open'}"
     if not is_break and {channel.source, channel.target} & world.down:
         yield "one of its processes has crashed"

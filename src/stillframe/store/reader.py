@@ -83,8 +83,8 @@ class StoreReader:
         known = self.savepoints
         if name in known:
             raise UsageError(
-                f"the savepoint {name!r} exists already, as snapshot {known[name]}: give "
-                f"another name, or delete that one with 'stillframe delete {self.path} {name!r}'"
+                f"the savepoint {name!r} already exists, as snapshot {known[name]}: give another "
+                f"name, or delete that one with 'stillframe delete {self.path} {name!r}'"
             )
 
     def entries(self) -> list[SnapshotEntry]:

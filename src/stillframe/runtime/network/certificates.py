@@ -56,7 +56,7 @@ class Validity(msgspec.Struct, frozen=True):
     valid_until: datetime.datetime
 
     def __str__(self) -> str:
-        names = ", ".join(self.names) or "nobody"
+        names = ", ".join(self.names) or "no process"
         return f"for {names}, valid from {_time(self.valid_from)} to {_time(self.valid_until)}"
 
 
@@ -75,7 +75,7 @@ def check_speaks_for(names: frozenset[str], process: ProcessId | None) -> None:
     coordinator."""
     name = name_of(process)
     if name not in names and (process is None or ANY_PROCESS not in names):
-        shown = ", ".join(sorted(names)[:10]) or "nobody"
+        shown = ", ".join(sorted(names)[:10]) or "no process"
         raise Refused(
             f"its certificate is for {ascii(shown)[1:-1]}, not for {name}: give it one with "
             "that name in its subjectAltName"
