@@ -156,8 +156,8 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
         ),
         (("--where", f"{__name__}:yielding"), "a generator, evaluated at"),
         (("--where", f"{__name__}:saying_no"), "the predicate returned 'no', a str, evaluated at"),
-        (("--where", f"{__name__}:saying_nothing"), "the predicate returned None, a NoneType, as"),
-        (("--where", f"{__name__}:saying_one"), "the predicate returned 1, a int, asked at"),
+        (("--where", f"{__name__}:saying_nothing"), "the predicate returned None, a NoneType, ev"),
+        (("--where", f"{__name__}:saying_one"), "the predicate returned 1, a int, evaluated at"),
     ],
 )
 def test_a_wrong_question_says_why(

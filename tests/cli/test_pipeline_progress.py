@@ -135,7 +135,7 @@ def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> N
     watched = call("pipeline", "status", shop.path, "--watch")
     assert watched.exit_code == 1
     for result in (shown, watched):
-        assert "FAIL: the program that took snapshot shop-7 is gone" in result.stderr
+        assert "FAIL: the program that took snapshot shop-7 has terminated" in result.stderr
     assert call("pipeline", "snapshot", shop.path).exit_code == 0
     assert call("pipeline", "status", shop.path).stderr == "no snapshot is pending\n"
 

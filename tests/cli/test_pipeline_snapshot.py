@@ -44,7 +44,7 @@ def test_a_savepoint_has_a_name(call: Call, shop: Pipeline) -> None:
     assert "savepoint gold, snapshot shop-1: aligned" in result.stderr
     again = call("pipeline", "savepoint", shop.path, "gold")
     assert (again.exit_code, again.stdout) == (2, "")
-    assert "the savepoint 'gold' exists already" in again.stderr
+    assert "the savepoint 'gold' already exists" in again.stderr
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_it_says_since_when_and_what(call: Call, money: Path, find: Find) -> Non
 def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
     """What held before a restore is reported; a predicate that ceased to hold is not stable."""
     before = (row(1, 1, holds=False, is_present=False), row(2, 1, holds=True, is_present=False))
-    find(*before, row(3, 2, holds=False, sentence="all is there"))
+    find(*before, row(3, 2, holds=False, sentence="nothing is missing"))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 1
     assert result.stderr == (

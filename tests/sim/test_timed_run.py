@@ -254,7 +254,7 @@ def test_only_ticks_in_which_something_happens_are_told() -> None:
         (
             [(4, choices.Deliver((Channel("P1", "P2"),)))],
             [],
-            "tick 4: deliver P1->P2: at a tick a process acts or initiates a snapshot; when somet",
+            "tick 4: deliver P1->P2: at a tick a process acts or initiates a snapshot; delays",
         ),
     ],
 )
