@@ -248,6 +248,41 @@ class Twins(Process):
     Total: int = 0
 
 
+class Loud(Message):
+    """Has a field that they would take for one of a Coin."""
+
+    AMOUNT: int
+
+
+class Shouter(Process):
+    """Takes it, and has a field that they would take for one of a Purse."""
+
+    BALANCE: int = 0
+
+    def receive(self, channel: Channel, message: Loud) -> None:
+        """Take it."""
+
+
+class Hearer(Process):
+    """Takes it."""
+
+    def receive(self, channel: Channel, message: Loud) -> None:
+        """Take it."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """The value of a key, with two such fields."""
+
+    total: int
+    Total: int
+
+
+class Table(Process):
+    """Has them as columns of a table."""
+
+    rows: Keyed[str, Row] = dataclasses.field(default_factory=Keyed)
+
+
 class Secretive(Message):
     """Has a field that looks private."""
 
@@ -262,13 +297,24 @@ class SecretTaker(Process):
 
 
 @pytest.mark.parametrize(
-    ("process", "found"),
-    [(Twins(), "'total' and 'Total' differ only in case"), (SecretTaker(), "'_amount' travels")],
+    ("processes", "found"),
+    [
+        ([Twins()], r"the fields Twins\.total and Twins\.Total differ only in case"),
+        (
+            [Purse(), Shouter()],
+            r"the fields Purse\.balance and Shouter\.BALANCE differ only in case",
+        ),
+        ([Purse(), Hearer()], r"the fields Coin\.amount and Loud\.AMOUNT differ only in case"),
+        ([Table()], r"the fields Row\.total and Row\.Total differ only in case"),
+        ([SecretTaker()], "'_amount' travels"),
+    ],
 )
-def test_fields_that_tables_could_not_hold_are_refused(process: Process, found: str) -> None:
+def test_fields_that_tables_could_not_hold_are_refused(
+    processes: list[Process], found: str
+) -> None:
     """A column that would be lost or mixed up is an error before anything starts."""
     with pytest.raises(UsageError, match=found):
-        Topology({"A": process}, [])
+        Topology(dict(zip("AB", processes, strict=False)), [])
 
 
 def nested(*fields: str) -> Topology:

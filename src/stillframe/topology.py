@@ -53,16 +53,23 @@ class KeyedColumns(msgspec.Struct, frozen=True):
     values: tuple[Column, ...]
 
 
-def columns_of(owner: type, fields: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of a class; a UsageError if two fields differ in case alone."""
-    seen: dict[str, str] = {}
-    for name in fields:
-        if (other := seen.setdefault(name.lower(), name)) != name:
-            raise UsageError(
-                f"class {owner.__name__}: the fields {other!r} and {name!r} differ only in "
-                "case, and most SQL engines ignore case: rename one"
-            )
+def columns_of(fields: Mapping[str, Any]) -> tuple[Column, ...]:
+    """Return the columns of a class."""
     return tuple(Column(name, _column_kind(kind)) for name, kind in fields.items())
+
+
+def _check_case(classes: Mapping[str, Iterable[Column]]) -> None:
+    """Raise a UsageError if two fields in one table differ in case alone: in SQL one would hide the
+    other."""
+    seen: dict[str, tuple[str, str]] = {}
+    for kind, columns in classes.items():
+        for column in columns:
+            owner, name = seen.setdefault(column.name.lower(), (kind, column.name))
+            if name != column.name:
+                raise UsageError(
+                    f"the fields {owner}.{name} and {kind}.{column.name} differ only in case, and "
+                    "most SQL engines ignore case: rename one"
+                )
 
 
 def _column_kind(kind: Any) -> str:
@@ -135,7 +142,8 @@ def _value_columns(value: Any) -> tuple[Literal["value", "map", "array"], tuple[
     ):
         return "value", (Column("value", _column_kind(value)),)
     hints = typing.get_type_hints(value)
-    columns = tuple(Column(name, _column_kind(hints[name])) for name in value.__struct_fields__)
+    columns = columns_of({name: hints[name] for name in value.__struct_fields__})
+    _check_case({value.__name__: columns})
     return "array" if struct.array_like else "map", columns
 
 
@@ -336,17 +344,20 @@ class Topology:
         states: dict[str, tuple[Column, ...]] = {}
         messages: dict[str, type[Message]] = {}
         for name, codec in self.codecs.items():
-            columns = columns_of(codec.kind, codec.types)
+            columns = columns_of(codec.types)
             if states.setdefault(codec.kind.__name__, columns) != columns:
                 raise UsageError(f"two different process classes are called {codec.kind.__name__}")
             for message in self.accepts[name]:
                 if messages.setdefault(_tag(message), message) is not message:
                     raise UsageError(f"two different message classes are called {_tag(message)}")
+        columns_of_messages = {t: _message_columns(m) for t, m in sorted(messages.items())}
+        _check_case(states)
+        _check_case(columns_of_messages)
         return Description(
             processes={name: codec.kind.__name__ for name, codec in self.codecs.items()},
             channels=tuple(channels),
             states=states,
-            messages={t: _message_columns(m) for t, m in sorted(messages.items())},
+            messages=columns_of_messages,
             keyed=keyed_columns((codec.kind, codec.keyed) for codec in self.codecs.values()),
             accepts={n: tuple(sorted(map(_tag, kinds))) for n, kinds in self.accepts.items()},
             shapes={
@@ -402,7 +413,7 @@ def _spell(kind: Any, within: tuple[Any, ...]) -> str:
 
 
 def _message_columns(message: type[Message]) -> tuple[Column, ...]:
-    columns = columns_of(message, field_types(message))
+    columns = columns_of(field_types(message))
     if hidden := sorted(set(message.__struct_fields__) - {column.name for column in columns}):
         raise UsageError(
             f"class {message.__name__}: the field {hidden[0]!r} travels like every other, so it "

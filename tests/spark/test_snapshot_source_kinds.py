@@ -4,11 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, functions
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from stillframe.model import Abandoned
@@ -142,6 +143,35 @@ def test_the_variables_of_transform_with_state_are_read(
     found = rows(entries, "change", "key.k", "user_map_key.v", "after.n")
     assert found == [("added", 1, 12, 1), ("changed", 2, 20, 2)]
     verify_files(kinds.path, kinds.find("second"), lambda size: None)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_operators_are_counted_from_the_sink(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a query that counts after it has removed duplicates, 0 is the count."""
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    pipeline = Pipeline.create(
+        tmp_path / "distinct",
+        queries=["distinct"],
+        services={"feed": Feed},
+        channels=[
+            channel("left", EVENT, source="feed", targets=["distinct"]),
+            channel("right", EVENT, source="feed"),
+            channel("counted", EVENT, source="distinct"),
+        ],
+    )
+    feed(pipeline, [(1, 10), (1, 10), (1, 11), (2, 20)], [(1, 7)])
+    distinct = read_channels(spark, pipeline, "distinct", "left").dropDuplicates(["k", "v"])
+    counts = distinct.groupBy("k").agg(functions.count("v").alias("v"))
+    trigger = {"availableNow": True}
+    start_query(
+        counts, pipeline, "distinct", output_mode="update", trigger=trigger
+    ).awaitTermination()
+    assert not isinstance(pipeline.savepoint("all", "unaligned"), Abandoned)
+    last = query_state(spark, pipeline, "all", "distinct")
+    assert rows(last, "key.k", "value.count") == [(1, 2), (2, 1)]
+    first = query_state(spark, pipeline, "all", "distinct", operator=1)
+    assert rows(first, "key.k", "key.v") == [(1, 10), (1, 11), (2, 20)]
 
 
 @pytest.mark.slow
