@@ -17,11 +17,15 @@ import stillframe
 from stillframe import SnapshotEntry, Topology
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import reference_of
-from stillframe.model import Abandoned, Reason
+from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import Manifest
 from stillframe.runtime import events
 from stillframe.runtime.os_process import identify, is_alive
-from stillframe.runtime.supervisor.admin_socket import TriggerSnapshot, send_command
+from stillframe.runtime.supervisor.admin_socket import (
+    RestoreSnapshot,
+    TriggerSnapshot,
+    send_command,
+)
 from stillframe.store.store import Store
 from tests.runtime import programs
 from tests.runtime.mixed import START
@@ -99,10 +103,14 @@ def test_snapshots_are_periodic_and_old_ones_are_removed(tmp_path: Path) -> None
 
 
 def test_the_commands_reach_a_system_that_a_program_runs(tmp_path: Path) -> None:
-    """``stillframe snapshot`` asks it over the same socket."""
-    with stillframe.run(rally, store=tmp_path / "store", interval_s=None):
-        done = asyncio.run(send_command(tmp_path / "store", TriggerSnapshot(None)))
+    """``stillframe snapshot`` asks it over the same socket. An error has its fields there, too."""
+    path = tmp_path / "store"
+    with stillframe.run(rally, store=path, interval_s=None):
+        done = asyncio.run(send_command(path, TriggerSnapshot(None)))
+        with pytest.raises(UsageError, match="there is no snapshot A-99") as caught:
+            asyncio.run(send_command(path, RestoreSnapshot(SnapshotId("A", 99))))
     assert done.entry is not None
+    assert (caught.value.path, caught.value.snapshot) == (str(path), "A-99")
 
 
 def test_without_a_last_snapshot_nothing_more_is_published(tmp_path: Path) -> None:

@@ -15,13 +15,16 @@ from typer.testing import CliRunner
 from stillframe import Channel, Due, Message, Outbox, Process, Topology, every
 from stillframe.cli.app import app
 from stillframe.errors import StoreError, UsageError
-from stillframe.model import Abandoned, Snapshot
-from stillframe.outbox import no_commit
+from stillframe.model import Abandoned, Snapshot, SnapshotId
+from stillframe.outbox import SafePoint, no_commit
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join as join_service
 from stillframe.restore import start_states
 from stillframe.runtime.process.loop_host import LoopHost
+from stillframe.sim import SmallSystem, World, explore, initiations
 from stillframe.sim.campaign import RunConfig, run_seed
+from stillframe.sim.checker import Invariant
+from stillframe.sim.exploration import invariants_hold
 from stillframe.sim.scheduler import Load
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -300,24 +303,58 @@ class Payer(Process):
         self.beats.put(message)
 
 
+MESH = RunConfig(
+    topology=Topology.mesh({name: Payer() for name in "ABC"}), load=Load(safety_ms=40.0)
+)
+PAIR = Topology.mesh({name: Payer() for name in "AB"})
+OVERLAPPING = SmallSystem(
+    topology=PAIR, acts={"A": ("beat",)}, initiations=initiations(PAIR, "A", "B")
+)
+
+
 def test_simulated_outboxes_commit_nothing_that_is_taken_back() -> None:
     """Over crashes, restores and overlapping snapshots every commit continues the one before, and
     the checker finds every promise kept."""
-    config = RunConfig(
-        topology=Topology.mesh({name: Payer() for name in "ABC"}), load=Load(safety_ms=40.0)
-    )
-    runs = [run_seed(seed, config) for seed in range(10)]
+    runs = [run_seed(seed, MESH) for seed in range(10)]
     assert [str(run.violation) for run in runs if run.violation is not None] == []
     committed_count = 0
     for simulated in runs:
-        for dues in simulated.world.committed.values():
-            mark = None
-            for due in dues:
-                rest = due.after(mark)
+        marks: dict[str, str] = {}
+        for epoch in simulated.world.epochs:
+            for _, due in epoch.committed:
+                rest = due.after(marks.get(due.outbox))
                 committed_count += len(rest.entries)
-                mark = rest.mark
+                marks[due.outbox] = rest.mark
     assert committed_count > 100
     assert any(len(simulated.world.epochs) > 1 for simulated in runs)
+
+
+def test_no_interleaving_of_two_snapshots_commits_too_early() -> None:
+    """The checker judges each commit by the state in the snapshot that was published."""
+    found = explore(
+        OVERLAPPING, always={"invariants": invariants_hold}, sometimes={"commits": commits}
+    )
+    assert found.broken == {}
+    assert "commits" in found.seen
+
+
+def commits(world: World) -> str:
+    """*Sometimes*: an outbox has committed something."""
+    return "it does" if world.epoch.committed else ""
+
+
+def take_cut_for_published(safe: SafePoint, snapshot: SnapshotId, count: int) -> None:
+    """Break the rule of ``SafePoint.cut``."""
+    safe.count = max(safe.count, count)
+
+
+def test_the_checker_finds_what_is_committed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both by chance and in every interleaving: here an outbox takes its cut for published."""
+    monkeypatch.setattr(SafePoint, "cut", take_cut_for_published)
+    violations = [run_seed(seed, MESH).violation for seed in range(10)]
+    assert Invariant.SAFE in {found.invariant for found in violations if found is not None}
+    broken = explore(OVERLAPPING, always={"invariants": invariants_hold}).broken
+    assert Invariant.SAFE.value in broken["invariants"].what
 
 
 def test_a_service_has_no_outbox(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ class ActionRunner:
             self._codec.restore(self.process, encoded)
         self._outboxes = self._codec.open_outboxes(self.process, process_id, "")
         self.committed: list[Due[Any]] = []
-        """What its outboxes would have committed, oldest first. Nothing is committed here: every
-        commit is taken to have succeeded at once."""
+        """What its outboxes would have committed since the caller cleared it. Nothing is committed
+        here: every commit is taken to have succeeded at once."""
 
     @property
     def is_notified(self) -> bool:

@@ -88,6 +88,7 @@ class Invariant(enum.Enum):
     TOLD = (
         "every process receives a notice of every restore point once, in their order, and no other"
     )
+    SAFE = "an outbox commits only what the restore point recorded whose notice it received"
     CAUSED = "a snapshot that shows a notice of another one has a later cut than that one"
     LIVE = "once faults have ended, a snapshot is published"
 
@@ -454,6 +455,21 @@ def _check_publications(known: Evidence) -> Iterator[str]:
         last[process] = index
 
 
+def _check_commits(known: Evidence) -> Iterator[str]:
+    """Yield the entries that were committed, and that a death at that moment would have undone."""
+    states = {
+        (point.id, state.process): msgspec.msgpack.decode(state.encoded)
+        for point in known.points
+        for state in point.state.processes
+    }
+    for snapshot, due in known.epoch.committed:
+        process, _, name = due.outbox.rpartition(".")
+        recorded = {entry["key"] for entry in states[snapshot, process][name]["entries"]}
+        for entry in due.entries:
+            if entry.key not in recorded:
+                yield f"{due.outbox} committed {entry.item} when {snapshot} was published"
+
+
 def _check_causes(known: Evidence) -> Iterator[str]:
     """Yield the snapshots that contain a notice of another one, and a process before its cut of
     that one: the effect without its cause."""
@@ -526,6 +542,7 @@ HISTORY_CHECKS: _Checks = (
 CHOICE_CHECKS: _Checks = (
     (Invariant.TAKEN, _check_choices),
     (Invariant.TOLD, _check_publications),
+    (Invariant.SAFE, _check_commits),
     (Invariant.CAUSED, _check_causes),
     (Invariant.HEARD, _check_notices),
     (Invariant.CONSISTENT, _check_proof),

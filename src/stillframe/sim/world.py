@@ -109,7 +109,8 @@ class Epoch:
     The `initiated` snapshots began at `began_s`. `fragments` has their complete recordings by
     process, and `outcomes` how they ended: at `ended_s`, after `ended_at` steps, in
     ``taken[ended_in]``. `contents` has every message that was sent, or recorded at the start, and
-    `lost` those that a lossy network lost.
+    `lost` those that a lossy network lost. `committed` has what outboxes committed, each with the
+    snapshot whose publication made it due.
 
     `refused_count` connections of the epoch before were attempted and refused; `resent_count`
     frames were lost with a connection and sent again by the next, `dropped_count` arrived a second
@@ -129,6 +130,7 @@ class Epoch:
     ended_in: dict[SnapshotId, int] = field(default_factory=dict)
     contents: dict[MessageId, bytes] = field(default_factory=dict)
     lost: set[MessageId] = field(default_factory=set)
+    committed: list[tuple[SnapshotId, Due[Any]]] = field(default_factory=list)
     refused_count: int = 0
     resent_count: int = 0
     dropped_count: int = 0
@@ -185,8 +187,6 @@ class World:
         self.restore_point: Snapshot | None = None
         self.refusal = ""
         self.sendings: list[Channel] = []
-        self.committed: dict[ProcessId, list[Due[Any]]] = {}
-        """What the outboxes of each process have committed, in all epochs."""
         self.down: set[ProcessId] = set()
         self.parted: frozenset[ProcessId] = frozenset()
         self.channels: dict[Channel, MemoryChannel] = {}
@@ -355,8 +355,6 @@ class World:
             name: ActionRunner(name, self.topology, starts[name].encoded if starts else None)
             for name in names
         }
-        for name, runner in self.runners.items():
-            runner.committed = self.committed.setdefault(name, [])
         self.sent_counts = {
             channel: starts[channel.source].sent_counts[channel.target] if starts else 0
             for channel in description.channels
@@ -582,6 +580,8 @@ class World:
             for name, runner in self.runners.items():
                 if runner.is_notified and name not in self.down:
                     self._perform(name, PUBLISHED, snapshot)
+                    self.epoch.committed += ((snapshot, due) for due in runner.committed)
+                    runner.committed.clear()
 
 
 def message_label(message: Message) -> str:

@@ -94,10 +94,15 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The request was not carried out, and why; `is_usage` if the request itself was wrong."""
+    """The request was not carried out, and why; `is_usage` if the request itself was wrong. The
+    rest are the fields of the error."""
 
     detail: str
     is_usage: bool
+    path: str | None = None
+    process: ProcessId | None = None
+    snapshot: str | None = None
+    remedy: str | None = None
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -177,7 +182,14 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
             case _:
                 assert_never(request)
     except StillframeError as error:
-        return Failed(str(error), isinstance(error, UsageError))
+        return Failed(
+            str(error),
+            isinstance(error, UsageError),
+            error.path,
+            error.process,
+            error.snapshot,
+            error.remedy,
+        )
     except (ValueError, *DECODING_ERRORS) as error:
         return Failed(f"the command cannot be read: {error}", is_usage=True)
 
@@ -289,4 +301,7 @@ async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
         raise ProtocolViolation(f"the system's answer cannot be read: {error}") from error
     if not isinstance(reply, Failed):
         return reply
-    raise UsageError(reply.detail) if reply.is_usage else StillframeError(reply.detail)
+    failure = (UsageError if reply.is_usage else StillframeError)(reply.detail)
+    failure.locate(path=reply.path, process=reply.process, snapshot=reply.snapshot)
+    failure.remedy = reply.remedy
+    raise failure
