@@ -155,7 +155,7 @@ def test_it_is_known_whether_messages_are_stated(tmp_path: Path) -> None:
     silent = {"node": "x", "pkt": {"vc": {"x": 1}}}
     for document, is_stated in ((silent, False), (SEND, True)):
         (execution,) = read_json_lines(log(tmp_path, document)).executions
-        assert execution.are_messages_stated is is_stated
+        assert execution.trace.are_messages_implied is not is_stated
 
 
 def test_physical_time_that_runs_backwards_is_reported(tmp_path: Path) -> None:

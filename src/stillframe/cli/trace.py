@@ -155,9 +155,9 @@ def import_(
             "process_count": len(found.trace.processes),
             "event_count": found.trace.event_count,
             "message_count": found.trace.message_count,
-            "in_transit_count": sum(map(len, found.trace.in_transit(found.trace.end).values()))
-            if found.are_messages_stated
-            else None,
+            "in_transit_count": None
+            if found.trace.are_messages_implied
+            else sum(map(len, found.trace.in_transit(found.trace.end).values())),
             "repeat_count": found.repeat_count,
             "warnings": found.warnings,
             "hosts": found.hosts,

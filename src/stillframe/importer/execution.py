@@ -132,10 +132,8 @@ class Execution(msgspec.Struct, frozen=True):
 
     Attributes:
         label: what the log calls it; may be empty.
-        trace: its events and messages.
+        trace: its events and messages; ``trace.are_messages_implied`` unless the log states them.
         hosts: for each process the name that the log has for it.
-        are_messages_stated: whether the log states what was sent and received. Otherwise messages
-            are implied by clocks, and one that never arrived is unknown.
         repeat_count: how many events receive, by the log, what had arrived before.
         warnings: a sentence for each host whose physical time runs backwards, and one if times
             have an unknown form.
@@ -144,7 +142,6 @@ class Execution(msgspec.Struct, frozen=True):
     label: str
     trace: Trace
     hosts: dict[ProcessId, str]
-    are_messages_stated: bool
     repeat_count: int
     warnings: tuple[str, ...] = ()
 
@@ -220,7 +217,6 @@ def build(
         label=clean_label(label),
         trace=Trace(named.values(), steps, are_messages_implied=not messages.are_stated),
         hosts={process: host for host, process in named.items()},
-        are_messages_stated=messages.are_stated,
         repeat_count=messages.repeat_count,
         warnings=tuple(clocks.time_warnings()),
     )
