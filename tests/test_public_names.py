@@ -92,7 +92,9 @@ def test_an_old_name_still_works_and_says_what_is_new(old: str) -> None:
     if package == "stillframe.spark":
         pytest.importorskip("pyspark", reason="needs PySpark")
     module = importlib.import_module(package)
-    with pytest.warns(DeprecationWarning, match=re.escape(f"{old} is removed")) as caught:
+    with pytest.warns(
+        DeprecationWarning, match=re.escape(f"{old} is removed in 0.3: use ")
+    ) as caught:
         found = getattr(module, name)
     assert caught[0].filename == __file__
     new, _, attribute = RENAMED[old].rpartition(".")

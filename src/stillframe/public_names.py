@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+REMOVED_IN = "0.3"
+"""The version without the old names of 0.1, of the command line too."""
 _TO_ANALYTICS = """
     assemble audit_store channel_history channel_spread compact_store compacted_tables deadlocks
     detect diff_store event_rows follow locate log_pieces marker_paths marker_steps published_cuts
@@ -57,7 +59,7 @@ def public_attribute(
         kind = "module" if package in sys.modules else "class"
         raise AttributeError(f"{kind} {package!r} has no attribute {name!r}")
     warnings.warn(
-        f"{package}.{name} is removed in the next release: use {_CALLED.get(new, new)}",
+        f"{package}.{name} is removed in {REMOVED_IN}: use {_CALLED.get(new, new)}",
         DeprecationWarning,
         stacklevel=3,
     )

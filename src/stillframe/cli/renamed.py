@@ -3,8 +3,8 @@
 from collections.abc import Collection
 
 from stillframe.cli import output
+from stillframe.public_names import REMOVED_IN
 
-REMOVED_IN = "0.3"
 COMMANDS = {
     "drop": "delete",
     "history": "events",
