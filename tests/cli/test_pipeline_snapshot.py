@@ -152,7 +152,7 @@ def test_ending_the_command_gives_the_snapshot_up(shop: Pipeline, number: signal
             seen += os.read(terminal, 4096)
         os.close(terminal)
         assert shop.status() is None
-        assert list((shop.path / "under-way").iterdir()) == []
+        assert list((shop.path / "pending").iterdir()) == []
         till.append("sales", sales(8))
     assert add_up(shop, 3) == 5 + 6 + 7 + 8
     assert str(shop.snapshot().snapshot) == "shop-2"
@@ -221,7 +221,7 @@ def test_periodic_snapshots_go_on_after_an_error(
 ) -> None:
     """Whatever it is, it is said; the next one may be a good one."""
     waits: list[int] = []
-    way = shop.path / "under-way"
+    way = shop.path / "pending"
 
     def wait(_: float) -> None:
         waits.append(len(shop.snapshots()))
@@ -238,7 +238,7 @@ def test_periodic_snapshots_go_on_after_an_error(
     monkeypatch.setattr(pipeline, "time", clock)
     result = call("pipeline", "snapshot", shop.path, "--every", "1m")
     assert (result.exit_code, result.stdout) == (0, "shop-1\nshop-2\n")
-    assert "under-way" in result.stderr
+    assert "pending" in result.stderr
     assert waits == [0, 1, 1, 2]
 
 

@@ -111,8 +111,8 @@ def test_a_full_file_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     store = path / "state" / "0" / "0"
     write_full_file(store / "3.zip", metadata_naming(name))
     with pytest.raises(Damaged, match=r"3\.zip was not written by Spark: it refers to"):
-        checkpoint.pin(path, 3, tmp_path / "under-way" / "pinned")
-    linked = [file.name for file in (tmp_path / "under-way").rglob("*")]
+        checkpoint.pin(path, 3, tmp_path / "pending" / "pinned")
+    linked = [file.name for file in (tmp_path / "pending").rglob("*")]
     assert not {"secret.key", "secret.sst", "passwd"} & set(linked)
 
 

@@ -14,7 +14,7 @@ from stillframe.pipeline import coordinator, progress, stopped
 from stillframe.pipeline.coordinator import ID_FILE
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import read_metadata
-from stillframe.pipeline.pending_snapshot import PINNED, Request, request_path, under_way
+from stillframe.pipeline.pending_snapshot import PINNED, Request, pending_request, request_path
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import MANIFEST, Manifest, snapshot_path
@@ -35,7 +35,7 @@ def test_a_published_snapshot_holds_just_the_manifest_and_the_checkpoints(
     remove = shutil.rmtree
 
     def watched(path: Path, **options: Any) -> None:
-        seen.append(under_way(pipeline.path))
+        seen.append(pending_request(pipeline.path))
         remove(path, **options)
 
     with join("mint", pipeline=pipeline.path, state=Account()) as mint:
@@ -101,7 +101,7 @@ def test_a_service_that_is_just_being_started_is_waited_for(tmp_path: Path) -> N
     outcomes: list[Manifest | Abandoned] = []
     thread = threading.Thread(target=lambda: outcomes.append(pipeline.snapshot(timeout_s=30)))
     thread.start()
-    while under_way(pipeline.path) is None and thread.is_alive():
+    while pending_request(pipeline.path) is None and thread.is_alive():
         pass
     leave_behind(pipeline, 5)
     thread.join()

@@ -152,8 +152,8 @@ def test_a_request_of_another_snapshot_is_none(tmp_path: Path) -> None:
         deadline_at=2**40,
     )
     with join("mint", pipeline=pipeline.path, state=Account()) as mint:
-        (pipeline.path / "under-way/run-1").mkdir(parents=True)
-        (pipeline.path / "under-way/run-1/request.json").write_bytes(seal(request))
+        (pipeline.path / "pending/run-1").mkdir(parents=True)
+        (pipeline.path / "pending/run-1/request.json").write_bytes(seal(request))
         mint.boundary()
     assert list(elsewhere.iterdir()) == []
 

@@ -7,7 +7,7 @@ from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
-from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import SCHEMA, Account, amounts, records
@@ -34,7 +34,7 @@ def doubling(path: Path) -> Pipeline:
         join("till", pipeline=path, state=Account()) as till,
     ):
         thread.start()
-        while under_way(path) is None:
+        while pending_request(path) is None:
             pass
         left.boundary()
         for amount in (5, 7):

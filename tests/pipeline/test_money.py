@@ -11,7 +11,7 @@ from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from tests.pipeline.money import (
@@ -186,7 +186,7 @@ def test_a_deadline_names_the_straggler_and_its_barriers_are_stepped_over(tmp_pa
         )
         with join("till", pipeline=pipeline.path, state=Account()):
             thread.start()
-            while under_way(pipeline.path) is None:
+            while pending_request(pipeline.path) is None:
                 pass
             mint.boundary()
             thread.join()

@@ -37,7 +37,7 @@ def test_nothing_is_recorded_for_a_snapshot_that_was_just_published(
         initiated_at=0.0,
         deadline_at=1e12,
     )
-    monkeypatch.setattr(pending_snapshot, "under_way", lambda root: over)
+    monkeypatch.setattr(pending_snapshot, "pending_request", lambda root: over)
     recorded: list[Request] = []
     logs = participant_logs.ServiceLogs(root, "feed", read_metadata(root), {})
     ends = logs.at_boundary(recorded.append)

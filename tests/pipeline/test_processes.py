@@ -108,7 +108,7 @@ def test_a_coordinator_may_be_killed_at_any_moment(tmp_path: Path) -> None:
             )
             assert program.stdout is not None
             said += [program.stdout.readline().strip() for _ in range(snapshot_count)]
-            while not any((pipeline.path / "under-way").iterdir()):
+            while not any((pipeline.path / "pending").iterdir()):
                 assert program.poll() is None
                 pause.wait(POLL_S)
             program.kill()

@@ -31,7 +31,7 @@ from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
-from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import read_channels, start_query
@@ -289,7 +289,7 @@ def feed_along(pipeline: Pipeline, ended: threading.Event) -> int:
     seen = None
     with join("feed", pipeline=pipeline.path, state=state) as me:
         while not ended.is_set():
-            request = under_way(pipeline.path)
+            request = pending_request(pipeline.path)
             me.boundary()
             is_waiting = state.turn > 0 and (
                 state.turn - committed_turns(pipeline) >= LAG_MAX or not can_be_late(pipeline)

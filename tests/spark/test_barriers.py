@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.metadata import checkpoint_path
-from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, to_channel, with_barriers
@@ -66,7 +66,7 @@ def being_taken(pipeline: Pipeline, mode: str = "aligned") -> Iterator[list[Mani
     taken: list[Manifest] = []
     thread = threading.Thread(target=lambda: taken.append(snapshot(pipeline, mode)), daemon=True)
     thread.start()
-    flows.wait_until(lambda: under_way(pipeline.path) is not None)
+    flows.wait_until(lambda: pending_request(pipeline.path) is not None)
     yield taken
     thread.join()
 

@@ -63,7 +63,7 @@ def test_what_was_noted_is_read_by_the_next_writer(tmp_path: Path) -> None:
     write(tmp_path, *EVENTS)
     assert read(tmp_path) == EVENTS
     past = History(tmp_path)
-    assert (past.last_number, past.under_way) == (3, (THIRD,))
+    assert (past.last_number, past.pending) == (3, (THIRD,))
     past.close()
 
 
@@ -128,7 +128,7 @@ def test_a_history_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2500
     assert len(read(tmp_path)) < 30
     again = History(tmp_path)
-    assert (again.last_number, again.under_way) == (199, (FIRST,))
+    assert (again.last_number, again.pending) == (199, (FIRST,))
     again.close()
 
 
@@ -157,7 +157,7 @@ def test_a_crash_while_a_file_is_put_aside_loses_nothing(tmp_path: Path) -> None
     write(tmp_path, *EVENTS)
     (tmp_path / NEWER).rename(tmp_path / OLDER)
     past = History(tmp_path)
-    assert (past.last_number, past.under_way) == (3, (THIRD,))
+    assert (past.last_number, past.pending) == (3, (THIRD,))
     past.append(SnapshotPublished(THIRD))
     past.close()
     assert read(tmp_path) == [*EVENTS, SnapshotPublished(THIRD)]
@@ -219,7 +219,7 @@ def test_a_failure_while_a_file_is_put_aside_loses_nothing(
         EpochBegan(3, FIRST),
     ]
     again = History(store)
-    assert (again.last_number, again.under_way, again.counts) == (4, (FOURTH,), past.counts)
+    assert (again.last_number, again.pending, again.counts) == (4, (FOURTH,), past.counts)
     again.close()
 
 
@@ -247,7 +247,7 @@ def test_a_snapshot_whose_beginning_does_not_fit_on_the_disk_leaves_no_trace(
         for what in (SnapshotBegan(FIRST), given_up):
             with pytest.raises(StoreError, match=NEWER):
                 past.append(what)
-    assert past.under_way == ()
+    assert past.pending == ()
     past.append(SnapshotBegan(SECOND))
     past.close()
     assert read(tmp_path) == [EVENTS[0], SnapshotBegan(SECOND)]
@@ -257,7 +257,7 @@ def test_a_number_that_is_only_known_of_an_end_is_not_given_again(tmp_path: Path
     """The disk was full when the snapshot was to begin, and had room when it was given up."""
     write(tmp_path, SnapshotAbandoned(SECOND, "NOT_PUBLISHED", (), "the disk is full"))
     past = History(tmp_path)
-    assert (past.last_number, past.under_way) == (2, ())
+    assert (past.last_number, past.pending) == (2, ())
     past.close()
 
 
@@ -277,7 +277,7 @@ def test_what_happened_on_a_full_disk_is_written_when_there_is_room(
                 past.append(what)
         with pytest.raises(StoreError, match=NEWER):
             past.append(SnapshotBegan(SECOND))
-    assert past.under_way == ()
+    assert past.pending == ()
     past.append(SnapshotBegan(THIRD))
     past.close()
     assert read(tmp_path) == [EVENTS[1], *later, SnapshotBegan(THIRD)]
@@ -299,7 +299,7 @@ def test_what_happened_on_a_full_disk_is_written_at_the_end_at_the_latest(
         with pytest.raises(StoreError, match=NEWER):
             past.append(SnapshotPublished(SECOND))
         past.close()
-    assert History(tmp_path).under_way == (SECOND,)
+    assert History(tmp_path).pending == (SECOND,)
 
 
 def test_what_cannot_be_written_is_kept_within_bounds(

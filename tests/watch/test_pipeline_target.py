@@ -12,7 +12,7 @@ import pytest
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.pending_snapshot import under_way
+from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import join
 from stillframe.watch import pipeline_target
 from stillframe.watch.metrics import exposition
@@ -250,7 +250,7 @@ def test_nothing_stays_held_when_the_watcher_ends(tmp_path: Path) -> None:
 
     with join("till", pipeline=shop.path, state=Till()):
         asyncio.run(go())
-        assert under_way(shop.path) is None
+        assert pending_request(shop.path) is None
     assert "was abandoned" in str(refused)
 
 

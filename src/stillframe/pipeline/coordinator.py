@@ -104,8 +104,8 @@ def take_snapshot(
             manifest.name for manifest in snapshot_manifest.readable_manifests(root)
         ):
             raise UsageError(f"the savepoint {name!r} already exists: give another name")
-        with explain_io_errors(root / pending_snapshot.UNDER_WAY, "read"):
-            left = pending_snapshot.under_way(root)
+        with explain_io_errors(root / pending_snapshot.PENDING, "read"):
+            left = pending_snapshot.pending_request(root)
         begin_writing(root, metadata)
         if left is not None:
             _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
@@ -162,7 +162,7 @@ def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator
 
 def clear_pending(root: Path) -> None:
     """Remove the files of a snapshot that has ended; its barriers mean nothing from here on."""
-    directory = root / pending_snapshot.UNDER_WAY
+    directory = root / pending_snapshot.PENDING
     with explain_io_errors(directory, "cleared"):
         directory.mkdir(exist_ok=True)
         for ended in directory.glob("[!.]*"):

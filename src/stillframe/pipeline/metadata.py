@@ -4,7 +4,7 @@
     ROOT/channels/LOG/epoch-2/          what was appended to a log in epoch 2 (``log``)
     ROOT/checkpoints/epoch-2/QUERY/     Spark's checkpoint of a query in epoch 2 (``checkpoint``)
     ROOT/participants/NAME.lock         held by the program that runs a participant (``locks``)
-    ROOT/under-way/shop-17/             a snapshot that is being taken (``pending_snapshot``)
+    ROOT/pending/shop-17/               a snapshot that is being taken (``pending_snapshot``)
     ROOT/snapshots/shop-17/             a published one (``snapshot_manifest``)
 
 An epoch writes into its own directories. So the records appended by a program of an older epoch
@@ -13,6 +13,7 @@ that is still alive are never read.
 
 import contextlib
 import itertools
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
 from stillframe.pipeline.locks import coordinating
+from stillframe.store import version_1
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
@@ -179,6 +181,8 @@ def begin_writing(root: Path, metadata: Metadata) -> None:
     """Write the metadata in this version of the format, before a program writes anything else: then
     an older release refuses the pipeline. The caller holds the coordinator's lock."""
     if metadata.format != FORMAT:
+        # No program of that release takes part any more.
+        shutil.rmtree(root / version_1.PENDING, ignore_errors=True)
         write_metadata(root, metadata)
 
 

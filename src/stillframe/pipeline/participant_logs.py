@@ -107,7 +107,7 @@ class ParticipantLogs(ABC):
         them belongs to a request that exists already. `record` records the state, and submits it.
         When this returns with the state recorded, the barrier is on every outgoing log.
         """
-        request = pending_snapshot.under_way(self._root)
+        request = pending_snapshot.pending_request(self._root)
         if (
             request is None
             or request.epoch != self.metadata.epoch

@@ -1,9 +1,9 @@
 """A pending snapshot, as files: the request, and what each participant recorded for it.
 
-    ROOT/under-way/shop-17/request.json           which snapshot, in which mode, until when
-    ROOT/under-way/shop-17/fragments/enrich.json  what one participant recorded
-    ROOT/under-way/shop-17/checkpoints/enrich/    the files of a query's checkpoint, as hard links
-    ROOT/under-way/shop-17/systems/P1.json        the system whose first service is P1
+    ROOT/pending/shop-17/request.json             which snapshot, in which mode, until when
+    ROOT/pending/shop-17/fragments/enrich.json    what one participant recorded
+    ROOT/pending/shop-17/checkpoints/enrich/      the files of a query's checkpoint, as hard links
+    ROOT/pending/shop-17/systems/P1.json          the system whose first service is P1
 
 At most one snapshot is pending in a pipeline. When its directory disappears, the snapshot was
 published or abandoned, and its barriers mean nothing any more.
@@ -33,7 +33,7 @@ from stillframe.protocol.aligner import Mode
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
-UNDER_WAY = "under-way"
+PENDING = "pending"
 REQUEST = "request.json"
 FRAGMENTS = "fragments"
 PINNED = "checkpoints"
@@ -91,18 +91,18 @@ class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 def request_path(root: Path, snapshot: SnapshotId) -> Path:
     """Return the directory of a pending snapshot."""
-    return root / UNDER_WAY / str(snapshot)
+    return root / PENDING / str(snapshot)
 
 
 def is_being_published(root: Path, snapshot: SnapshotId) -> bool:
     """Return whether a snapshot is neither pending any more, nor in its place yet."""
-    return any((root / UNDER_WAY).glob(f".{snapshot}.*{WHOLE}"))
+    return any((root / PENDING).glob(f".{snapshot}.*{WHOLE}"))
 
 
-def under_way(root: Path) -> Request | None:
+def pending_request(root: Path) -> Request | None:
     """Return the request of the pending snapshot, or None."""
     with contextlib.suppress(FileNotFoundError):
-        for directory in (root / UNDER_WAY).iterdir():
+        for directory in (root / PENDING).iterdir():
             # It may end, and its directory disappear, at any moment.
             if not directory.name.startswith("."):
                 with contextlib.suppress(Damaged):
@@ -184,7 +184,7 @@ def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]
 class Outcome(enum.Enum):
     """The state of a system's own snapshot."""
 
-    UNDER_WAY = "under way"
+    PENDING = "pending"
     PUBLISHED = "published"
     ABANDONED = "abandoned"
 
@@ -197,7 +197,7 @@ class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str
     store: str
     snapshot: SnapshotId
-    outcome: Outcome = Outcome.UNDER_WAY
+    outcome: Outcome = Outcome.PENDING
     detail: str = ""
 
 

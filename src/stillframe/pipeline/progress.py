@@ -15,8 +15,8 @@ from stillframe.pipeline.metadata import Metadata, checkpoint_path
 from stillframe.pipeline.pending_snapshot import (
     ParticipantFragment,
     Request,
+    pending_request,
     read_fragment,
-    under_way,
 )
 from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
@@ -102,16 +102,16 @@ class ProgressReader:
 
     def read(self, metadata: Metadata) -> Progress | None:
         """Return the progress of the pending snapshot; None if there is none in this epoch."""
-        while (request := under_way(self._root)) and request.epoch == metadata.epoch:
+        while (request := pending_request(self._root)) and request.epoch == metadata.epoch:
             try:
                 self._read_fragments(metadata, request)
                 found = progress_of(self._root, metadata, request, self._fragments)
             except Damaged:
-                if under_way(self._root) == request:
+                if pending_request(self._root) == request:
                     raise
                 continue
             # If it ended while it was read, removed files looked as if they had never existed.
-            if under_way(self._root) == request:
+            if pending_request(self._root) == request:
                 return found
         return None
 

@@ -46,7 +46,7 @@ _TEXT_LENGTH_MAX = 2000
 SHORTEST_LINE_BYTES = 100
 """Minimum length of a line that gives a snapshot its number."""
 
-_LINE = re.compile(rb'\{"(?:event|%b)":(\{.*\}),"crc32":"([0-9a-f]{8})"\}' % version_1.HISTORY_KEY)
+_LINE = re.compile(rb'\{"(event|%b)":(\{.*\}),"crc32":"([0-9a-f]{8})"\}' % version_1.HISTORY_KEY)
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
@@ -121,12 +121,12 @@ class EventCounts(msgspec.Struct):
 class Rollover(msgspec.Struct, frozen=True, tag="Continued"):
     """The start of a file: a summary of the files before it.
 
-    `counts`, called `tally` in the file, is None in files of versions that did not count.
+    `counts` is None in files of versions that did not count.
     """
 
     last_number: int
-    under_way: tuple[SnapshotId, ...]
-    counts: EventCounts | None = msgspec.field(default=None, name="tally")
+    pending: tuple[SnapshotId, ...]
+    counts: EventCounts | None = None
 
 
 HistoryEvent = (
@@ -188,7 +188,7 @@ class History:
         self._path = store / NEWER
         self.last_number = 0
         self.counts = EventCounts()
-        self._under_way: dict[SnapshotId, None] = {}
+        self._pending: dict[SnapshotId, None] = {}
         self._unwritten: list[bytes] = []
         self._has_new_names = False
         self._appending = threading.Lock()
@@ -212,9 +212,9 @@ class History:
                 sync(store)
 
     @property
-    def under_way(self) -> tuple[SnapshotId, ...]:
+    def pending(self) -> tuple[SnapshotId, ...]:
         """The snapshots that have started and not ended, oldest first."""
-        return tuple(self._under_way)
+        return tuple(self._pending)
 
     def append(self, event: HistoryEvent) -> None:
         """Append an event that happens now.
@@ -255,7 +255,7 @@ class History:
     def _must_be_known(self, event: HistoryEvent) -> bool:
         if isinstance(event, SnapshotPublished | SnapshotAbandoned):
             # The end of one that could not start need not be known: there may be many.
-            return event.snapshot in self._under_way
+            return event.snapshot in self._pending
         return not isinstance(event, SnapshotBegan)
 
     def _append(self, line: bytes, *, is_forced: bool) -> None:
@@ -294,21 +294,21 @@ class History:
         os.close(older)
 
     def _summary(self) -> Rollover:
-        return Rollover(self.last_number, self.under_way, self.counts)
+        return Rollover(self.last_number, self.pending, self.counts)
 
     def _follow(self, what: HistoryEvent) -> None:
         self.counts = count_event(self.counts, what)
         match what:
             case SnapshotBegan(snapshot):
                 self.last_number = max(self.last_number, snapshot.number)
-                self._under_way[snapshot] = None
+                self._pending[snapshot] = None
             case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
                 # One that could not start, on a full disk, has its number all the same.
                 self.last_number = max(self.last_number, snapshot.number)
-                self._under_way.pop(snapshot, None)
-            case Rollover(last_number, under_way):
+                self._pending.pop(snapshot, None)
+            case Rollover(last_number, pending):
                 self.last_number = max(self.last_number, last_number)
-                self._under_way = dict.fromkeys(under_way)
+                self._pending = dict.fromkeys(pending)
 
 
 def read_history(store: Path) -> list[HistoryRecord]:
@@ -400,13 +400,14 @@ def parse_lines(
     """Yield the records in lines of a file, or their errors; the first is number `first`."""
     for number, line in enumerate(encoded, first):
         found = _LINE.fullmatch(line)
-        if found is None or _checksum(found[1]) != found[2]:
+        if found is None or _checksum(found[2]) != found[3]:
             yield Damaged(
                 f"line {number} of {path} was changed since it was written", remedy=FILE_ADVICE
             )
             continue
+        event = found[2] if found[1] == b"event" else version_1.with_current_words(found[2])
         try:
-            yield msgspec.json.decode(found[1], type=HistoryRecord)
+            yield msgspec.json.decode(event, type=HistoryRecord)
         except DECODING_ERRORS as error:
             yield Damaged(
                 f"line {number} of {path} has an invalid content: {error}", remedy=FILE_ADVICE

@@ -119,7 +119,7 @@ class OutcomeReader:
         what = self._known_before(first)
 
         def is_before(snapshot: SnapshotId) -> bool:
-            return snapshot.number <= what.last_number and snapshot not in what.under_way
+            return snapshot.number <= what.last_number and snapshot not in what.pending
 
         pending = {SnapshotId.parse(name): started for name, started in cursor.under_way.items()}
         unreported = [s for s in published if s.number > cursor.last_number or pending.get(s)]
@@ -194,7 +194,7 @@ def _at_beginning(
     under_way: dict[str, Started | None] = {}
     if isinstance(line, history.HistoryRecord):
         started = Started(line.at, None)
-        under_way = {str(s): cursor.under_way.get(str(s), started) for s in what.under_way}
+        under_way = {str(s): cursor.under_way.get(str(s), started) for s in what.pending}
     return OutcomeCursor(
         place=place,
         last_number=cursor.last_number,

@@ -20,8 +20,8 @@ from stillframe.pipeline.pending_snapshot import (
     Request,
     ServiceState,
     has_recorded,
+    pending_request,
     system_cut,
-    under_way,
 )
 from stillframe.pipeline.snapshot_manifest import read_manifest
 from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
@@ -108,7 +108,7 @@ class PipelineLogs:
         Called in the step in which the process recorded its state and sent its markers. Does
         nothing for a snapshot of the system that belongs to none of the pipeline.
         """
-        request = under_way(self._root)
+        request = pending_request(self._root)
         if request is None or request.epoch != self._metadata.epoch:
             return
         cut = system_cut(self._root, request.snapshot, self._system)

@@ -21,8 +21,8 @@ from stillframe.pipeline.pending_snapshot import (
     Request,
     SystemCut,
     announce_cut,
+    pending_request,
     services_among,
-    under_way,
 )
 from stillframe.pipeline.snapshot_manifest import SNAPSHOTS, read_manifest, snapshot_path
 from stillframe.runtime import events
@@ -94,7 +94,7 @@ class PipelineBinding:
                     await asyncio.to_thread(sync, self.root / SNAPSHOTS)
                     coordinator.announce(ours)
                     ours = None
-                request = under_way(self.root)
+                request = pending_request(self.root)
                 if (
                     request is not None
                     and request.epoch == self._metadata.epoch

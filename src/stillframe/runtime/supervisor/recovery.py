@@ -90,7 +90,7 @@ def abandon_unfinished(store: Store) -> list[Abandoned]:
     """Return the snapshots that a dead coordinator left under way, to be reported as abandoned;
     those that it had published are recorded as such."""
     abandoned = []
-    for snapshot in store.history.under_way:
+    for snapshot in store.history.pending:
         if is_published(store.path, snapshot):
             store.history.append(SnapshotPublished(snapshot, is_removal_noted=True))
         else:
