@@ -13,6 +13,7 @@ events. They are ordinary processes: every rule and every host treats them like 
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -202,23 +203,21 @@ def parse_script(text: str, first_line: int = 1) -> Script:
     line, shape = draft.settings.get("channels", (0, "mesh"))
     with at_line(line):
         channels = _parse_channels(shape, list(draft.events))
-    senders: dict[tuple[ProcessId, str], str] = {}
-    accepting: set[str] = set()
+    senders: dict[str, dict[ProcessId, str]] = defaultdict(dict)
     for line, sender, accept in draft.messages:
         with at_line(line):
-            _check_message(sender, accept, owner, draft.events.keys(), senders)
+            message = ScriptedMessage(sender, accept)
+            _check_message(message, owner, draft.events.keys(), senders)
             channel = Channel(owner[sender], _target(accept, owner))
             if channel not in channels:
                 raise UsageError(
-                    f"message {_written(sender, accept)}: there is no channel {channel}: add it to "
+                    f"message {message_name(message)}: there is no channel {channel}: add it to "
                     "'channels:'"
                 )
-            if accept in accepting and network is Network.REORDERING:
+            if len(senders[accept]) > 1 and network is Network.REORDERING:
                 raise UsageError(
                     f"event {accept} accepts several messages: that needs channels that keep order"
                 )
-            if not accept.startswith(_NEVER):
-                accepting.add(accept)
     return Script(
         events={process: names for process, (_, names) in draft.events.items()},
         messages=tuple((sender, accept) for _, sender, accept in draft.messages),
@@ -256,10 +255,6 @@ def scripted_topology(script: Script) -> Topology:
 
 def _target(accept: str, owner: dict[str, ProcessId]) -> ProcessId:
     return accept.removeprefix(_NEVER) if accept.startswith(_NEVER) else owner[accept]
-
-
-def _written(sender: str, accept: str) -> str:
-    return message_name(ScriptedMessage(sender, accept))
 
 
 def _action(action: str) -> Any:
@@ -333,34 +328,32 @@ def _is_taken(name: str) -> bool:
 
 
 def _check_message(
-    sender: str,
-    accept: str,
+    message: ScriptedMessage,
     owner: dict[str, ProcessId],
     processes: Collection[ProcessId],
-    senders: dict[tuple[ProcessId, str], str],
+    senders: dict[str, dict[ProcessId, str]],
 ) -> None:
-    """Refuse a message that cannot be; `senders` are those of the accepting events so far."""
-    written = _written(sender, accept)
-    is_received = not accept.startswith(_NEVER)
-    for event in (sender, accept)[: 1 + is_received]:
+    """Refuse a message that cannot be; `senders` are those of each accepting event so far."""
+    written, is_received = message_name(message), not message.is_never_received
+    for event in (message.sender, message.event)[: 1 + is_received]:
         if event not in owner:
             raise UsageError(
                 f"message {written}: no process has an event {event}; there are {', '.join(owner)}"
             )
-    if not is_received and (target := _target(accept, owner)) not in processes:
+    source, target = owner[message.sender], _target(message.event, owner)
+    if target not in processes:
         raise UsageError(
             f"message {written}: there is no process {target}; there are {', '.join(processes)}"
         )
-    if owner[sender] == _target(accept, owner):
+    if source == target:
         what = "both events are of" if is_received else "its sender is"
         raise UsageError(
-            f"message {written}: {what} {owner[sender]}: a message goes from one process to another"
+            f"message {written}: {what} {source}: a message goes from one process to another"
         )
-    arrival = (owner[sender], accept)
-    if is_received and arrival in senders:
-        raise UsageError(
-            f"message {written}: {accept} accepts {_written(senders[arrival], accept)} already; "
-            f"one atomic action accepts at most one message from {owner[sender]}: make it two "
-            "events"
-        )
-    senders[arrival] = sender
+    if is_received:
+        if other := senders[message.event].get(source):
+            raise UsageError(
+                f"message {written}: {message.event} accepts {other}>{message.event} already; one "
+                f"atomic action accepts at most one message from {source}: make it two events"
+            )
+        senders[message.event][source] = message.sender
