@@ -249,16 +249,20 @@ def start_query(
 def _reported(pipeline: Pipeline, query: str, report: Callable[[str], object]) -> Iterator[None]:
     """Report a start, which the body waits for, and which of all queries run, if it takes long."""
     began = time.monotonic()
-    names = pipeline.dataflow.queries
-    running = sum(is_running(pipeline.path, name) for name in names if name != query)
-    words = f"starting query {query} of {pipeline.path}; {running} of {len(names)} queries run"
-    notice = threading.Timer(NOTICE_S, report, [words])
+
+    def notify() -> None:
+        names = pipeline.dataflow.queries
+        running = sum(is_running(pipeline.path, name) for name in names if name != query)
+        report(f"starting query {query} of {pipeline.path}; {running} of {len(names)} queries run")
+
+    notice = threading.Timer(NOTICE_S, notify)
     notice.daemon = True
     notice.start()
     try:
         yield
     finally:
         notice.cancel()
+        notice.join()  # or both reports could come the wrong way round
     if (took_s := time.monotonic() - began) > NOTICE_S:
         report(f"query {query} has started, after {took_s:.1f} s")
 

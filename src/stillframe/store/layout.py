@@ -78,7 +78,7 @@ def check_snapshots_exist(path: Path) -> None:
     if (directory := path / SNAPSHOTS).is_dir():
         return
     remedy = f"put it back, or make an empty one with 'mkdir {directory}'"
-    if not (path / HEAD).exists():
+    if not is_store(path):
         directory, remedy = path, "put it back, or start the system afresh with another --store"
     raise StoreError(
         f"the directory {directory} was deleted or moved, and its snapshots with it; nothing was "
