@@ -196,8 +196,12 @@ def test_a_file_keeps_whether_its_messages_are_implied(tmp_path: Path, are_impli
     assert written["are_messages_implied"] is are_implied
 
 
-def test_a_file_of_0_1_0_may_have_implied_messages_if_it_is_of_a_log() -> None:
-    """It does not say so: only an event of a real process or of a script names its handler."""
+def test_a_file_of_0_1_0_may_have_implied_messages_if_it_was_imported(tmp_path: Path) -> None:
+    """It does not say so, but has neither handlers, as of scripts, nor markers, as of systems."""
     golden = Path(__file__).parent / "golden" / "data"
     assert tracefile.read(golden / "imported.trace").are_messages_implied
     assert not tracefile.read(golden / "lecture.trace").are_messages_implied
+    path = tmp_path / "a.trace"
+    tracefile.write(path, Trace(["P1"], [Event("P1"), MarkerStep("P1", SnapshotId("P1", 1))]))
+    path.write_text(path.read_text(encoding="utf-8").replace(',"are_messages_implied":false', ""))
+    assert not tracefile.read(path).are_messages_implied

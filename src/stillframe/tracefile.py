@@ -2,9 +2,9 @@
 
 The first line is ``{"stillframe_trace": 1, "processes": [...], "channels": [...],
 "are_messages_implied": false}``; true if messages were found from clocks alone. 0.1.0 did not write
-the last key: without it, they may be implied if no event names a handler. Every other line is one
-step, in the order of the trace: ``{"type": "event", ...}`` or ``{"type": "marker", ...}`` with the
-attributes of ``Event`` and ``MarkerStep``, without empty ones.
+the last key: without it, they may be implied if there is no marker and no event names a handler.
+Every other line is one step, in the order of the trace: ``{"type": "event", ...}`` or ``{"type":
+"marker", ...}`` with the attributes of ``Event`` and ``MarkerStep``, without empty ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ import msgspec
 from stillframe.durable_files import local_path, write_atomically
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
-from stillframe.trace import Event, MarkerStep, Step, Trace, clean_label
+from stillframe.trace import MarkerStep, Step, Trace, clean_label
 
 __all__ = ["read", "write"]
 
@@ -67,7 +67,9 @@ def read(path: Path) -> Trace:
             steps = [*_read_steps(path, file, header.processes)]
             are_implied = header.are_messages_implied
             if are_implied is None:
-                are_implied = not any(isinstance(step, Event) and step.handler for step in steps)
+                are_implied = not any(
+                    isinstance(step, MarkerStep) or step.handler for step in steps
+                )
             return Trace(header.processes, steps, header.channels, are_messages_implied=are_implied)
         except NotConsistent as error:
             raise NotConsistent(f"{path}: {error}") from error
