@@ -222,7 +222,9 @@ REQUESTS: dict[str, admin_socket.Request] = {
 ANSWERS: dict[str, admin_socket.Reply] = {
     "observed": admin_socket.SystemStatus(3, True, {"P1": STATUS}, (UNDER_WAY,), (WAVE,), 1001.5),
     "done": admin_socket.Done(3, "it is needed", ENTRY, ABANDONED, (UNDER_WAY,), 1001.5),
-    "failed": admin_socket.Failed("there is no such snapshot", is_usage=True),
+    "failed": admin_socket.Failed(
+        "there is no such snapshot", True, "/store", "P1", "P1-17", "list them"
+    ),
 }
 HISTORY: dict[str, history.HistoryEvent] = {
     "epoch": history.EpochBegan(3, P1_17),
