@@ -1,6 +1,7 @@
 """``docs/existing-program.md`` followed as it stands: two programs, before and after they join."""
 
 import contextlib
+import http.client
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from stillframe.store.store import Store
 from stillframe.store.tables import fields_of
 from tests.nightly import by_night
+from tests.ports import free_port
 from tests.reader import Shell, follow, shape, wait_until
 
 PAGE = Path(__file__).parent.parent / "docs" / "existing-program.md"
@@ -49,7 +51,17 @@ def is_sold(store: Path) -> bool:
     return (desk["sold"], desk["open"]) == (300, {})
 
 
-def settle(command: str, directory: Path) -> None:
+def is_taken(port: int, order: str) -> bool:
+    """Send an order, as the page's client repeats it; return whether it was answered."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as server:
+        try:
+            server.request("PUT", f"/orders/{order}")
+            return server.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def settle(command: str, directory: Path, port: int) -> None:
     """Wait until what was started in the background is there."""
     log = directory / "shop.log"
     if "before/warehouse.py &" in command:
@@ -58,8 +70,13 @@ def settle(command: str, directory: Path) -> None:
         wait_until(lambda: answers(directory / "desk.socket"), "the desk")
     elif command == "python customer.py 100" and (directory / "shop.store").exists():
         wait_until(lambda: is_sold(directory / "shop.store"), "all is sold")
-    elif command.startswith("stillframe run"):
+    elif command.startswith("stillframe run shop"):
         wait_until(lambda: says(log, "waiting for"), "the system waits for both")
+    elif command.startswith("stillframe run orders"):
+        wait_until(lambda: says(directory / "orders.log", "waiting for"), "it waits for the server")
+    elif command.startswith("python orders.py"):
+        name = "one" if "orders=" in command else "two"
+        wait_until(lambda: is_taken(port, name), "the order is taken")
     elif command.startswith("python warehouse.py & sleep"):
         wait_until(lambda: says(log, "epoch 2: the system runs"), "the system is back")
         wait_until(
@@ -77,11 +94,11 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def test_two_programs_that_exist_become_a_system(shell: Shell, tmp_path: Path) -> None:
     """They do as before; then every command ends and prints as the page says, numbers aside; a
-    killed one costs no piece."""
-    commands = []
-    instead = by_night({}, check=HURRY)
+    killed one costs no piece, and no order that an HTTP server has answered is lost."""
+    commands, port = [], free_port()
+    instead = by_night({}, check=HURRY) | {"8000": str(port)}
     for step, printed in follow(
-        PAGE, shell, tmp_path, lambda line: settle(line, tmp_path), instead=instead
+        PAGE, shell, tmp_path, lambda line: settle(line, tmp_path, port), instead=instead
     ):
         assert shape(printed, *MASKS) == shape(step.output, *MASKS), step.command
         commands.append(step.command)
