@@ -356,7 +356,7 @@ def test_what_is_missing_where_tasks_run_is_said(
         UsageError, match=r"on Spark's executors: .*different topology on Spark's executors than on"
     ):
         opened(topology="0" * 64)
-    with pytest.raises(UsageError, match=f"have no module 'nowhere' .* in {money}"):
+    with pytest.raises(UsageError, match=f"there is no module 'nowhere' .* same module in {money}"):
         opened(reference="nowhere:nothing")
     monkeypatch.setitem(sys.modules, "stillframe.store.store", None)
     with pytest.raises(Unavailable, match="pip install stillframe"):
