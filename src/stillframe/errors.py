@@ -54,7 +54,7 @@ class StillframeError(Exception):
 
 
 class UsageError(StillframeError):
-    """A call, or the description of a system, that cannot work."""
+    """A wrong call, or a wrong description of a system."""
 
 
 class ApplicationError(UsageError):

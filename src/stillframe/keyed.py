@@ -31,15 +31,16 @@ UNTRACKED_COUNT_MIN = 100_000
 
 
 class Keyed(MutableMapping[Key, Value]):
-    """A mapping whose recording costs what has changed in it, not what it holds.
+    """A mapping that snapshots record incrementally: the cost depends on its changes, not on its
+    size.
 
     Declare it as the whole type of a field, ``accounts: Keyed[str, int] =
     field(default_factory=Keyed)``, and use it like a dict. Keys and values must be of types that
-    cannot be changed in place: to change a value, set its key again. The order of the keys is no
-    part of the state: after a restore it can be another.
+    cannot be changed in place: to change a value, set its key again. The order of the keys is not
+    part of the state, and can differ after a restore.
 
     Args:
-        rows: what it holds at first, a mapping or pairs of key and value.
+        rows: the initial content, a mapping or pairs of key and value.
     """
 
     __slots__ = ("_changed", "_open", "_rows")

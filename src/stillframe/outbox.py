@@ -64,8 +64,8 @@ class OutboxEntry(msgspec.Struct, Generic[Item], frozen=True):
 
     Attributes:
         item: what was put.
-        key: unique to this entry and equal whenever it is repeated: 64 hexadecimal digits that a
-            receiver can use as an idempotency key.
+        key: unique to this entry, and the same each time the entry is repeated: 64 hexadecimal
+            digits that a receiver can use as an idempotency key.
     """
 
     item: Item
@@ -133,7 +133,7 @@ Commit = Callable[[Due[Any]], Awaitable[None] | None]
 
 
 class Outbox(Generic[Item]):
-    """A field whose entries are effects on the outside world, and each happens exactly once.
+    """A field whose entries are effects on the outside world; each happens exactly once.
 
     Declare it as the whole type of a field: ``payments: Outbox[Payment]``, with a default such as
     ``field(default_factory=lambda: Outbox(pay))``. The entries are recorded with the other fields.

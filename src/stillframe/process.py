@@ -79,8 +79,8 @@ class Process:
     """One process of the system: its declared fields are the state that a snapshot records.
 
     Subclass it, declare fields as in a dataclass, and write ``receive``. Handlers run one at a
-    time; one call, ``async`` or not, is one atomic action: no snapshot ever sees the middle of it.
-    Attributes that begin with an underscore are yours and are not recorded.
+    time; one call, ``async`` or not, is one atomic action: no snapshot records a state in the
+    middle of it. Attributes that begin with an underscore are yours and are not recorded.
 
     Attributes:
         id: the name of this process.
@@ -137,18 +137,18 @@ class Process:
     def on_published(self, snapshot: SnapshotId) -> Awaitable[None] | None:
         """Handle a published restore point in which this process took part.
 
-        From then on no automatic restore goes back to before its cut (``on_cut``): effects on the
-        outside world that belong before it can be committed. If the system is part of a pipeline,
-        its snapshot is published with that of the pipeline. The call may come late, and not at all
-        for a snapshot published just before a death: make it safe to skip or to repeat.
+        From then on no automatic restore loses its cut (``on_cut``): effects on the outside world
+        that belong before it can be committed. If the system is part of a pipeline, its snapshot is
+        published with that of the pipeline. The call may come late, and not at all for a snapshot
+        published just before a death: make it safe to skip or to repeat.
         """
 
     def is_passive(self) -> bool:
         """Return whether this process will do nothing more unless a message arrives.
 
         By default: it has no action (``every``), no ``on_published``, reads no log, and its
-        outboxes are empty. A process that has one of these returns here when they have no effect
-        any more.
+        outboxes are empty. If a process has one of these, override this and return True once they
+        have no further effect.
         """
         kind = type(self)
         if self.actions or any(isinstance(v, Outbox) and len(v) for v in vars(self).values()):

@@ -165,8 +165,8 @@ class RunningSystem:
         """Roll the whole running system back to a snapshot; returns when it runs again.
 
         Args:
-            snapshot: an id, the name of a savepoint, or ``newest``: the newest one that the system
-                would go on from after a crash.
+            snapshot: an id, the name of a savepoint, or ``newest``: the one from which the system
+                would continue after a crash.
 
         Raises:
             UsageError: there is no such snapshot.
@@ -182,8 +182,8 @@ class RunningSystem:
             snapshot: an id, or the name of a savepoint.
 
         Returns:
-            None if it was deleted. If only the name was, because the snapshot is still needed: why
-            it stays, as a sentence continues after "it".
+            None if it was deleted. If only the name was deleted, because the snapshot is still
+            needed: why it stays, as the rest of a sentence that begins with "it".
 
         Raises:
             UsageError: there is no such snapshot, or it is still needed.
@@ -217,7 +217,7 @@ class RunningSystem:
 
         Args:
             last_snapshot: whether to take a snapshot first, so that ``run(..., restore="newest")``
-                continues where the system was stopped. False loses what was done since the newest
+                continues where the system was stopped. False loses the work since the newest
                 snapshot.
 
         Returns:
@@ -358,16 +358,16 @@ def run(
     """Start a system and keep it running with periodic snapshots, as ``stillframe run`` does.
 
     ``with stillframe.run(bank, store="bank.store") as system: system.wait(60)`` runs a system for a
-    minute. Its processes are operating-system processes of their own, which import the module of
-    the topology. What they print goes to the standard output of this program, in a notebook to that
-    of its kernel.
+    minute. Each process is a separate operating-system process that imports the module of the
+    topology. Their output goes to the standard output of this program, in a notebook to that of its
+    kernel.
 
     Args:
         topology: an object that a module defines; or where it is, ``MODULE:ATTRIBUTE``. It cannot
             be defined in the script or notebook itself.
         store: the directory for snapshots: a new or empty one for a fresh start.
         restore: the snapshot to start from: an id, the name of a savepoint, or ``newest`` for the
-            one that the system would go on from after a crash. None: a fresh start.
+            one from which the system would continue after a crash. None: a fresh start.
         interval_s: time between periodic snapshots, in seconds; None for none.
         initiators: the processes that initiate them, in turn. None given: the first process.
         timeout_s: a snapshot that takes longer is abandoned, in seconds.
@@ -383,7 +383,7 @@ def run(
         pipeline: the directory of the pipeline in which processes are services. It takes the
             snapshots, and decides where the system starts.
         log: the directory of an event log to write.
-        fragments: the directory for what each process records of every snapshot.
+        fragments: the directory for the fragments of every snapshot.
         listen: the address at which other machines reach this one, ``ADDRESS[:PORT]``; needs `tls`.
             None: only this machine can.
         tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
@@ -399,7 +399,7 @@ def run(
             snapshot; the store has snapshots and `restore` is None; or an argument is wrong.
         Unavailable: another program writes to this store.
         Damaged: the snapshot or the store is not what was written.
-        StillframeError: a process failed again and again before the system ran.
+        StillframeError: a process failed repeatedly before the system ran.
     """
     reference = topology if isinstance(topology, str) else reference_of(topology)
     topology = load_topology(reference)

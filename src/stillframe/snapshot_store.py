@@ -82,7 +82,7 @@ class LoadedSnapshot:
         """The snapshot as predicates take it, with an object for each process and message.
 
         Raises:
-            NotConsistent: a recorded state or message is none of the recorded topology.
+            NotConsistent: a recorded state or message does not fit the recorded topology.
         """
         if self._topology is not None:
             return view_of(self._snapshot, self._topology)
@@ -106,7 +106,7 @@ class LoadedSnapshot:
     def processes(self) -> dict[ProcessId, Any]:
         """The recorded state of each process.
 
-        That is an object of its class if the store was opened with a topology, else a dict of its
+        It is an object of its class if the store was opened with a topology, else a dict of its
         fields. Errors are as for `view`."""
         return self.view.processes
 
@@ -153,9 +153,9 @@ class LoadedSnapshot:
 class SnapshotStore:
     """The snapshots of one system, to read; ``open_store`` returns it.
 
-    Every answer is what the store holds at that moment. A running system may write to it, in this
-    program or in another one. Where a method takes a `snapshot`, that is an id (``P1-17``), the
-    name of a savepoint, or ``newest``.
+    Every call reads the current content of the store. A running system may write to it, in this
+    program or in another one. A `snapshot` is an id (``P1-17``), the name of a savepoint, or
+    ``newest``.
 
     Every method raises StoreError if the store cannot be read, Damaged if a file is not what was
     written, and UsageError if there is no such snapshot.
@@ -230,8 +230,8 @@ class SnapshotStore:
         """Read a snapshot into memory, verified.
 
         Raises:
-            UsageError: there is no such snapshot, or it was taken of another topology than the
-                store was opened with.
+            UsageError: there is no such snapshot, or it was taken with a different topology than
+                the store was opened with.
             NotConsistent: the books of the snapshot do not balance.
         """
         return self._reading(snapshot, self._load)
@@ -300,7 +300,7 @@ def open_store(path: str | Path, *, topology: Topology | str | None = None) -> S
 
     Args:
         path: the directory that the system writes its snapshots to.
-        topology: makes states and messages objects of your classes. Pass the topology;
+        topology: decodes states and messages into your classes. Pass the topology;
             ``MODULE:ATTRIBUTE`` to import it; or ``recorded`` to import the one that the store
             names. An import runs the code of that module. None: plain values.
 

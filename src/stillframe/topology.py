@@ -247,7 +247,7 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExternalProcess:
-    """A process that is not started by us: its program calls ``stillframe.join``.
+    """A process that Stillframe does not start: its program calls ``stillframe.join``.
 
     Args:
         state: the dataclass or Struct class whose fields are recorded.
@@ -266,11 +266,11 @@ class Topology:
         processes: name -> an instance of a Process subclass, or ``ExternalProcess(...)``. The first
             one initiates snapshots, unless another process is named.
         channels: pairs (source, target).
-        redistribute: spreads what a snapshot recorded of other processes over these, when the
-            system continues from it (``stillframe restore --migrate``).
+        redistribute: distributes the recorded state of other processes over these, when the system
+            continues from the snapshot (``stillframe restore --migrate``).
 
     Raises:
-        UsageError: what does not fit together, by name.
+        UsageError: parts do not fit together; they are named.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class Trace:
             is at least what the trace knows.
 
     Raises:
-        NotConsistent: no execution is like that.
+        NotConsistent: the steps contradict each other.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Trace:
         raise UsageError(f"there is no event {position}: {there_is}")
 
     def numbered(self) -> Iterator[tuple[Step, int]]:
-        """Yield every step, with how many events its process has had then, itself among them."""
+        """Yield every step, with the number of events of its process up to and including it."""
         counts = dict.fromkeys(self.processes, 0)
         for step in self.steps:
             if isinstance(step, Event):
@@ -225,8 +225,8 @@ class Trace:
         return self._accepted_in.get(message)
 
     def cut_of(self, snapshot: SnapshotId) -> Cut:
-        """Return where the processes recorded their states for `snapshot`; UsageError if one did
-        not, or did twice."""
+        """Return where the processes recorded their states for `snapshot`. UsageError if one
+        recorded none, or two."""
         found: dict[ProcessId, int] = {}
         for step, count in self.numbered():
             if isinstance(step, MarkerStep) and step.is_cut and step.snapshot == snapshot:
@@ -243,8 +243,8 @@ class Trace:
         return tuple(found[process] for process in self.processes)
 
     def present_at(self, cut: Cut) -> int | None:
-        """Return after how many events, in the order of the trace, exactly those of `cut` had
-        happened; None if that was never so (Chandy & Lamport 1985, section 4)."""
+        """Return after how many events of the trace exactly those of `cut` had happened. None if
+        that was never the case (Chandy & Lamport 1985, section 4)."""
         missing = sum(cut)
         for number, (position, _) in enumerate(self.positions()):
             if not missing:
@@ -284,8 +284,8 @@ class Trace:
         return next(self.orphans(cut), None) is None
 
     def in_transit(self, cut: Cut) -> dict[Channel, tuple[MessageId, ...]]:
-        """Return for every channel what was sent before `cut` and not accepted before it, in the
-        order of sending; if `are_messages_implied`, at least these messages."""
+        """Return for every channel the messages sent before `cut` and not accepted before it, in
+        the order of sending; if `are_messages_implied`, at least these messages."""
         found: dict[Channel, list[MessageId]] = {channel: [] for channel in self.channels}
         for process, count in zip(self.processes, cut, strict=True):
             for event in self.lines[process][:count]:

@@ -198,8 +198,8 @@ def assemble(
 ) -> DataFrame:
     """Make snapshots of the fragments in `directory`, and add them to the store `out`.
 
-    Each is written with its full state, even where fragments hold only changes. Those that are in
-    the store already stay as they are, so late ones are added by running it again.
+    Each is written with its full state, even where fragments hold only changes. Snapshots that the
+    store has stay unchanged, so late ones are added by running it again.
 
     Args:
         spark: the session; its executors see both directories under these paths.

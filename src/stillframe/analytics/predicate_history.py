@@ -99,9 +99,10 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers together. `shown` tells most about now: the newest snapshot of the present epoch
-    in which it holds, or the newest. `since` is the first there in which it held, `first` that of
-    the earliest epoch, and `not_stable` are two that show that it did not stay."""
+    """All answers together. `shown` is the one that best describes the present: the newest snapshot
+    of the present epoch in which it holds, or the newest. `since` is the first there in which it
+    held, and `first` that of the earliest epoch. `not_stable` are two that show that it did not
+    stay."""
 
     snapshot_count: int
     present_count: int
@@ -138,8 +139,8 @@ def detect(
 
     Raises:
         UsageError: there is no store, snapshot or predicate of that name; or the topology is not
-            that of the present epoch; or the predicate does not make sense.
-        ApplicationError: your predicate raised, or a process does not say what it should.
+            that of the present epoch; or the predicate is not valid.
+        ApplicationError: your predicate raised, or a method of a process returned a wrong value.
         Unavailable: a package is missing where tasks run, or a task failed.
         StoreError: the store cannot be read.
     """

@@ -38,15 +38,16 @@ _COUNTS = ("sent", "received", "message")
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The differences between two snapshots; what is the same in both has no row.
+    """The differences between two snapshots; equal values have no row.
 
     Attributes:
         fields: process, field, before, after. Keyed fields are in `keys`.
         keys: process, field, change (``added``, ``removed``, ``changed``), key, before, after.
         channels: source, target, and before and after `sent_count`, `received_count`,
-            `message_count`; and `only_before`, `only_after`: how many messages only one caught.
+            `message_count`; and `only_before`, `only_after`: how many messages are in transit in
+            only one.
         messages: source, target, number, `caught` (``before`` or ``after``), kind, message: those
-            that only one caught.
+            in transit in only one.
     """
 
     fields: DataFrame

@@ -28,7 +28,7 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Each pair of the source and a target is a channel in the sense of the rules, with its own
     position. `schema` is an Arrow schema as ``encode_schema`` writes it. Records keep their order
     within each of the `partition_count` partitions; `key` names the columns whose values select the
-    partition. Without a key the partitions take turns.
+    partition. Without a key they are used round-robin.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return one log.
 
         Raises:
-            UsageError: there is none of that name; the error lists those there are.
+            UsageError: there is no log of that name; the error lists those that exist.
         """
         for log in self.logs:
             if log.name == name:
@@ -177,8 +177,8 @@ def channel(
         name: its name; letters, digits, ``_``, ``.`` and ``-``.
         schema: of its records.
         source: the query or service that appends to it.
-        targets: those that read it; none for the end of the dataflow.
-        partition_count: how many partitions its records are spread over.
+        targets: the participants that read it; none for the end of the dataflow.
+        partition_count: number of partitions of its records.
         key: columns whose values select the partition.
     """
     return Log(

@@ -44,7 +44,8 @@ class Pipeline:
         path: its directory.
 
     Raises:
-        UsageError: there is none: make one with ``Pipeline.create``; or it is no local path.
+        UsageError: there is no pipeline, so create it with ``Pipeline.create``; or the path is not
+            local.
         Damaged, StoreError: its description was changed or cannot be read.
     """
 
@@ -69,7 +70,7 @@ class Pipeline:
             queries: the names of the streaming queries.
             services: name -> the dataclass or Struct class whose fields are that service's state.
             channels: the logs between them, made with ``stillframe.pipeline.channel``.
-            name: what its snapshots are called after; None for the directory's stem.
+            name: the prefix of its snapshot ids; None for the directory's stem.
 
         Raises:
             UsageError: parts do not fit together; or the directory holds another pipeline, or
@@ -110,7 +111,7 @@ class Pipeline:
 
         Raises:
             UsageError: there is no such service, or the state is of another class; or at the end, a
-                field holds what could not be read back.
+                field holds a value that cannot be restored.
             Unavailable: another program runs this service.
             NotAtRest: it crashed in this epoch, and its state is lost: restore the pipeline first.
         """
@@ -132,7 +133,7 @@ class Pipeline:
         Args:
             channel: its name.
             start: the entry to start at, such as one more than the ``position`` of the last batch
-                that was read; None for the oldest one that is kept.
+                that was read; None for the oldest one that exists.
             snapshot: an id or the name of a savepoint, to read only what was appended before the
                 barrier of that snapshot, on its timeline; None for the log as it is now.
             target: a participant that reads the channel: yields only the records that were in
@@ -197,9 +198,9 @@ class Pipeline:
             mode: ``aligned``: channels are empty at the cut, and each query waits for the barriers
                 of all its channels. ``unaligned``: records at once; records in flight belong to the
                 snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing is
-                held up, and a restore delivers some records twice; the snapshot says which.
+                delayed, and a restore delivers some records twice; the snapshot records which.
             timeout_s: seconds after which it is abandoned.
-            progress: called again and again while it is pending.
+            progress: called repeatedly while it is pending.
 
         Returns:
             the published snapshot, or why it was abandoned and who was missing.
@@ -222,8 +223,7 @@ class Pipeline:
         """Take a snapshot that is kept under a name until it is dropped; as ``snapshot``.
 
         Raises:
-            UsageError: the name cannot be one, or looks like the id of a snapshot, or there is a
-                savepoint of that name.
+            UsageError: the name is not allowed, looks like the id of a snapshot, or is in use.
         """
         chosen = parse_mode(mode)
         check_savepoint_name(name)
@@ -297,7 +297,7 @@ class Pipeline:
         """Return the snapshot with that id, or the savepoint of that name.
 
         Raises:
-            UsageError: there is neither; the error says which there are.
+            UsageError: there is neither; the error lists those that exist.
         """
         return snapshot_manifest.find(self.path, snapshot)
 
@@ -350,7 +350,7 @@ class Pipeline:
         Args:
             snapshot: an id or a savepoint's name.
             target: a directory that is empty or new.
-            name: what its snapshots are called after; None for the directory's stem.
+            name: the prefix of its snapshot ids; None for the directory's stem.
             progress: called with the length of each file that was verified.
 
         Raises:

@@ -35,9 +35,9 @@ class AwaitedChannel(msgspec.Struct, frozen=True):
 class Awaited(msgspec.Struct, frozen=True):
     """A participant that has not recorded, and its positions on the logs that it reads.
 
-    `since` is when it could have started to act: when the last of its barriers was put on its logs,
-    or when the snapshot began; None as long as it waits for the barriers of others. A service that
-    has not joined has no state that could be recorded: it must be started.
+    `since` is when it could first have recorded: when the last of its barriers was appended to its
+    logs, or when the snapshot began. It is None while it waits for the barriers of others. A
+    service that has not joined has no state that could be recorded: it must be started.
     """
 
     participant: str
@@ -83,8 +83,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     @property
     def stragglers(self) -> tuple[Awaited, ...]:
-        """The stragglers that hold up all the others. They have what they need and have not
-        recorded, or have not joined."""
+        """The participants that delay all others. They could record and have not, or have not
+        joined."""
         return tuple(one for one in self.awaiting if one.is_straggler)
 
     def straggler_sentence(self) -> str:

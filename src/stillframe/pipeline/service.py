@@ -51,7 +51,7 @@ class JoinedService:
     def boundary(self) -> None:
         """End the current action and begin another: here the state may be recorded.
 
-        Call it between actions in a loop of your own; ``for`` does so automatically.
+        Call it between actions if you write your own loop; ``for`` does so automatically.
 
         Raises:
             Refused: the pipeline was restored: join again.
@@ -66,24 +66,24 @@ class JoinedService:
             yield received
 
     def leave(self) -> None:
-        """Let the current action be the last: where the next would begin, at ``boundary`` or
-        ``receive`` or a turn of ``for``, the body of ``join_service`` ends.
+        """Leave after the current action: the body of ``join_service`` ends at the next
+        ``boundary``, ``receive`` or turn of ``for``.
 
-        It may be called from a signal's handler or another thread, so that a service that should
-        stop leaves, and its state is kept, instead of dying.
+        It may be called from a signal handler or another thread. A service that is to stop then
+        leaves, and its state is kept.
         """
         self._is_leaving = True
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, pa.Table] | None:
         """End the current action, and begin another with the next records and their channel.
 
-        Every incoming channel in its turn.
+        The incoming channels are read round-robin.
 
         Args:
-            timeout_s: how long to wait for records; None for as long as it takes.
+            timeout_s: how long to wait for records, in seconds; None for no limit.
 
         Returns:
-            channel and records; None if none came in time.
+            channel and records; None if none arrived in time.
 
         Raises:
             Refused: the pipeline was restored: join again.

@@ -28,9 +28,9 @@ __all__ = [
 class SystemRunning(msgspec.Struct, frozen=True, tag=True):
     """Every process runs and every channel is connected, `seconds` after the start or the death.
 
-    Of these, `processes_s` went into ending the processes of the last epoch and starting those of
-    this one, `state_s` into reading the snapshot and recording the new epoch, and `connections_s`
-    into loading the states and connecting the channels.
+    `processes_s` of these were spent on ending the processes of the last epoch and starting those
+    of this one. `state_s` were spent on reading the snapshot and recording the new epoch, and
+    `connections_s` on loading the states and connecting the channels.
     """
 
     epoch: int
@@ -56,14 +56,15 @@ class NotShared(msgspec.Struct, frozen=True, tag=True):
 
 
 class CodeChanged(msgspec.Struct, frozen=True, tag=True):
-    """The system starts from a snapshot that was taken with other code, and how it was migrated."""
+    """The system starts from a snapshot that was taken with other code; `changes` are those of its
+    migration."""
 
     snapshot: SnapshotId
     changes: tuple[Change, ...]
 
 
 class TakenOver(msgspec.Struct, frozen=True, tag=True):
-    """The supervisor had died, and its processes have come back to this one, after `seconds`."""
+    """The supervisor had died, and its processes have reconnected to this one, after `seconds`."""
 
     epoch: int
     seconds: float

@@ -214,8 +214,8 @@ class World:
         return self.assembler.pending
 
     def trace(self) -> Trace:
-        """Return what happened in this epoch as a trace; NotConsistent if a message was accepted
-        twice, or never sent: no execution is like that."""
+        """Return the events of this epoch as a trace. NotConsistent if a message was accepted
+        twice, or never sent."""
         return self.epoch.trace(self.description)
 
     def state(self) -> StateView:

@@ -73,11 +73,11 @@ def find_java() -> Path:
 
 
 def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> "SparkSession":
-    """Return the active Spark session, or start one that is quiet and, if Spark is to run on this
-    machine, reachable only from here.
+    """Return the active Spark session, or start one with little output. If it runs on this machine,
+    other machines cannot connect to it.
 
-    A session of your own (on a cluster, with its own settings) is used as it is when it is
-    active. One that is started here keeps its Java process until the program ends or ``stop``.
+    Your own session (on a cluster, with its own settings) is used unchanged if it is active. A
+    session that is started here keeps its Java process until ``stop``, or the end of the program.
 
     Args:
         app_name: the name of the program in Spark.

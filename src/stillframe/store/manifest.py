@@ -139,8 +139,8 @@ class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
             measured.
         excluded: processes without channels that took no part, each with the snapshot that its
             recorded state is from.
-        is_restore_point: whether the system may go on from it after a crash. A snapshot that
-            overlaps with an earlier one is none.
+        is_restore_point: whether the system may continue from it after a crash. A snapshot that
+            overlaps an earlier one is not a restore point.
         savepoints: the names that it is kept under.
         bases: the earlier snapshots that it holds changes since.
         chain_length: how many earlier snapshots it takes to read it; 0 if it is full.

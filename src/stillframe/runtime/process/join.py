@@ -25,7 +25,7 @@ class JoinedProcess:
     """A joined program's view of its process: ``async for`` to receive, ``send`` to send.
 
     One turn of the loop is one atomic action. Between actions, and only there, a snapshot may
-    record the state; a program that sends without receiving calls ``boundary`` to say where.
+    record the state; a program that sends without receiving calls ``boundary`` between its actions.
     """
 
     def __init__(self, host: LoopHost) -> None:
@@ -49,7 +49,7 @@ class JoinedProcess:
         Waits until the outgoing channels have room. Call it between actions in your own loop.
 
         Raises:
-            StillframeError: the process cannot go on: the system was stopped or restored.
+            StillframeError: the process cannot continue: the system was stopped or restored.
         """
         self._host.end()
         try:
