@@ -120,9 +120,9 @@ def _check_key(where: str, key: Any) -> None:
     members = set(typing.get_args(key)) - {types.NoneType}
     if key is datetime.time or (bool in members and len(members) > 1):
         raise UsageError(
-            f"{where}: a key cannot be, or hold, a {getattr(key, '__name__', key)}: two that are "
-            "equal (1 and True, or the same time in two time zones) need not be written alike: use "
-            "an int or a str"
+            f"{where}: a key cannot be or contain a {getattr(key, '__name__', key)}: equal ones "
+            "(1 and True, or the same time in two time zones) may be encoded differently: use an "
+            "int or a str"
         )
     parts = typing.get_type_hints(key).values() if struct is not None else typing.get_args(key)
     for part in parts:

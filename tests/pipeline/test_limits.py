@@ -71,7 +71,7 @@ def test_a_running_service_with_too_large_a_state_gives_the_snapshot_up(pipeline
 
 def test_a_service_that_leaves_with_too_large_a_state_is_told(pipeline: Pipeline) -> None:
     """The error names the file, and what says that the service joined stays as it was."""
-    with pytest.raises(StoreError, match=rf"a\.json could not be written.* {LIMIT}"):
+    with pytest.raises(StoreError, match=rf"a\.json could not be written.* limit of {LIMIT}$"):
         rest(pipeline, "a", LIMIT)
     with pytest.raises(NotAtRest, match="service a died"):
         rest(pipeline, "a", 10)

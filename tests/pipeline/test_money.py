@@ -63,7 +63,7 @@ def test_every_snapshot_in_traffic_has_all_the_money(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["aligned", "unaligned", "at-least-once"])
 def test_restores_go_on_with_all_the_money(tmp_path: Path, mode: str) -> None:
-    """Back to an early snapshot, on from there, and back to one of the abandoned course."""
+    """Back to an early snapshot, on from there, and back to one of the abandoned timeline."""
     pipeline = diamond(tmp_path / "run")
     with running(pipeline):
         first = [taken(pipeline, mode) for _ in range(4)]

@@ -39,7 +39,7 @@ def ids(pipeline: Pipeline) -> list[str]:
 
 
 def test_every_live_snapshot_can_be_restored_after_trimming(tmp_path: Path) -> None:
-    """Also those of an abandoned course and savepoints; logs get shorter; the oldest one counts."""
+    """Also those of an abandoned timeline, and savepoints; logs get shorter; the oldest counts."""
     pipeline = line(tmp_path / "run")
     for sent in (1, 2, 3):
         leave_behind(pipeline, sent, sent, received_count=1)

@@ -68,7 +68,7 @@ def test_nothing_counts_of_an_epoch_before_its_first_micro_batch(tmp_path: Path)
     assert pipeline.timeline("report") == {2: range(OPEN)}
 
 
-def test_the_course_of_a_query_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_the_timeline_of_a_query_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """The error says which queries there are."""
     with pytest.raises(UsageError, match="no query 'ledger' in this pipeline; there are: report"):
         reporting(tmp_path / "run").timeline("ledger")

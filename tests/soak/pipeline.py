@@ -54,7 +54,7 @@ class Soak:
         self.pipeline = create(directory / "shop.pipeline")
         self.root = self.pipeline.path
         self.report = directory / "states.json"
-        # Full files of state as often as they can be: those of an abandoned course are dangerous.
+        # Full files of state as often as they can be: those of an abandoned timeline are dangerous.
         self.settings = ["spark.sql.streaming.stateStore.minDeltasForSnapshot=5"]
         self.settings += ["spark.sql.streaming.stateStore.maintenanceInterval=500ms"]
         if seed % 2:

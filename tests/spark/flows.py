@@ -321,7 +321,7 @@ def _take_turn(me: JoinedService, state: Feed) -> None:
 
 
 def records(pipeline: Pipeline, log: str, manifest: Manifest | None, end: int) -> list[Any]:
-    """Return the records of a log before item `end`, on the course of `manifest` or the present."""
+    """Return the records of a log before entry `end`, on the timeline of `manifest` or now."""
     head = read_metadata(pipeline.path)
     segments = head.segments if manifest is None else manifest.segments
     reader = LogReader(pipeline.path, pipeline.dataflow.log(log), segments[log])

@@ -1,4 +1,4 @@
-"""Going back never mixes two courses: what Spark's own checkpoints do when they are cut by hand."""
+"""A restore never mixes two timelines: what Spark's checkpoints do when they are cut by hand."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def drive(directory: Path, phase: str) -> list[str]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.nightly(part="pipelines")
-def test_a_restore_never_reads_state_of_the_abandoned_course(tmp_path: Path) -> None:
+def test_a_restore_never_reads_state_of_the_abandoned_timeline(tmp_path: Path) -> None:
     """30 micro-batches of 1, back to number 12, 12 of 1000, kill -9, one more: the sum is right.
 
     With each state store: in the state as Spark reads it, in what was put out, and in the log.

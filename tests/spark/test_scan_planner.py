@@ -56,7 +56,7 @@ def planned(pipeline: Pipeline, **options: str) -> list[tuple[int, int]]:
 
 
 def test_a_trimmed_log_is_read_from_where_it_begins(tmp_path: Path) -> None:
-    """Offsets say what is missing; before a snapshot's barrier, and on courses after a restore."""
+    """Offsets say what is missing; before a snapshot's barrier, and on a restored timeline."""
     pipeline = Pipeline.create(
         tmp_path / "counts",
         services={"counting": Counting, "reading": Counting},

@@ -78,7 +78,7 @@ def savepoint(pipeline: Pipeline, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """A pipeline with a course that was abandoned: four savepoints, all taken at rest.
+    """A pipeline with a timeline that was abandoned: four savepoints, all taken at rest.
 
     fresh: no query has run. early: 10 and 20 were paid and summed. late: 5 and 7 as well, and 100,
     1 and 2 are on their way. other: back to early, and 1 was paid and summed.
@@ -261,7 +261,7 @@ def test_a_path_that_spark_takes_for_another_is_refused(
 
 
 def test_two_snapshots_of_a_query_are_compared(spark: SparkSession, shop: Pipeline) -> None:
-    """Keys that came, went and changed; also between courses, and from before any state."""
+    """Keys that came, went and changed; also between timelines, and from before any state."""
     found = changes(diff(spark, shop, "late", "other", "sums"))
     assert found == [("changed", 1, 15, 11), ("removed", 3, 7, None)]
     found = changes(diff(spark, shop, "fresh", "early", "sums"))
@@ -278,7 +278,7 @@ def test_two_snapshots_of_a_service_are_compared(spark: SparkSession, shop: Pipe
 
 
 def test_a_log_is_read_as_it_is_or_up_to_a_snapshot(spark: SparkSession, shop: Pipeline) -> None:
-    """The present course has nothing of the abandoned one, which its snapshot still has."""
+    """The current timeline has nothing of the abandoned one, which its snapshot still has."""
     now = log_records(spark, shop, "transfers")
     assert rows(now.select("account", "amount")) == [(1, 1), (1, 10), (2, 20)]
     late = log_records(spark, shop, "transfers", "late")

@@ -250,9 +250,7 @@ class OfFlags(Process):
 )
 def test_a_key_that_could_be_written_in_two_ways_is_refused(process: Process, says: str) -> None:
     """Equal keys must be equal on the disk, too."""
-    with pytest.raises(
-        UsageError, match=f"rows: a key cannot be(?:, or hold,| or contain) a .*{says}"
-    ):
+    with pytest.raises(UsageError, match=f"rows: a key cannot be or contain a .*{says}"):
         Topology({"P": process}, [])
 
 
