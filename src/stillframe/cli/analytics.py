@@ -60,11 +60,9 @@ app = Commands()
 @app.add("store audit money --states 'sum(balance)' --messages 'sum(amount)'")
 def audit(
     path: StorePath,
-    states_sql: str | None = option(
-        "SQL", "SQL aggregate over process states.", "--states", show_default=False
-    ),
+    states_sql: str | None = option("SQL", "SQL aggregate over process states.", "--states"),
     messages_sql: str | None = option(
-        "SQL", "SQL aggregate over messages in transit.", "--messages", show_default=False
+        "SQL", "SQL aggregate over messages in transit.", "--messages"
     ),
 ) -> None:
     """Check the bytes and message counts of all snapshots, and that the sum of both aggregates

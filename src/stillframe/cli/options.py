@@ -10,11 +10,6 @@ from stillframe.cli.command import argument, flag, option
 from stillframe.protocol.policy import Policy
 
 
-def keep_option(what: str, *, least: int = 1) -> Any:
-    """Return the option ``--keep N``; `what` describes the things that it removes."""
-    return option("N", what, "--keep", min=least)
-
-
 def event_log_option(what: str) -> Any:
     """Return the option ``--event-log DIR``; `what` says what the command does with the log."""
     return option("DIR", what, "--event-log")
@@ -40,7 +35,8 @@ INITIATOR = option(
     "Process that initiates the snapshot.  [default: the first one declared]",
     "--initiator",
 )
-KEEP = keep_option("Keep only the newest N snapshots, and all savepoints.  [default: keep all]")
+KEPT = "Keep only the newest N snapshots, and all savepoints."
+KEEP = option("N", f"{KEPT}  [default: keep all]", "--keep", min=1)
 UNTIL = option(
     "PREDICATE",
     "Stop when this predicate holds in a snapshot: termination, deadlock, loss, MODULE:FUNCTION "

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option, signals
-from stillframe.cli.options import INTERVAL, Timeout, keep_option
+from stillframe.cli.options import INTERVAL, KEEP, KEPT, Timeout
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
@@ -78,7 +78,7 @@ def snapshot(
     interval: str | None = option(
         "DURATION", "Take snapshots at this interval until Ctrl-C: 10s, 5m.", *INTERVAL
     ),
-    keep: int | None = keep_option("Keep only the newest N snapshots, and all savepoints."),
+    keep: int | None = KEEP,
     timeout: Timeout = "1m",
 ) -> None:
     """Take a snapshot of all queries, services and channels of a running pipeline and print its
@@ -380,9 +380,7 @@ def delete(
     snapshots: list[str] | None = argument(
         "SNAPSHOT...", "Ids of snapshots, or names of savepoints.", default=None
     ),
-    keep: int | None = keep_option(
-        "Keep only the newest N snapshots, and all savepoints.", least=0
-    ),
+    keep: int | None = option("N", KEPT, "--keep", min=0),
 ) -> None:
     """Delete the given snapshots, all or none, and the channel data kept only for them. The
     snapshot that the present epoch started from is kept."""

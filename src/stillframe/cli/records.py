@@ -14,7 +14,7 @@ from stillframe.analytics.manifests import Published, places_of, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
-from stillframe.cli.options import MASTER, StorePath, keep_option
+from stillframe.cli.options import KEEP, MASTER, StorePath
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId
@@ -262,9 +262,7 @@ def compact(
         "Add only this snapshot or savepoint.  [default: all]",
         "--snapshot",
     ),
-    keep: int | None = keep_option(
-        "Keep only the newest N snapshots, and all savepoints.  [default: keep all]"
-    ),
+    keep: int | None = KEEP,
     where: str = MASTER,
 ) -> None:
     """Combine the small files of a store into a few large Parquet tables, with the full state of
@@ -326,9 +324,7 @@ def assemble(
         "Treat fragments completed later than this after the snapshot started as late.",
         default="10s",
     ),
-    epoch: int | None = option(
-        "N", "Use only this epoch of the system.  [default: all]", show_default=False
-    ),
+    epoch: int | None = option("N", "Use only this epoch of the system.  [default: all]"),
     where: str = MASTER,
 ) -> None:
     """Build a store from the fragments that processes wrote on their own machines, including

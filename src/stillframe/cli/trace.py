@@ -107,9 +107,7 @@ def import_(
         "Read JSON lines, with the paths of host, clock, kind, source, target, "
         "content and time: host=who,clock=meta.clock.",
     ),
-    number: int | None = option(
-        "N", "Import only this execution, counted from 1.", "--execution", show_default=False
-    ),
+    number: int | None = option("N", "Import only this execution, counted from 1.", "--execution"),
     out: Path | None = option(
         "FILE",
         "Trace file to write. Several executions are numbered: m-1.trace, m-2.trace.",
