@@ -249,9 +249,10 @@ class RunningSystem:
             raise UsageError("the system cannot be called from on_event: use another thread")
         system = self._system
         if system is not None and not self._ended.done():
-            work = act(system)
+            work, answer = act(system), None
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 answer = asyncio.run_coroutine_threadsafe(work, self._loop)
+            if answer is not None:
                 # The loop may end before it has looked at this.
                 ends: list[Future[Any]] = [answer, self._ended]
                 wait(ends, return_when=FIRST_COMPLETED)
