@@ -88,7 +88,7 @@ def _encode_line(document: msgspec.Struct, what: str) -> bytes:
         line = msgspec.json.encode(document)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(
-            f"{what} cannot be written as JSON: {error}; let its fields be plain values"
+            f"{what} cannot be written as JSON: {error}; use plain values in its fields"
         ) from error
     if len(line) >= LINE_BYTES_MAX:
         raise UsageError(

@@ -51,7 +51,7 @@ def test_a_connector_proves_itself_once() -> None:
     """It does not go on signing challenges for whoever asks."""
     connector, challenge = Connector(HELLO, SECRET), challenge_for(HELLO)
     connector.receive(challenge)
-    with pytest.raises(ProtocolViolation, match="Challenge came out of turn"):
+    with pytest.raises(ProtocolViolation, match="Challenge arrived out of turn"):
         connector.receive(challenge)
 
 

@@ -137,7 +137,7 @@ def test_a_length_out_of_bounds_is_refused_at_the_head(length: int) -> None:
     """Not a byte of the body is waited for."""
     outcome = attack(length.to_bytes(4, "big") + b"\x01", is_open=False)
     assert isinstance(outcome, ProtocolViolation)
-    assert f"{length} bytes came; at most {wire.GREETING_BYTES_MAX}" in str(outcome)
+    assert f"{length} bytes arrived; at most {wire.GREETING_BYTES_MAX}" in str(outcome)
 
 
 def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
@@ -157,7 +157,7 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
     assert len(made._buffer) == BUFFER_BYTES, "a channel that goes idle keeps no large buffer"
     made.writable()[:5] = (size + 1).to_bytes(4, "big") + bytes([wire.Kind.CONTROL])
     made.written(5)
-    with pytest.raises(ProtocolViolation, match="100001 bytes came; at most 100000"):
+    with pytest.raises(ProtocolViolation, match="100001 bytes arrived; at most 100000"):
         made.next_frame()
 
 

@@ -46,7 +46,7 @@ def test_two_that_know_the_secret_come_together() -> None:
     [
         ({"target": "P9"}, "this is P9, not P2"),
         ({"target": None}, "this is the coordinator, not P2"),
-        ({"sources": ("P3",)}, "no channel from 'P1' to P2; known are: P3"),
+        ({"sources": ("P3",)}, "no channel from 'P1' to P2; known sources: P3"),
         ({"topology_hash": "cd" * 32}, "the topologies differ: abababababab there, cdcdcdcdcdcd"),
         ({"epoch": 4}, "epoch 3 has ended: this is epoch 4"),
         ({"epoch": 2}, "epoch 3 has not begun: this is epoch 2"),
@@ -100,11 +100,11 @@ def test_a_refusal_is_passed_on() -> None:
 
 def test_words_out_of_turn_are_violations() -> None:
     """Each greeting has its place."""
-    with pytest.raises(ProtocolViolation, match="Welcome came out of turn"):
+    with pytest.raises(ProtocolViolation, match="Welcome arrived out of turn"):
         Connector(HELLO, SECRET).receive(Welcome(0))
-    with pytest.raises(ProtocolViolation, match="Proof came out of turn"):
+    with pytest.raises(ProtocolViolation, match="Proof arrived out of turn"):
         listener().receive(Proof(b""))
     target = listener()
     target.receive(HELLO)
-    with pytest.raises(ProtocolViolation, match="Hello came out of turn"):
+    with pytest.raises(ProtocolViolation, match="Hello arrived out of turn"):
         target.receive(HELLO)

@@ -37,7 +37,7 @@ def test_a_frame_is_let_through_once_and_a_gap_is_a_violation() -> None:
     session = ReceiveSession(acknowledge_bytes=10)
     assert session.accept(1)
     assert not session.accept(1)
-    with pytest.raises(ProtocolViolation, match="frame 3 came where 2 should"):
+    with pytest.raises(ProtocolViolation, match="frame 3 arrived instead of 2"):
         session.accept(3)
 
 

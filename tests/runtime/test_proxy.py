@@ -97,7 +97,9 @@ def flip(position: int, bits: int) -> Callable[[bytearray], None]:
     [
         pytest.param(flip(0, 0x80), "at most 16777216 are allowed here", id="length"),
         pytest.param(
-            flip(4, 0x40), "came where only MESSAGES, MARKER, MARKED_MESSAGES may", id="kind"
+            flip(4, 0x40),
+            "arrived where only MESSAGES, MARKER, MARKED_MESSAGES is allowed",
+            id="kind",
         ),
         pytest.param(flip(5, 0x01), "frames are missing", id="sequence"),
         pytest.param(flip(24, 0x08), "a batch says that it holds", id="count"),

@@ -35,8 +35,8 @@ OTHER_SECRET = bytes(32)
 @pytest.mark.parametrize(
     ("change", "secret", "reason"),
     [
-        (changed(source="Z"), SECRET, "no channel from 'Z' to B; known are: A"),
-        (changed(source="C"), SECRET, "no channel from 'C' to B; known are: A"),
+        (changed(source="Z"), SECRET, "no channel from 'Z' to B; known sources: A"),
+        (changed(source="C"), SECRET, "no channel from 'C' to B; known sources: A"),
         (changed(target="C"), SECRET, "this is B, not C: the address is out of date"),
         (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
         (changed(epoch=0), SECRET, "epoch 0 is over: this is epoch 1"),
@@ -64,7 +64,7 @@ def test_a_process_refuses_what_does_not_belong_to_it(
 @pytest.mark.parametrize(
     ("change", "secret", "reason"),
     [
-        (changed(source="Z"), SECRET, "from 'Z' to the coordinator; known are: A, B, C"),
+        (changed(source="Z"), SECRET, "from 'Z' to the coordinator; known sources: A, B, C"),
         (changed(target="C"), SECRET, "this is the coordinator, not C"),
         (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
         (changed(epoch=2), SECRET, "epoch 2 is not begun: this is epoch 1"),
@@ -122,8 +122,10 @@ WRONG_KIND = struct.pack("!IB", 10, wire.Kind.MESSAGES) + bytes(9)
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        pytest.param(TOO_LARGE, "2147483648 bytes came; at most 4096 are allowed", id="too large"),
-        pytest.param(WRONG_KIND, "kind 2 came where only GREETING may", id="wrong kind"),
+        pytest.param(
+            TOO_LARGE, "2147483648 bytes arrived; at most 4096 are allowed", id="too large"
+        ),
+        pytest.param(WRONG_KIND, "kind 2 arrived where only GREETING is allowed", id="wrong kind"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n", "not Stillframe's wire format", id="http"),
         pytest.param(
             struct.pack("!IB", 20, wire.Kind.GREETING)

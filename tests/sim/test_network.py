@@ -83,7 +83,7 @@ def test_what_comes_twice_arrives_once() -> None:
 def test_a_gap_is_found() -> None:
     """A channel that keeps order says so when a frame before this one is missing."""
     channel = filled(Fifo, 2)
-    with pytest.raises(ProtocolViolation, match="frame 2 came where 1 should"):
+    with pytest.raises(ProtocolViolation, match="frame 2 arrived instead of 1"):
         channel.take(1)
 
 

@@ -99,7 +99,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 def audit_store(
     store_path: Path, *, states_sql: str | None = None, messages_sql: str | None = None
 ) -> "Audit":
-    """Check every snapshot of a store at once on Spark, in the active session or one of our own.
+    """Check all snapshots of a store on Spark, in the active session or a new one.
 
     Args:
         store_path: the directory of the store.

@@ -216,8 +216,8 @@ def assemble(
         UsageError: there are no fragments, or `out` is something else.
         Damaged: the topologies of the fragments, or the store, were changed.
         Unavailable: another program writes to `out`.
-        StoreError: something cannot be read or written; `out` has what it had, and perhaps some of
-            the snapshots.
+        StoreError: something cannot be read or written; `out` is unchanged, or has some of the
+            snapshots.
     """
     if not is_apart(out, directory):
         raise UsageError(

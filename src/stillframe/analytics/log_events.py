@@ -103,9 +103,9 @@ def vector_clock(pieces: DataFrame, epoch: int, process: str, event: int) -> dic
     """Return the vector clock of an event: how many events of each process happened before it,
     including itself (Mattern 1989). The messages need not have carried clocks.
 
-    From the last message of each channel that was accepted before, it goes back to the event that
-    sent it, and so on. A chain of messages need not reach a process twice, so there are no more
-    rounds than processes. Events before the beginning of a log do not count.
+    It follows the last message that was accepted before on each channel back to the event that sent
+    it, and so on. A chain of messages need not reach a process twice, so there are no more rounds
+    than processes. Events before the beginning of a log do not count.
 
     Raises:
         UsageError: there is no such event in the log.

@@ -132,10 +132,10 @@ def _collect(answers: DataFrame) -> list[Any]:
 
 @contextmanager
 def spark_errors(place: object) -> Iterator[None]:
-    """Raise what stopped a task of Spark in the body as an error of Stillframe.
+    """Raise the error that stopped a Spark task in the body as an error of Stillframe.
 
-    DataFrames read files when Spark runs them. So run what collects, counts or writes one in
-    ``with spark_errors(path)``: without it, damage is an error of Spark with a traceback.
+    DataFrames read files when Spark runs them. So collect, count or write one in ``with
+    spark_errors(path)``: without it, damage is an error of Spark with a traceback.
 
     Args:
         place: what is read, for the message.

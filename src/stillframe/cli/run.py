@@ -332,8 +332,8 @@ def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
 def _reference_of(store: Store) -> str:
     if store.reference is None:
         raise UsageError(
-            f"the store {store.path} does not say where its topology is defined: it was not made "
-            "by 'stillframe run'"
+            f"the store {store.path} does not say where its topology is defined: it was not "
+            "created by 'stillframe run'"
         )
     return store.reference
 

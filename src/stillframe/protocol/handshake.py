@@ -97,7 +97,7 @@ class Connector:
                 return Proof(_proof(self.secret, b"connector", self.hello, nonce))
             case Welcome() if self._is_challenged:
                 return greeting
-        raise ProtocolViolation(f"{type(greeting).__name__} came out of turn in the handshake")
+        raise ProtocolViolation(f"{type(greeting).__name__} arrived out of turn in the handshake")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -128,7 +128,7 @@ class Listener:
                 if not hmac.compare_digest(expected, proof):
                     raise Refused("wrong secret: this is not a process of this run")
                 return self._hello.source
-        raise ProtocolViolation(f"{type(greeting).__name__} came out of turn in the handshake")
+        raise ProtocolViolation(f"{type(greeting).__name__} arrived out of turn in the handshake")
 
     def _check(self, hello: Hello) -> None:
         us = self.target or "the coordinator"
@@ -139,8 +139,8 @@ class Listener:
             )
         if hello.source not in self.sources:
             raise Refused(
-                f"there is no channel from {hello.source!r} to {us}; "
-                f"known are: {', '.join(self.sources) or 'none'}"
+                f"there is no channel from {hello.source!r} to {us}; known sources: "
+                f"{', '.join(self.sources) or 'none'}"
             )
         if hello.topology_hash != self.topology_hash:
             raise Refused(

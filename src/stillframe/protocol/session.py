@@ -68,7 +68,7 @@ class ReceiveSession:
             return False
         if sequence != self.received + 1:
             raise ProtocolViolation(
-                f"frame {sequence} came where {self.received + 1} should: frames are missing"
+                f"frame {sequence} arrived instead of {self.received + 1}: frames are missing"
             )
         self.received = sequence
         return True

@@ -201,11 +201,11 @@ class FrameReader:
         if kind not in self._kinds:
             allowed = ", ".join(Kind(k).name for k in sorted(self._kinds))
             return ProtocolViolation(
-                f"a frame of kind {kind} came where only {allowed} may: this is not Stillframe's "
-                "wire format, or bytes were lost"
+                f"a frame of kind {kind} arrived where only {allowed} is allowed: this is not "
+                "Stillframe's wire format, or bytes were lost"
             )
         return ProtocolViolation(
-            f"a frame of {length} bytes came; at most {self._frame_bytes_max} are allowed here"
+            f"a frame of {length} bytes arrived; at most {self._frame_bytes_max} are allowed here"
         )
 
     def _make_room(self, size: int) -> None:

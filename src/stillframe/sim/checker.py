@@ -88,7 +88,7 @@ class Invariant(enum.Enum):
     TOLD = (
         "every process receives a notice of every restore point once, in their order, and no other"
     )
-    SAFE = "an outbox commits only what the restore point recorded whose notice it received"
+    SAFE = "an outbox commits only entries that its notified restore point recorded"
     CAUSED = "a snapshot that shows a notice of another one has a later cut than that one"
     LIVE = "once faults have ended, a snapshot is published"
 
@@ -282,7 +282,7 @@ def _check_number(known: Evidence) -> Iterator[str]:
     number, channel_count = known.epoch.number, len(known.world.channels)
     for before in known.before[-1:]:
         if number <= before.number:
-            yield f"epoch {number} came after {before.number}"
+            yield f"epoch {number} followed {before.number}"
         if (refused_count := known.epoch.refused_count) != channel_count:
             yield (
                 f"epoch {number} refused {refused_count} of {channel_count} connections of epoch "
@@ -313,7 +313,7 @@ def _check_restore(known: Evidence) -> Iterator[str]:
             yield f"{where}: {what}, {on_channel}"
         open_.difference_update(event.accepted)
     if open_:
-        yield f"{where}: {min(open_)} never comes, {on_channel}"
+        yield f"{where}: {min(open_)} never arrives, {on_channel}"
 
 
 def _check_unchanged(known: Evidence) -> Iterator[str]:
@@ -346,7 +346,7 @@ def _check_choices(known: Evidence) -> Iterator[str]:
             if isinstance(step, MarkerStep) and step.source is not None
         ]
         if marked != [(c.target, c.source, f.marker) for c, f in fresh if f.batch is None]:
-            yield f"{where}: {len(marked)} markers came, not {len(fresh)}"
+            yield f"{where}: {len(marked)} markers arrived, not {len(fresh)}"
 
 
 def _fresh(
@@ -435,8 +435,8 @@ def _check_notices(known: Evidence) -> Iterator[str]:
         if sources and process in epoch.fragments.get(snapshot, {}):
             lacked = ", ".join(sorted(map(str, sources)))
             yield (
-                f"process {process} handed in its part of {snapshot}, which lacked the markers "
-                f"of {lacked} when it heard"
+                f"process {process} submitted its fragment of {snapshot}, which lacked the "
+                f"markers of {lacked} when it was notified"
             )
 
 
@@ -665,7 +665,7 @@ def _check_marker_places(
             sent_count, _ = counts[channel]
             if arrived[channel] != sent_count:
                 place = f"message {arrived[channel]} of {channel}, not {sent_count}"
-                what = f"snapshot {snapshot.id}: its marker came behind {place}"
+                what = f"snapshot {snapshot.id}: its marker arrived after {place}"
                 yield Violation(Invariant.MARKERS, what)
 
 
@@ -676,8 +676,8 @@ def _check_times(known: Evidence, snapshot: Snapshot) -> Iterator[Violation]:
     if said != was:
         yield Violation(
             Invariant.TIMES,
-            f"snapshot {snapshot.id} says that it is of epoch {said[0]}, from {said[1]} s to "
-            f"{said[2]} s; it is of epoch {was[0]}, from {was[1]} s to {was[2]} s",
+            f"snapshot {snapshot.id} records epoch {said[0]}, from {said[1]} s to {said[2]} s; "
+            f"it was taken in epoch {was[0]}, from {was[1]} s to {was[2]} s",
         )
 
 

@@ -67,7 +67,7 @@ class Played(msgspec.Struct, frozen=True):
 
     Attributes:
         blocks: its blocks.
-        happened: the lines that say what happened in each.
+        happened: the lines that describe the events of each.
         tail: the comment below the last block.
         world: the world at the end.
         narrator: describes what happened in the world.
@@ -81,7 +81,7 @@ class Played(msgspec.Struct, frozen=True):
 
     @property
     def differing(self) -> tuple[int, ...]:
-        """The indices of the blocks in which something else happened than expected."""
+        """The indices of the blocks whose outcome differs from the expected one."""
         return tuple(
             index
             for index, block in enumerate(self.blocks)
@@ -89,7 +89,7 @@ class Played(msgspec.Struct, frozen=True):
         )
 
     def text(self) -> str:
-        """Return the updated file: below each block's commands, what happened now."""
+        """Return the updated file, with the present outcome below the commands of each block."""
         parts = []
         for block, lines in zip(self.blocks, self.happened, strict=True):
             parts.append("\n".join((*block.comment, *block.commands, SEPARATOR, *lines)))

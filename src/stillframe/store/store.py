@@ -385,8 +385,8 @@ class Store(StoreReader):
             if chain_length(self._published, base) >= _CHAIN_LENGTH_LIMIT:
                 raise StoreError(
                     f"snapshot {snapshot} would need {_CHAIN_LENGTH_LIMIT + 1} earlier ones: "
-                    f"snapshots come faster than one can be rewritten in full, or that fails: "
-                    f"{self.maintenance_error or 'no error so far'}"
+                    "snapshots are taken faster than one can be rewritten in full, or rewriting "
+                    f"fails: {self.maintenance_error or 'no error so far'}"
                 )
 
     def _schedule(self) -> None:
