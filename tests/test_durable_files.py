@@ -89,7 +89,7 @@ def test_no_input_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "symbolic").symlink_to(log)
     os.link(log, tmp_path / "hard")
     for name in ("log", "./log", "symbolic", "hard", str(log)):
-        with pytest.raises(UsageError, match="from which it would be made: name another file"):
+        with pytest.raises(UsageError, match="the input: give another output file"):
             write_atomically(Path(name), [b"trace"], inputs=[Path("absent"), log])
     assert log.read_bytes() == b"log"
 
@@ -109,7 +109,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, Path("/dev/null")):
-        with pytest.raises(UsageError, match="is no regular file, and is not replaced"):
+        with pytest.raises(UsageError, match="is not a regular file, and is not replaced"):
             write_atomically(path, [b"x"])
     assert pipe.is_fifo()
     assert Path("/dev/null").is_char_device()
@@ -118,8 +118,8 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nodir/x", "the directory .*nodir does not exist: make it first"),
-        ("file/x", "the directory .*file is no directory"),
+        ("nodir/x", "the directory .*nodir does not exist: create it first"),
+        ("file/x", "the directory .*file is not a directory"),
     ],
 )
 def test_a_directory_that_is_missing_is_named(tmp_path: Path, name: str, sentence: str) -> None:
@@ -132,7 +132,7 @@ def test_a_directory_that_is_missing_is_named(tmp_path: Path, name: str, sentenc
 def test_a_dash_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It means stdout elsewhere; here it is refused with a word."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="'-' is no file"):
+    with pytest.raises(UsageError, match="'-' is not a file"):
         write_atomically(Path("-"), [b"x"])
     assert not [*tmp_path.iterdir()]
 

@@ -100,7 +100,7 @@ def test_a_store_in_use_and_a_system_that_does_not_run_are_named(store: Store) -
     with pytest.raises(Unavailable) as caught:
         Store.open_writer(store.path)
     assert fields(caught.value) == (str(store.path), None, None)
-    assert caught.value.remedy == "stop that one, or give this one another directory"
+    assert caught.value.remedy == "stop that program, or use another directory"
     with pytest.raises(Unavailable) as caught:
         find_running(store.path)
     assert fields(caught.value) == (str(store.path), None, None)

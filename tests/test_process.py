@@ -184,7 +184,7 @@ def test_messages_are_read_from_the_annotation(annotation: Any, accepted: Any) -
     if accepted is not None:
         assert accepted_messages(annotation, "here") == accepted
     else:
-        with pytest.raises(UsageError, match=r"here: .* is no message class: annotate"):
+        with pytest.raises(UsageError, match=r"here: .* is not a message class: annotate"):
             accepted_messages(annotation, "here")
 
 
@@ -208,7 +208,7 @@ def test_receive_must_be_annotated() -> None:
             """Take it."""
 
     assert receive_annotation(Deaf) is None
-    with pytest.raises(UsageError, match=r"Bare\.receive: say which messages it accepts"):
+    with pytest.raises(UsageError, match=r"Bare\.receive: annotate the messages that it accepts"):
         receive_annotation(Bare)
     with pytest.raises(UsageError, match=r"Short\.receive must take .*not \(self, message\)"):
         receive_annotation(Short)

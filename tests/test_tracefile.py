@@ -181,7 +181,7 @@ def test_a_trace_does_not_replace_what_it_is_made_from(tmp_path: Path) -> None:
     """The log is still there."""
     path = tmp_path / "a.log"
     path.write_text("log", encoding="utf-8")
-    with pytest.raises(UsageError, match="from which it would be made"):
+    with pytest.raises(UsageError, match="the input: give another output file"):
         tracefile.write(path, Trace(["P1"], []), inputs=[path])
     assert path.read_text(encoding="utf-8") == "log"
 

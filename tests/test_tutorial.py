@@ -30,7 +30,7 @@ MASKS = (
     (r"messages in transit: .*", ""),
     (r"active: NAME;?", "active: NAME"),
     # One is taken every second, too, and may be in progress.
-    (r"; it overlapped another and is no restore point: only its name restores it", ""),
+    (r"; it overlapped another and is not a restore point: to restore it, name it", ""),
 )
 
 HURRY = {

@@ -60,7 +60,7 @@ def contradiction(
     for first, count, held in batches:
         if first != expected or held != count:
             return (
-                f"channel {channel}: {what} should go on with number {expected}, but a "
+                f"channel {channel}: {what} should continue with number {expected}, but a "
                 f"batch of {count} begins with {first} and holds {held}"
             )
         expected += count

@@ -219,24 +219,22 @@ def check_target(path: Path, *, inputs: Iterable[Path] = ()) -> Path:
     """Return the file that writing to `path` replaces, with symbolic links followed; UsageError if
     that is one of `inputs`, no regular file, or in no directory."""
     if str(path) == "-":
-        raise UsageError("'-' is no file, and this is written to files only: name one")
+        raise UsageError("'-' is not a file, and this output goes to files only: give a file name")
     target = Path(os.path.realpath(path))
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         if not target.parent.is_dir():
-            problem = "is no directory" if target.parent.exists() else "does not exist"
+            problem = "is not a directory" if target.parent.exists() else "does not exist"
             raise UsageError(
-                f"{path} cannot be written: the directory {path.parent} {problem}: make it first"
+                f"{path} cannot be written: the directory {path.parent} {problem}: create it first"
             ) from None
         return target
     if not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{path} is no regular file, and is not replaced: name another")
+        raise UsageError(f"{path} is not a regular file, and is not replaced: give another name")
     for source in inputs:
         if source.exists() and path.samefile(source):
-            raise UsageError(
-                f"{path} is {source}, from which it would be made: name another file to write"
-            )
+            raise UsageError(f"{path} is {source}, the input: give another output file")
     return target
 
 

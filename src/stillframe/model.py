@@ -36,7 +36,7 @@ def check_process_id(text: str) -> ProcessId:
     if not isinstance(text, str) or _PROCESS_ID.fullmatch(text) is None:
         raise UsageError(
             f"{text!r} cannot name a process: use 1 to 64 letters, digits, '_', '.' or '-', "
-            "with a letter first and no sign of punctuation last"
+            "starting with a letter and not ending with '.' or '-'"
         )
     return text
 

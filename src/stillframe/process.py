@@ -181,7 +181,7 @@ class Process:
             UsageError: there is no pipeline, it has no such log, or the columns do not fit.
         """
         raise UsageError(
-            f"{type(self).__name__}.append(): this process is no service of a pipeline: run its "
+            f"{type(self).__name__}.append(): this process is not a service of a pipeline: run its "
             "system with --pipeline"
         )
 
@@ -233,7 +233,8 @@ def field_types(kind: type) -> dict[str, Any]:
     taken = sorted(ATTACHED.intersection(names)) if issubclass(kind, Process) else []
     if taken:
         raise UsageError(
-            f"class {kind.__name__}: a field cannot be called {taken[0]!r}: it is ours"
+            f"class {kind.__name__}: a field cannot be called {taken[0]!r}, which Stillframe "
+            "uses: rename it"
         )
     return {name: hints[name] for name in names if not name.startswith("_")}
 
@@ -248,7 +249,7 @@ def accepted_messages(annotation: Any, where: str) -> tuple[type[Message], ...]:
     for member in members:
         if not (isinstance(member, type) and issubclass(member, Message) and member is not Message):
             raise UsageError(
-                f"{where}: {member!r} is no message class: annotate the message with classes "
+                f"{where}: {member!r} is not a message class: annotate the message with classes "
                 "derived from stillframe.Message, for example 'message: Transfer | Query'"
             )
     return members
@@ -294,6 +295,7 @@ def receive_annotation(kind: type[Process]) -> Any:
         raise UsageError(f"{where}: its annotations do not resolve: {error}") from error
     if parameters[2] not in hints:
         raise UsageError(
-            f"{where}: say which messages it accepts, for example '{parameters[2]}: Transfer'"
+            f"{where}: annotate the messages that it accepts, for example '{parameters[2]}: "
+            "Transfer'"
         )
     return hints[parameters[2]]

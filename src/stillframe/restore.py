@@ -96,5 +96,5 @@ def _check_same(snapshot: Snapshot, noun: str, recorded: list[str], described: l
             f"topology: {noun} {', '.join(missing) or '(none)'}; only in the snapshot: "
             f"{noun} {', '.join(extra) or '(none)'}",
             snapshot=snapshot.id,
-            remedy="start the topology that the snapshot was taken of, or take another snapshot",
+            remedy="start the topology of the snapshot, or use another snapshot",
         )

@@ -311,7 +311,7 @@ class RunningSystem:
             taking.cancel()
             if not hurry.done():
                 raise StillframeError(
-                    f"no last snapshot was taken within {limit_s:.0f} s: what was done since the "
+                    f"no last snapshot was taken within {limit_s:.0f} s: the work since the "
                     "newest one is lost"
                 )
             return None
@@ -380,7 +380,8 @@ def run(
         keep: how many snapshots to keep, besides savepoints; None for all.
         migrate: whether to restore although the code has changed since the snapshot.
         take_over: whether to take over processes that kept running when their supervisor died. If
-            that is not possible, the system continues from its newest snapshot, or starts afresh.
+            that is not possible, the system continues from its newest snapshot, or starts from the
+            initial states.
         pipeline: the directory of the pipeline in which processes are services. It takes the
             snapshots, and decides where the system starts.
         log: the directory of an event log to write.

@@ -182,7 +182,7 @@ def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: P
     with pytest.raises(UsageError, match="is not empty and not a store"):
         assemble(spark, parts, tmp_path / "files")
     for inside in (parts, parts / "e1" / "out", tmp_path):
-        with pytest.raises(UsageError, match="which is inside or around the fragments"):
+        with pytest.raises(UsageError, match="which contains the fragments or is inside"):
             assemble(spark, parts, inside)
     assert verdicts(spark, parts, out) == {"A-1": "consistent"}
     writer = Store.open_writer(out)

@@ -332,10 +332,10 @@ def test_the_directory_must_be_its_own(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for place, says in (
-        (store / "snapshots" / "out", "which is inside or around the store"),
-        (tmp_path, "inside or around the store"),
+        (store / "snapshots" / "out", "which contains the store or is inside it:"),
+        (tmp_path, "contains the store or is inside it"),
         (other, "is a store: give a separate directory"),
-        (tmp_path / "mine", r"is not empty, it holds letter\.txt"),
+        (tmp_path / "mine", r"is not empty; it contains letter\.txt"),
     ):
         with pytest.raises(UsageError, match=says):
             compact_store(spark, store, place)

@@ -37,7 +37,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
     ("event", "line"),
     [
         (events.NotShared("it is slower"), "it is slower"),
-        (events.EpochBegan(1, None), "epoch 1: starting afresh"),
+        (events.EpochBegan(1, None), "epoch 1: starting from the initial states"),
         (events.EpochBegan(2, SnapshotId("P1", 7)), "epoch 2: starting from snapshot P1-7"),
         (
             events.SystemRunning(1, 0.35, None, 0.2, 0.05, 0.1),
@@ -111,7 +111,7 @@ def test_a_snapshot_that_is_no_restore_point_says_so() -> None:
     """A restore without its name would go back to another one."""
     entry = msgspec.structs.replace(published(7).entry, is_restore_point=False)
     assert sentence(events.SnapshotPublished(entry)).endswith(
-        "9.5 kB; it overlapped another and is no restore point: only its name restores it"
+        "9.5 kB; it overlapped another and is not a restore point: to restore it, name it"
     )
 
 

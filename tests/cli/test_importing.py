@@ -89,7 +89,7 @@ def test_several_logs_are_one_execution(call: Call, tmp_path: Path) -> None:
     assert row["warnings"] == [warning]
     wrong = call("trace", "import", one, other, "--out", other)
     assert wrong.exit_code == 2
-    assert "from which it would be made" in wrong.stderr
+    assert "the input: give another output file" in wrong.stderr
     assert "is an address" in call("trace", "import", one, "s3://bucket/b.log").stderr
 
 
@@ -108,8 +108,8 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
     result = call("trace", "import", path, *options)
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        "1 line skipped: no event there",
-        "1 receive of a message that, by the clocks, had arrived before: nothing accepted",
+        "1 line without an event skipped",
+        "1 receive accepted nothing: by the clocks, the message had arrived before",
         "PASS: the clocks of 1 execution do not contradict each other",
     ]
 
@@ -120,7 +120,7 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
         (("--regex", "(?<host>a)"), "has no group (?<clock>...)"),
         (("--json-paths", "host"), "'host' is not NAME=PATH"),
         (("--json-paths", "host=a", "--delimiter", "x"), "--regex and --delimiter are for text"),
-        (("--out", "no/such/place"), "the directory no/such does not exist: make it first"),
+        (("--out", "no/such/place"), "the directory no/such does not exist: create it first"),
     ],
 )
 def test_a_wrong_request_says_why(
@@ -150,10 +150,10 @@ def test_a_log_is_not_overwritten_by_its_trace(
     monkeypatch.chdir(log.parent)
     (log.parent / "link").symlink_to(log)
     for out, sentence in (
-        ("a.log", "from which it would be made"),
-        ("link", "from which it would be made"),
-        ("-", "'-' is no file"),
-        ("/dev/null", "is no regular file"),
+        ("a.log", "the input: give another output file"),
+        ("link", "the input: give another output file"),
+        ("-", "'-' is not a file"),
+        ("/dev/null", "is not a regular file"),
     ):
         result = call("trace", "import", log, "--out", out)
         assert result.exit_code == 2

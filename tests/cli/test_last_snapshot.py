@@ -211,9 +211,9 @@ def test_a_stop_while_processes_come_back_loses_nothing(start: Start, tmp_path: 
     os.kill(slow.pid, signal.SIGSTOP)
     again = start("resume", path, "--every", "never")
     # On a busy machine others may not have come back either when it says so, once.
-    assert "P2" in again.until(" to come back")
+    assert "P2" in again.until(" to reconnect")
     again.process.send_signal(signal.SIGTERM)
-    assert "P2" in again.until(" to come back, to stop after one last snapshot")
+    assert "P2" in again.until(" to reconnect, to stop after one last snapshot")
     os.kill(slow.pid, signal.SIGCONT)
     code, _, err = again.end()
     assert code == 0, err
@@ -233,9 +233,9 @@ def test_a_second_stop_while_processes_come_back_ends_them(start: Start, tmp_pat
     os.kill(left.children["P2"].pid, signal.SIGSTOP)
     again = start("resume", path, "--every", "never")
     # On a busy machine others may not have come back either when it says so, once.
-    assert "P2" in again.until(" to come back")
+    assert "P2" in again.until(" to reconnect")
     again.process.send_signal(signal.SIGTERM)
-    assert "P2" in again.until(" to come back, to stop after one last snapshot")
+    assert "P2" in again.until(" to reconnect, to stop after one last snapshot")
     code, _, err = again.end(signal.SIGTERM)
     assert code == 0, err
     assert "no last snapshot, as requested" in err

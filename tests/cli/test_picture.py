@@ -105,11 +105,14 @@ def test_what_is_cut_off_is_said_with_how_to_go_on(call: Call, tmp_path: Path) -
         (("--cut", "P1=6"), "no cut has 6 events of P1, which has 5"),
         (("--first", "19"), "the trace has 18 steps"),
         (("--out", "{trace}"), "lecture.trace: use a name that ends in .svg, .png or .html"),
-        (("--out", "{trace}/x.svg"), "is no directory"),
-        (("--out", "{trace}.html", "--steps"), "a page has all steps in it: leave one out"),
+        (("--out", "{trace}/x.svg"), "is not a directory"),
+        (
+            ("--out", "{trace}.html", "--steps"),
+            "a page shows every step already: leave out --steps",
+        ),
         (("--out", "{trace}.html", "--snapshot", "P2-7"), "no snapshot P2-7; it has P1-1"),
         (("--out", "{trace}.html", "--first", "19"), "the trace has 18 steps"),
-        (("--out", "{trace}/x.html"), "is no directory"),
+        (("--out", "{trace}/x.html"), "is not a directory"),
     ],
 )
 def test_a_wrong_option_says_why(
@@ -131,10 +134,13 @@ def test_no_picture_takes_the_place_of_what_it_is_made_from(call: Call, trace: P
     odd = trace.with_name("odd.svg")
     result = call("view", odd)
     assert result.exit_code == 2
-    assert "from which it would be made: name another file" in result.stderr
+    assert "the input: give another output file" in result.stderr
     result = call("view", trace, "--steps", "--out", odd)
     assert result.exit_code == 2
-    assert "odd is a file, and pictures go there: give another --out" in result.stderr
+    assert (
+        "odd is a file, but the pictures need a directory of that name: give another --out"
+        in result.stderr
+    )
     assert odd.read_bytes() == trace.read_bytes()
 
 

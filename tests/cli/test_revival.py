@@ -73,7 +73,7 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
     published = [event["snapshot"] for event in told if event["event"] == "SnapshotPublished"]
     assert published == [str(entry.id) for entry in store.entries()]
     shown = call("events", path).stdout
-    assert "epoch 1 began afresh" in shown
+    assert "epoch 1 began from the initial states" in shown
     assert "epoch 1 continues: a new supervisor took it over" in shown
     assert f"snapshot {published[-1]} was published" in shown
 
@@ -83,7 +83,8 @@ def test_a_killed_supervisor_is_replaced_by_one_of_two(
 def test_resume_starts_what_has_nothing_to_go_on_from(
     start: Start, tmp_path: Path, is_damaged: bool
 ) -> None:
-    """A store whose system has no snapshot: it begins afresh, and stops in order. A damaged line of
+    """A store whose system has no snapshot: it begins from the initial states, and stops in
+    order. A damaged line of
     the history does not prevent that: only the takeover of processes that run needs every line."""
     path = tmp_path / "money"
     begun = start("run", BANK, "--store", path, "--every", "never")
@@ -161,7 +162,7 @@ def test_a_system_of_another_version_takes_no_command(
     assert refused.exit_code == 2
     said = " ".join(refused.stderr.split())
     assert f"speaks version {theirs} of the protocol, we speak {wire.VERSION}: run the" in said
-    assert "install the other, and go on with 'stillframe restore STORE'" in said
+    assert "install the other, and continue with 'stillframe restore STORE'" in said
     assert Store.open(money).epoch == 1
 
 

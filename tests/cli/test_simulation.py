@@ -186,7 +186,7 @@ def test_a_trace_does_not_replace_its_script(call: Call, tmp_path: Path) -> None
     (tmp_path / "other").symlink_to(script)
     result = call("sim", script, "--trace", tmp_path / "other")
     assert result.exit_code == 2
-    assert "from which it would be made" in result.stderr
+    assert "the input: give another output file" in result.stderr
     assert script.read_text() == "system\nP1: A\n"
 
 

@@ -58,7 +58,7 @@ def test_without_a_font_there_is_no_picture(monkeypatch: pytest.MonkeyPatch) -> 
     """An error says what to install, where the text would be missing without a word."""
     without = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
     monkeypatch.setattr(resvg_py, "svg_to_bytes", without)
-    with pytest.raises(Unavailable, match=r"has no font of fixed width.*fonts-dejavu-core"):
+    with pytest.raises(Unavailable, match=r"has no monospaced font.*fonts-dejavu-core"):
         svg.draw_png(layout.lay_out(lecture()))
 
 

@@ -89,15 +89,15 @@ def test_what_was_never_received_is_in_transit() -> None:
         (
             [ClockedEvent(1, "a", {"a": 1}, ""), receive(2, "b", {"b": 1, "a": 1}, "a", "x")],
             (
-                "log, line 2, host 'b': by its clock it receives what event 1 of host 'a' (line 1) "
-                "sent, but that event sends nothing to it"
+                "log, line 2, host 'b': by its clock it receives a message of event 1 of host 'a' "
+                "(line 1), but that event sends nothing to it"
             ),
         ),
         (
             [send(1, "a", {"a": 1}, "b", "x"), ClockedEvent(2, "b", {"b": 1, "a": 1}, "")],
             (
-                "log, line 2, host 'b': the clock learned of event 1 of host 'a' (line 1), but no "
-                "message is said to have come in here"
+                "log, line 2, host 'b': the clock learned of event 1 of host 'a' (line 1), but "
+                "the log names no message received here"
             ),
         ),
         (
@@ -109,7 +109,7 @@ def test_what_was_never_received_is_in_transit() -> None:
             (
                 "log, line 3, host 'b': "
                 "the clock learned of event 1 of host 'a' (line 1) and event 1 "
-                "of host 'c' (line 2), but no message came in here but one from 'a'"
+                "of host 'c' (line 2), but the only message received here is from 'a'"
             ),
         ),
         (

@@ -127,7 +127,10 @@ def test_a_damaged_snapshot_can_be_dropped_and_stays_until_then(tmp_path: Path) 
     [
         ({"sent_counts": [2]}, "2 sent - 1 received = 1, but 2 records were recorded"),
         ({"sent_counts": [0]}, "had received 1 records at its cut, the source had sent 0"),
-        ({"received_counts": [0]}, "records should go on with number 1, but a batch of 0 begins"),
+        (
+            {"received_counts": [0]},
+            "records should continue with number 1, but a batch of 0 begins",
+        ),
     ],
 )
 def test_a_snapshot_whose_books_do_not_balance_is_not_restored(

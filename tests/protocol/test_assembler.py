@@ -111,9 +111,15 @@ def test_snapshots_overlap() -> None:
         (part("R"), "no such process"),
         (part("P", kind="Other"), "not those agreed on"),
         (Fragment(S1, ProcessState("P", "Account", b""), {}, ()), "not those agreed on"),
-        (structs.replace(part("P"), pause_s=math.inf), "stood still for inf s and took 0.0 s"),
-        (structs.replace(part("P"), capture_s=math.nan), "stood still for 0.0 s and took nan s"),
-        (structs.replace(part("P"), capture_s=-1.0), "took -1.0 s"),
+        (
+            structs.replace(part("P"), pause_s=math.inf),
+            "it reports a pause of inf s and a capture of 0.0 s",
+        ),
+        (
+            structs.replace(part("P"), capture_s=math.nan),
+            "it reports a pause of 0.0 s and a capture of nan s",
+        ),
+        (structs.replace(part("P"), capture_s=-1.0), "a capture of -1.0 s"),
     ],
 )
 def test_a_part_that_does_not_fit_is_a_violation(wrong: Fragment, found: str) -> None:

@@ -67,7 +67,7 @@ def test_a_host_that_can_be_no_name_cannot_be_reached() -> None:
     """A process said that it listens there: whoever connects to it says so, and tries again."""
 
     async def main() -> None:
-        with pytest.raises(OSError, match="it cannot be looked up: "):
+        with pytest.raises(OSError, match="its name cannot be resolved: "):
             await connect(Connection(), Address("a..b", 1), None, None)
 
     asyncio.run(main())

@@ -101,7 +101,7 @@ def test_one_that_is_killed_is_told() -> None:
     outcome = run(
         lambda: b"x" * 10**9, meanwhile=lambda forked: os.kill(forked._pid, signal.SIGKILL)
     )
-    assert "died before it had finished, by signal 9" in str(outcome.ended[0][0])
+    assert "was killed by signal 9 (is there enough memory?)" in str(outcome.ended[0][0])
 
 
 def test_one_that_fails_otherwise_is_told() -> None:
@@ -110,7 +110,7 @@ def test_one_that_fails_otherwise_is_told() -> None:
     def encode() -> bytes:
         raise RuntimeError
 
-    assert "died before it had finished, with 1" in str(run(encode).ended[0][0])
+    assert "exited with 1" in str(run(encode).ended[0][0])
 
 
 def test_one_that_is_cancelled_says_nothing_more() -> None:

@@ -60,7 +60,7 @@ def test_a_hard_limit_that_is_too_low_is_an_error_with_limit_need_and_remedy(lim
         require_open_files(1264, "the supervisor of 400 processes")
     assert str(caught.value).startswith(
         "the supervisor of 400 processes needs up to 1,264 open files, and the hard limit of this "
-        "program is 1,024: raise it with 'ulimit -Hn 1264' in a shell of root, with "
+        "program is 1,024: raise it with 'ulimit -Hn 1264' in a root shell, with "
     )
     assert not changes
 

@@ -137,7 +137,7 @@ def test_a_program_that_keeps_failing_is_given_up_with_the_cause(
             async with asyncio.timeout(60), Supervisor(program(name), store, emit=watch.emit) as it:
                 await it.finished
         assert str(caught.value).startswith(words)
-        last = "It failed 3 times in a row, the last time after going back to the start"
+        last = "It failed 3 times in a row, the last time after a start from the initial states"
         assert last in str(caught.value)
         assert "then continue with 'stillframe restore'" in str(caught.value)
         deaths = watch.of(events.ProcessDied)
@@ -168,7 +168,7 @@ def test_the_snapshot_that_the_last_failure_started_from_is_named(tmp_path: Path
                 await system.finished
         origins = [running.restored_from for running in watch.of(events.SystemRunning)]
         assert [str(origin) for origin in origins] == ["None", "Z-1", "Z-2"]
-        assert "the last time after going back to snapshot Z-2." in str(caught.value)
+        assert "the last time after a start from snapshot Z-2." in str(caught.value)
         store.close()
 
     asyncio.run(main())

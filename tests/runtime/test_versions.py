@@ -32,7 +32,9 @@ from tests.runtime.watch import Watch, program
 
 OURS = wire.VERSION
 OTHERS = [OURS - 1, OURS + 1]
-REMEDY = "stop it with the one that started it, install the other, and go on with 'stillframe resto"
+REMEDY = (
+    "stop it with the one that started it, install the other, and continue with 'stillframe resto"
+)
 
 
 def check_words(said: object, theirs: int, ours: int = OURS) -> None:

@@ -35,7 +35,7 @@ OBSTACLES: list[tuple[Network, tuple[str, ...], str, str]] = [
     (Fifo, (MESSAGE, MESSAGE), "deliver P1->P2 at 1", "channels are fifo: only the oldest can"),
     (Lossy, (MESSAGE, MESSAGE), "deliver P1->P2 at 1", "channels are lossy: only the oldest can"),
     (Reordering, (MESSAGE,), "deliver P1->P2 at 1", "1 messages and markers are on P1->P2"),
-    (Fifo, (MESSAGE, "partition P1"), "deliver P1->P2", "a partition lies between P1 and P2"),
+    (Fifo, (MESSAGE, "partition P1"), "deliver P1->P2", "a partition separates P1 and P2"),
     (Fifo, (MESSAGE,), "lose P1->P2", "channels are fifo: they lose nothing"),
     (Reordering, (MESSAGE,), "lose P1->P2", "channels are reordering: they lose nothing"),
     (Lossy, (), "lose P1->P2", "0 messages and markers are on P1->P2"),
@@ -66,7 +66,7 @@ def test_nothing_arrives_over_a_lost_connection_or_at_a_dead_process() -> None:
     for line, reason in (
         ("P2 crashes", "process P2 has crashed"),
         ("break P1->P2", "the connection of P1->P2 is lost"),
-        ("partition P2", "a partition lies between P1 and P2"),
+        ("partition P2", "a partition separates P1 and P2"),
     ):
         world = world_after(Fifo, MESSAGE, line, MESSAGE)
         assert disabled_reason(world, parse_choice("deliver P1->P2")) == reason

@@ -54,7 +54,11 @@ def test_a_narrator_that_comes_late_tells_from_the_beginning() -> None:
     world = World(SMALL)
     for text in ("P1 does A", "P1 crashes", "restart", "P1 does A"):
         world.take(parse_choice(text))
-    assert Narrator(world).news() == ["P1 does A", "epoch 2 begins afresh", "P1 does A"]
+    assert Narrator(world).news() == [
+        "P1 does A",
+        "epoch 2 begins from the initial states",
+        "P1 does A",
+    ]
 
 
 def test_the_bank_is_told_in_its_own_words() -> None:

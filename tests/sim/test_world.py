@@ -399,7 +399,7 @@ def test_a_restart_without_a_snapshot_begins_afresh() -> None:
 def test_a_partition_holds_back_what_crosses_it_until_it_heals() -> None:
     """Nothing arrives from the other side; afterwards everything does."""
     world = do(World(pair()), "P1 does pay", "partition P1")
-    with pytest.raises(UsageError, match="a partition lies between P1 and P2"):
+    with pytest.raises(UsageError, match="a partition separates P1 and P2"):
         do(world, "deliver P1->P2")
     do(world, "heal", "deliver P1->P2")
     assert balances(world) == [99, 101]

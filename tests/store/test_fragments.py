@@ -167,7 +167,7 @@ def test_what_a_process_could_not_have_recorded_is_not_written(tmp_path: Path) -
     with writer(tmp_path, "B") as by:
         with pytest.raises(NotConsistent, match="these are not messages of the classes"):
             put(by, wrong)
-        with pytest.raises(NotConsistent, match="should go on with number 6"):
+        with pytest.raises(NotConsistent, match="should continue with number 6"):
             put(by, msgspec.structs.replace(wrong, incoming=records))
         assert find_fragments(tmp_path) == []
         put(by, fragment_of(snapshot_of(2), "B"))
@@ -743,7 +743,9 @@ def test_a_topology_under_another_name_is_refused(directory: Path) -> None:
     path = topology_file(directory)
     for name in ("0" * 64 + ".json", "copy.json", f"{DESCRIPTION.hash}"):
         shutil.copyfile(path, path.with_name(name))
-        with pytest.raises(Damaged, match=f"{name} belongs to another topology than its name"):
+        with pytest.raises(
+            Damaged, match=f"{name} was renamed: its name is not the hash of its topology"
+        ):
             read_topologies(directory)
         path.with_name(name).unlink()
 
@@ -759,9 +761,7 @@ def test_a_fragment_in_another_place_is_refused(directory: Path, number: int) ->
         shutil.rmtree(place.path(directory), ignore_errors=True)
         shutil.copytree(PLACE.path(directory), place.path(directory))
         assert place in find_fragments(directory)
-        with pytest.raises(
-            Damaged, match="belongs to another process, snapshot or epoch than its path"
-        ):
+        with pytest.raises(Damaged, match="its process, snapshot or epoch differs from its path"):
             read_fragment(directory, place, read_topologies(directory))
 
 

@@ -57,7 +57,8 @@ def test_the_first_of_an_epoch_is_a_restore_point(tmp_path: Path) -> None:
 
 
 def test_a_restore_point_that_was_deleted_is_said(tmp_path: Path) -> None:
-    """While others are there, one of them has to be named; a store without any starts afresh."""
+    """While others are there, one of them has to be named; a store without any starts from the
+    initial states."""
     path = tmp_path / "store"
     store = Store.create(path, description=DESCRIPTION)
     store.raise_epoch(None)

@@ -67,7 +67,7 @@ class Other(msgspec.Struct, forbid_unknown_fields=True):
 
 def test_a_sealed_file_of_another_kind_is_refused(path: Path) -> None:
     """A right hash over the wrong content does not help."""
-    with pytest.raises(Damaged, match=r"has an invalid content: .*unknown field"):
+    with pytest.raises(Damaged, match=r"has invalid content: .*unknown field"):
         read_sealed(path, Other)
 
 

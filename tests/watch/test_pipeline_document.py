@@ -134,7 +134,7 @@ def test_what_happened_between_two_looks(tmp_path: Path) -> None:
     def told(now: PipelineSample, before: PipelineSample | None) -> list[str]:
         return [one["sentence"] for one in document.events_between(before, now)]
 
-    assert told(sample, None) == ["epoch 1 began afresh"]
+    assert told(sample, None) == ["epoch 1 began from the initial states"]
     runs = with_statuses(audit="busy", till="running")
     assert told(runs, sample) == ["query audit runs", "service till runs"]
     assert told(runs, runs) == []

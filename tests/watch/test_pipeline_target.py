@@ -153,7 +153,7 @@ def test_who_holds_a_snapshot_up_is_told(tmp_path: Path) -> None:
         await heard.until(lambda: "service till left" in str(heard.sentences))
 
     heard = watching(shop, act)
-    assert heard.sentences[:2] == ["epoch 1 began afresh", "service till runs"]
+    assert heard.sentences[:2] == ["epoch 1 began from the initial states", "service till runs"]
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def test_while_nobody_looks_it_looks_seldom(
         await asyncio.gather(following, listening, return_exceptions=True)
         return heard.sentences
 
-    assert asyncio.run(go())[:2] == ["epoch 1 began afresh", "service till runs"]
+    assert asyncio.run(go())[:2] == ["epoch 1 began from the initial states", "service till runs"]
 
 
 def test_its_metrics_say_who_runs_and_who_is_behind(tmp_path: Path) -> None:

@@ -221,7 +221,8 @@ def assemble(
     """
     if not is_apart(out, directory):
         raise UsageError(
-            f"the store cannot be in {out}, which is inside or around the fragments in "
+            f"the store cannot be in {out}, which contains the fragments or is inside their "
+            "directory, "
             f"{directory}; give a separate directory"
         )
     groups = group_fragments(directory, epoch=epoch)
@@ -297,7 +298,7 @@ def _contradictions(group: Group, description: Description) -> Iterator[str]:
     fragments = group.fragments.values()
     for what, names in (
         ("topologies", {one.topology for one in fragments}),
-        ("runs of the system, which was started afresh", {one.run for one in fragments}),
+        ("runs of the system", {one.run for one in fragments}),
     ):
         if len(names) > 1:
             yield f"its fragments are of different {what}"
@@ -323,7 +324,7 @@ def _new(
         if outcome.is_consistent and runs[group.epoch] != group.run:
             yield outcome.refused(
                 f"{published.path} holds snapshots of another run of epoch {group.epoch}, "
-                "because the system was started afresh: give another directory"
+                "which started again from the initial states: give another directory"
             )
         elif there is None:
             yield outcome

@@ -178,7 +178,8 @@ def exclusive_writer(out: Path, store: Path) -> Iterator[Compacted]:
     check_is_store(store)
     if not is_apart(out, store):
         raise UsageError(
-            f"the tables cannot be in {out}, which is inside or around the store {store}; give "
+            f"the tables cannot be in {out}, which contains the store or is inside it: {store}; "
+            "give "
             "a separate directory"
         )
     with explain_io_errors(out, "written"):
@@ -217,7 +218,8 @@ def _check_free(out: Path) -> None:
     names = {path.name for path in out.iterdir()} - {_LOCK, partial_path(out / CATALOG).name}
     if foreign := sorted(name for name in names if not _VERSION.fullmatch(name)):
         raise UsageError(
-            f"{out} is not empty, it holds {first_names(foreign)}: give an empty or new directory"
+            f"{out} is not empty; it contains {first_names(foreign)}: give an empty or new "
+            "directory"
         )
     # A crash can leave the first version without a catalog, and no other.
     if any(not name.startswith(".") for name in names - {version_path(out, 1).name}):

@@ -132,7 +132,7 @@ def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
         bases = found.get("bases")
     except _NO_MANIFEST as error:
         raise Damaged(
-            f"{path} has an invalid content: {error}", path=path, remedy=SNAPSHOT_ADVICE
+            f"{path} has invalid content: {error}", path=path, remedy=SNAPSHOT_ADVICE
         ) from error
     if snapshot != path.parent.name:
         raise Damaged(f"{path} belongs to snapshot {snapshot}", path=path, remedy=SNAPSHOT_ADVICE)

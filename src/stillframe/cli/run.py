@@ -116,7 +116,8 @@ def restore(
         if migrate:
             raise UsageError(
                 "--migrate is for systems outside a pipeline: the snapshots of this one are part "
-                f"of those of the pipeline {pipeline}: keep the old code, or start both afresh"
+                f"of those of the pipeline {pipeline}: keep the old code, or start both again, in "
+                "new directories"
             )
         if requested is not None:
             raise UsageError(

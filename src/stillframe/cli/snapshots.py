@@ -259,8 +259,8 @@ def sentence(what: HistoryEvent) -> str:
     """Return what happened, as people read it."""
     match what:
         case store_history.EpochBegan(epoch, restored_from):
-            origin = f"from snapshot {restored_from}" if restored_from else "afresh"
-            text = f"epoch {epoch} began {origin}"
+            origin = f"snapshot {restored_from}" if restored_from else "the initial states"
+            text = f"epoch {epoch} began from {origin}"
         case store_history.TakenOver(epoch):
             text = f"epoch {epoch} continues: a new supervisor took it over"
         case store_history.ProcessDied(process, cause):
@@ -428,7 +428,7 @@ def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
 
 def published(entry: SnapshotEntry) -> str:
     """Say what a published snapshot is."""
-    by_name = "; it overlapped another and is no restore point: only its name restores it"
+    by_name = "; it overlapped another and is not a restore point: to restore it, name it"
     return (
         f"snapshot {entry.id}: {quantities.count(entry.message_count, 'message')} in transit, "
         f"recorded in {quantities.duration(entry.completed_at - entry.initiated_at)}, "

@@ -59,7 +59,8 @@ def sentence(event: events.Event) -> str:
     match event:
         case events.EpochBegan(epoch, snapshot):
             text = (
-                f"epoch {epoch}: starting {f'from snapshot {snapshot}' if snapshot else 'afresh'}"
+                f"epoch {epoch}: starting from "
+                f"{f'snapshot {snapshot}' if snapshot else 'the initial states'}"
             )
         case events.CodeChanged(snapshot, changes):
             lines = "".join(f"\n  {change}" for change in changes)

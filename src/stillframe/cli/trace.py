@@ -176,12 +176,10 @@ def _say_executions(
 ) -> None:
     if imported.ignored_line_count:
         lines = quantities.count(imported.ignored_line_count, "line")
-        output.say(f"{lines} skipped: no event there")
+        output.say(f"{lines} without an event skipped")
     if repeat_count := sum(execution.repeat_count for execution in chosen.values()):
         receives = quantities.count(repeat_count, "receive")
-        output.say(
-            f"{receives} of a message that, by the clocks, had arrived before: nothing accepted"
-        )
+        output.say(f"{receives} accepted nothing: by the clocks, the message had arrived before")
     warnings = [text for execution in chosen.values() for text in execution.warnings]
     for text in warnings[:_WARNINGS_SHOWN_MAX]:
         output.say(f"warning: {text}")
@@ -302,7 +300,7 @@ def _search(trace: Trace, predicate: Predicate) -> None:
     if first is None:
         end_with_failure(f"it holds in none of {all_cuts}", no="no")
     output.say(
-        f"yes: it holds in {holding_count:,} of {all_cuts}, the first of them this; "
+        f"yes: it holds in {holding_count:,} of {all_cuts}, the first of them as above; "
         + (
             "definitely: whatever the order was, it held at some time"
             if is_definite

@@ -89,7 +89,10 @@ def view(
             "the format"
         )
     if suffix == HTML and options.steps:
-        raise UsageError("--steps draws pictures, and a page has all steps in it: leave one out")
+        raise UsageError(
+            "--steps draws pictures, but a page shows every step already: leave out "
+            "--steps, or use .svg or .png"
+        )
     found = _read_execution(what)
     if suffix == HTML:
         _write_page(found, options)
@@ -158,7 +161,10 @@ def _write_sequence(path: Path, out: Path, pictures: Iterable[bytes], count: int
     digits = max(NUMBER_DIGITS_MIN, len(str(count)))
     files = [directory / f"{stem}-{number:0{digits}}{suffix}" for number in range(1, count + 1)]
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file, and pictures go there: give another --out")
+        raise UsageError(
+            f"{directory} is a file, but the pictures need a directory of that name: "
+            "give another --out"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     numbered = re.compile(re.escape(f"{stem}-") + r"\d+" + re.escape(suffix))
     old = {file for file in directory.iterdir() if numbered.fullmatch(file.name)} - {*files}

@@ -76,7 +76,7 @@ def watch(
         named = Address(socket.gethostname(), where.port) if is_any else where
         link = f"http://{named}/" if token is None else f"http://{named}/?token={token}"
         output.answer({"link": link}, lambda: output.put_lines([link]))
-        output.say(f"showing {path} there, until Ctrl-C")
+        output.say(f"serving {path} until Ctrl-C")
 
     with (
         _target(path, predicates or [], reference, event_log, otlp) as target,

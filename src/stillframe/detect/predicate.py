@@ -441,7 +441,7 @@ def initial_places(store: Store, topology: Topology, entries: Iterable[SnapshotE
         places = if_present(entry, places_in)
         if places is not None:
             return places
-    raise UsageError(f"no snapshot in {store.path} is of this topology any longer: take one")
+    raise UsageError(f"no snapshot in {store.path} has the present topology: take a new one")
 
 
 def _own(name: str) -> StablePredicate:

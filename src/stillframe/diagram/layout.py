@@ -163,7 +163,7 @@ class Plan:
         """Yield the legend after `step_count` steps; a row of one is also in the next."""
         links = self.window.messages, self.window.markers
         if self._is_sequence or any(link.came is None for some in links for link in some):
-            yield Row(Sample.IN_TRANSIT, 0, "message or marker that has not come yet")
+            yield Row(Sample.IN_TRANSIT, 0, "message or marker that has not arrived yet")
         if self.chosen is not None:
             name = self.chosen.name
             the = "the cut of " if self.chosen.snapshot else "the " if name == "cut" else ""

@@ -153,8 +153,8 @@ def draw_png(diagram: Diagram) -> bytes:
     """Return `diagram` as a PNG file; Unavailable: resvg or a font is missing."""
     if _rasterize(_LETTER.format("A")) == _rasterize(_LETTER.format("")):
         raise Unavailable(
-            "this machine has no font of fixed width, and a PNG would be without its text: install "
-            "one, such as Debian's fonts-dejavu-core, or take an --out that ends in .svg"
+            "this machine has no monospaced font, so a PNG would have no text: install one, such "
+            "as Debian's fonts-dejavu-core, or use an --out that ends in .svg"
         )
     is_huge = diagram.width * diagram.height * PNG_ZOOM**2 > PIXEL_COUNT_MAX
     return _rasterize(draw(diagram, is_plain=True), zoom=1 if is_huge else PNG_ZOOM)

@@ -83,7 +83,7 @@ class Messages:
             elif (source := self._received_from.get(step.event)) is not None:
                 self._take_receive(step, source)
             elif step.causes:
-                self._refuse_causes(step, "is said to have come in here")
+                self._refuse_causes(step, "the log names no message received here")
         for sender, target in self._sent_to.items():
             yield Sending(sender, target, self._receiver_of.get(sender))
 
@@ -103,13 +103,14 @@ class Messages:
         else:
             sender = step.causes[0]
             if len(step.causes) > 1 or clocks.owners[sender] != source:
-                self._refuse_causes(step, f"came in here but one from {clocks.name(source)}")
+                self._refuse_causes(
+                    step, f"the only message received here is from {clocks.name(source)}"
+                )
             if self._sent_to.get(sender) != step.host:
                 clocks.refuse(
                     step.event,
-                    f"by its clock it receives what "
-                    f"{clocks.describe(sender, step.event)} sent, but that event "
-                    "sends nothing to it",
+                    f"by its clock it receives a message of "
+                    f"{clocks.describe(sender, step.event)}, but that event sends nothing to it",
                 )
         self._receiver_of[sender] = step.event
 
@@ -122,9 +123,9 @@ class Messages:
         known = step.known[source] - (source == step.host)
         return waiting[-1] if waiting and self._clocks.owns[waiting[-1]] <= known else None
 
-    def _refuse_causes(self, step: Step, nothing: str) -> None:
+    def _refuse_causes(self, step: Step, stated: str) -> None:
         causes = " and ".join(self._clocks.describe(cause, step.event) for cause in step.causes)
-        self._clocks.refuse(step.event, f"the clock learned of {causes}, but no message {nothing}")
+        self._clocks.refuse(step.event, f"the clock learned of {causes}, but {stated}")
 
 
 class Execution(msgspec.Struct, frozen=True):

@@ -245,7 +245,7 @@ class _LoggedPlan(Plan):
         if Role.CAUGHT in self.roles.values():
             sentence = "message that a channel held: sent before the cut, accepted after it"
             yield Row(Sample.CAUGHT, 0, sentence)
-        yield Row(Sample.NOTHING, 0, "between two events of a process may be others")
+        yield Row(Sample.NOTHING, 0, "a process may have other events between two of these")
 
     def words(self, rows: Sequence[LegendRow], notices: Sequence[Label]) -> tuple[str, str]:
         """Return the title and the description."""
@@ -349,12 +349,12 @@ def _explained(each: LoggedStep) -> tuple[str, str]:
         what = f"{came}, its first: {records}, and {channel} as empty{_sends(each)}."
         return what, RECEIVING_FIRST
     if each.recorded is None:
-        what = f"{came}, and takes no part in the snapshot any more."
+        what = f"{came}, and no longer takes part in the snapshot."
     elif not each.recorded:
-        what = f"{came}: it records {channel} as empty; nothing came since its cut."
+        what = f"{came}: it records {channel} as empty: no message arrived since its cut."
     else:
         held = _numbers(each.recorded)
-        what = f"{came}: it records {channel} as {held}, which came since its cut."
+        what = f"{came}: it records {channel} as {held}, which arrived since its cut."
     return what, RECEIVING_LATER
 
 

@@ -58,9 +58,9 @@ DIFF_WORDS = {
 PIPELINE_DIFF_WORDS = {
     "noun": "record",
     "note": "Compared are the states of services, the micro-batches of queries, and what was sent "
-    "and received on each channel. What queries hold is in their checkpoints: "
-    "stillframe.spark.diff compares that.",
-    "equal": "Their manifests tell no difference.",
+    "and received on each channel. The state of queries is in their checkpoints: compare it with "
+    "stillframe.spark.diff.",
+    "equal": "Their manifests do not differ.",
     "same_count": "written in another epoch",
 }
 

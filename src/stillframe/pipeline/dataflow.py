@@ -296,7 +296,7 @@ def _check_log(log: Log, participants: list[str]) -> None:
     if log.source in log.targets:
         raise UsageError(
             f"channel {log.name}: {log.source} would read its own output: keep that in its "
-            "state, or put another query between"
+            "state, or insert another query"
         )
     if not 1 <= log.partition_count <= PARTITION_COUNT_MAX:
         raise UsageError(

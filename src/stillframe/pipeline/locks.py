@@ -92,8 +92,8 @@ def coordinating(root: Path, doing: str, *, is_patient: bool = True) -> Iterator
     if not (lock.acquire() if is_patient else lock.try_acquire()):
         raise Unavailable(
             f"{doing} is not possible now: another program is taking or restoring a snapshot of "
-            f"{root}; try again when it has finished, and stop a 'pipeline snapshot --every' "
-            "that may be taking one after another"
+            f"{root}; try again when it has finished, and stop any 'pipeline snapshot --interval' "
+            "that is running there"
         )
     try:
         yield

@@ -393,7 +393,7 @@ class Pipeline:
             Unavailable: a snapshot or restore is in progress.
         """
         if count < 0:
-            raise UsageError(f"{count} snapshots cannot be kept: give a number from 0 on")
+            raise UsageError(f"{count} snapshots cannot be kept: give 0 or more")
         with coordinating(self.path, "deleting snapshots"):
             return retention.keep(self.path, count)
 
@@ -445,6 +445,6 @@ def _check_free(root: Path) -> None:
     foreign = sorted({path.name for path in root.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
-            f"{root} is not empty and not a pipeline, it holds {first_names(foreign)}: give an "
-            "empty or new directory"
+            f"{root} is not empty and is not a pipeline; it contains {first_names(foreign)}: give "
+            "an empty or new directory"
         )

@@ -112,7 +112,7 @@ def stopped_service(
         if metadata.restored_from is None:
             return None
         raise Damaged(
-            f"{path} is missing, which contains the state of service {name} at the start of "
+            f"{path} is missing, with the state of service {name} at the start of "
             "this epoch: restore the pipeline from a snapshot",
             path=path,
         )

@@ -60,7 +60,7 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
                 if reading.barrier is not None and reading.position > reading.barrier:
                     raise NotConsistent(
                         f"channel {name} was read up to {reading.position}, past the barrier at "
-                        f"{reading.barrier} that should have held it"
+                        f"{reading.barrier} where it should have stopped"
                     )
             return all(reading.position == reading.barrier for reading in readings)
         case Mode.UNALIGNED:

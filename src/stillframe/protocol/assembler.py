@@ -148,7 +148,7 @@ class Assembler:
         # JSON has no word for what is no number: a manifest with it could not be read again.
         if not all(0 <= seconds < math.inf for seconds in (pause_s, capture_s)):
             raise ProtocolViolation(
-                f"{where}: it stood still for {pause_s} s and took {capture_s} s"
+                f"{where}: it reports a pause of {pause_s} s and a capture of {capture_s} s"
             )
         if (times := fragment.marker_times) is not None:
             named = times.came_s.keys() | ({times.marked_by} - {None})

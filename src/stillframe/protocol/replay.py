@@ -36,7 +36,7 @@ _SHOWN_CHARACTER_MAX = 200
 class Replay:
     """A system that performs a trace, event by event.
 
-    It begins with the recorded state `start`, or afresh. Sending another message than a known one
+    It begins with `start` or the initial states. Sending another message than a known one
     in `contents` is refused; the attribute has every message that was sent so far, or recorded at
     the start, encoded. Where the processes recorded their states in `trace` they are notified
     (``on_cut``). NotConsistent if the books of `start` do not balance; UsageError if it is not of

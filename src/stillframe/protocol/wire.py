@@ -278,7 +278,7 @@ def check_version(version: int, who: str) -> None:
         raise Refused(
             f"{who} speaks version {version} of the protocol, we speak {VERSION}",
             remedy="run the same release of stillframe on both sides; to change the release of a "
-            "system, stop it with the one that started it, install the other, and go on with "
+            "system, stop it with the one that started it, install the other, and continue with "
             "'stillframe restore STORE'",
         )
 

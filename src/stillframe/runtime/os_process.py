@@ -47,8 +47,8 @@ def require_open_files(count: int, what: str) -> None:
         return
     raise UsageError(
         f"{what} needs up to {count:,} open files, and the hard limit of this program is "
-        f"{hard:,}: raise it with 'ulimit -Hn {count}' in a shell of root, with "
-        f"'LimitNOFILE={count}' in a unit of systemd, or with '--ulimit nofile={count}' in Docker"
+        f"{hard:,}: raise it with 'ulimit -Hn {count}' in a root shell, with "
+        f"'LimitNOFILE={count}' in a systemd unit, or with '--ulimit nofile={count}' in Docker"
     )
 
 

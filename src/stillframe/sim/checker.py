@@ -295,7 +295,7 @@ def _check_restore(known: Evidence) -> Iterator[str]:
     newest = _newest(known.points_before)
     if start is None:
         if newest is not None:
-            yield f"{where} begins afresh, but {newest.id} was published"
+            yield f"{where} begins from the initial states, but {newest.id} was published"
         return
     if start != newest:
         published = [snapshot for epoch in known.before for snapshot in epoch.published]

@@ -41,7 +41,7 @@ class Narrator:
             self._epoch_count += 1
             self.narrated = []
             start = self._epoch.start
-            began = f"from snapshot {start.id}" if start is not None else "afresh"
+            began = f"from snapshot {start.id}" if start is not None else "from the initial states"
             lines.append(f"epoch {self._epoch_count} begins {began}")
         lines += self._epoch_news()
         if self._world.refusal:

@@ -176,7 +176,7 @@ class TimedRun:
             if self._arrival_count > ARRIVAL_COUNT_MAX:
                 raise UsageError(
                     f"the run does not end within {ARRIVAL_COUNT_MAX:,} arrivals: its processes "
-                    "answer each other for ever"
+                    "answer each other forever"
                 )
             frames = [
                 self._in_flight[channel].pop(arrival.position) for channel in arrival.channels

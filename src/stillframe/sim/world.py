@@ -673,7 +673,7 @@ def _shut(world: World, channel: Channel) -> Iterator[str]:
     if not world.channels[channel].is_connected:
         yield f"the connection of {channel} is lost"
     if _is_parted(world, channel):
-        yield f"a partition lies between {channel.source} and {channel.target}"
+        yield f"a partition separates {channel.source} and {channel.target}"
 
 
 def _no_frame(world: World, channel: Channel, position: int) -> Iterator[str]:

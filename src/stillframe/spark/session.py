@@ -132,8 +132,8 @@ def check_version(version: str) -> None:
     if found < PYSPARK_VERSION_MIN:
         needed = ".".join(map(str, PYSPARK_VERSION_MIN))
         raise Unavailable(
-            f"PySpark {version} is too old: {needed} or later is needed, where a Python source "
-            "can decide the end of a micro-batch",
+            f"PySpark {version} is too old: {needed} or later is needed, because in older ones a "
+            "Python source cannot end a micro-batch",
             remedy=_INSTALL,
         )
 

@@ -309,7 +309,9 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
         topology = read_sealed(path, FragmentTopology)
         if path.name != f"{topology.description.hash}.json":
             raise Damaged(
-                f"{path} belongs to another topology than its name", path=path, remedy=FILE_ADVICE
+                f"{path} was renamed: its name is not the hash of its topology",
+                path=path,
+                remedy=FILE_ADVICE,
             )
         _check_names(path, topology.description)
         found[topology.description.hash] = topology
@@ -324,7 +326,7 @@ def read_fragment(
     manifest = read_sealed(path, FragmentManifest, advice=FRAGMENT_ADVICE)
     if FragmentPlace(manifest.epoch, manifest.snapshot, manifest.process) != place:
         raise Damaged(
-            f"{path} belongs to another process, snapshot or epoch than its path: put it back "
+            f"{path} was moved: its process, snapshot or epoch differs from its path; put it back "
             "where it was",
             path=path,
         )

@@ -50,7 +50,7 @@ _LINE = re.compile(rb'\{"(event|%b)":(\{.*\}),"crc32":"([0-9a-f]{8})"\}' % versi
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
-    """The system started: from a snapshot, or afresh."""
+    """The system started: from a snapshot, or from the initial states."""
 
     epoch: int
     restored_from: SnapshotId | None
@@ -410,7 +410,7 @@ def parse_lines(
             yield msgspec.json.decode(event, type=HistoryRecord)
         except DECODING_ERRORS as error:
             yield Damaged(
-                f"line {number} of {path} has an invalid content: {error}", remedy=FILE_ADVICE
+                f"line {number} of {path} has invalid content: {error}", remedy=FILE_ADVICE
             )
 
 

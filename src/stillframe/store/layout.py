@@ -63,7 +63,7 @@ def take_lock(path: Path) -> int:
         raise Unavailable(
             f"the store {path} is in use by another program that writes to it",
             path=path,
-            remedy="stop that one, or give this one another directory",
+            remedy="stop that program, or use another directory",
         )
     return lock
 
@@ -79,10 +79,10 @@ def check_snapshots_exist(path: Path) -> None:
         return
     remedy = f"put it back, or make an empty one with 'mkdir {directory}'"
     if not is_store(path):
-        directory, remedy = path, "put it back, or start the system afresh with another --store"
+        directory, remedy = path, "put it back, or start a new system with another --store"
     raise StoreError(
         f"the directory {directory} was deleted or moved, and its snapshots with it; nothing was "
-        f"published: {remedy}. The next snapshot is tried afresh"
+        f"published: {remedy}. The next snapshot is tried as usual"
     )
 
 
@@ -114,7 +114,7 @@ def check_unused(path: Path) -> None:
     foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
-            f"{path} is not empty and not a store, it holds {first_names(foreign)}: give an "
+            f"{path} is not empty and is not a store; it contains {first_names(foreign)}: give an "
             "empty or new directory"
         )
     _check_no_snapshots(path)
@@ -234,8 +234,8 @@ def check_savepoint_name(name: str) -> None:
             ) from None
         if _SAVEPOINT_NAME.fullmatch(name) is None:
             raise UsageError(
-                f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' "
-                "or '-'; the first must be a letter or digit, and the last no punctuation mark"
+                f"a savepoint cannot be called {name!r}: use 1 to 64 letters, digits, '_', '.' or "
+                "'-', starting with a letter or digit and not ending with '.' or '-'"
             ) from None
     else:
         raise UsageError(

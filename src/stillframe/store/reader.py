@@ -65,7 +65,7 @@ class StoreReader:
 
     @property
     def restored_from(self) -> SnapshotId | None:
-        """The snapshot from which the current epoch began; None if it began afresh."""
+        """The snapshot from which the current epoch began; None for the initial states."""
         return self._head_now().restored_from
 
     @property

@@ -67,6 +67,4 @@ def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) 
             content = msgspec.json.encode(current)
         return msgspec.json.decode(content, type=kind)
     except DECODING_ERRORS as error:
-        raise Damaged(
-            f"{path} has an invalid content: {error}", path=path, remedy=advice
-        ) from error
+        raise Damaged(f"{path} has invalid content: {error}", path=path, remedy=advice) from error

@@ -147,7 +147,7 @@ class Store(StoreReader):
         """Start the next epoch, for all processes, and return it; it is on the disk when this
         returns. After an error, call again.
 
-        `restored_from` is the snapshot that the system starts from; None if it starts afresh.
+        `restored_from` is the snapshot that the system starts from; None for the initial states.
         `description` is of the topology from now on; None: no change. A UsageError if there is no
         such snapshot, or there are too many former topologies.
         """
@@ -418,7 +418,7 @@ class Store(StoreReader):
         """Remove a snapshot that need not stay, after those based on it were rewritten in full."""
         with self._writing:
             if (reason := self._needed().get(snapshot)) is not None:
-                raise UsageError(f"snapshot {snapshot} stays: it {reason}")
+                raise UsageError(f"snapshot {snapshot} was kept: it {reason}")
             based = self._based_on(snapshot)
         for other in based:
             self._make_full(other)

@@ -69,8 +69,8 @@ class EventReader:
             case history.EpochBegan(epoch, restored_from):
                 self.dead = frozenset()
                 kind = "restore" if restored_from else "start"
-                origin = f"from snapshot {restored_from}" if restored_from else "afresh"
-                sentence = f"epoch {epoch} began {origin}"
+                origin = f"snapshot {restored_from}" if restored_from else "the initial states"
+                sentence = f"epoch {epoch} began from {origin}"
             case history.TakenOver(epoch):
                 kind, sentence = "takeover", f"a new supervisor took over in epoch {epoch}"
             case history.ProcessDied(process, cause):

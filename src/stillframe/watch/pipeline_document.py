@@ -232,9 +232,11 @@ def events_between(
     events = []
     if before is None or before.metadata.epoch != sample.metadata.epoch:
         metadata = sample.metadata
-        origin = f"from snapshot {metadata.restored_from}" if metadata.restored_from else "afresh"
+        origin = (
+            f"snapshot {metadata.restored_from}" if metadata.restored_from else "the initial states"
+        )
         kind = "restore" if metadata.restored_from else "start"
-        events.append(_event(sample.began_at, kind, f"epoch {metadata.epoch} began {origin}"))
+        events.append(_event(sample.began_at, kind, f"epoch {metadata.epoch} began from {origin}"))
         before = None
     for name, one in sample.participants.items():
         earlier = None if before is None else before.participants.get(name)

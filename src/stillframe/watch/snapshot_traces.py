@@ -63,7 +63,9 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "stillframe.moved_s": "By how much its times were shifted, because its clock differs from "
         "the coordinator's; left out if they were not.",
     },
-    MARKER: {"stillframe.source": "The process at the other end of the channel on which it came."},
+    MARKER: {
+        "stillframe.source": "The process at the other end of the channel on which it arrived."
+    },
 }
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 

@@ -64,7 +64,7 @@ export function makePanel(title, { id, kind = "" }, ...content) {
 /** Return the element of a picture in SVG; it holds no script, and none would run. */
 export function parseSvg(text) {
   const parsed = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
-  if (parsed.localName !== "svg") throw new Error("this is no picture in SVG");
+  if (parsed.localName !== "svg") throw new Error("this is not an SVG picture");
   return document.importNode(parsed, true);
 }
 

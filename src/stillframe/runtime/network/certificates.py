@@ -118,7 +118,8 @@ def check_own(directory: Path, process: ProcessId | None) -> None:
         raise UsageError(f"the certificate {path} has expired: it is {validity}; {MAKE_NEW}")
     if now < validity.valid_from:
         raise UsageError(
-            f"the certificate {path} is not yet valid: it is {validity}; the clock here shows "
+            f"the certificate {path} is not yet valid: it is {validity}; the clock of this "
+            "machine shows "
             f"{_time(now)}: is it right? If so, {MAKE_NEW}"
         )
     try:

@@ -15,7 +15,7 @@ from stillframe.runtime.process.endpoints import OutgoingEndpoint
 
 
 def check_epoch_unused(log: Path, epoch: int) -> None:
-    """Raise a UsageError if the event log `log` holds `epoch` or a later one already, or is no
+    """Raise a UsageError if the event log `log` holds `epoch` or a later one already, or is not a
     directory."""
     if (newest := max(epochs(log), default=0)) >= epoch:
         raise UsageError(

@@ -117,7 +117,7 @@ async def join(
         topology: the same topology that the system was started with.
         state: the object whose fields are recorded, of the class that ``ExternalProcess`` names:
             a new one each time. After a restore its fields are set before the body begins; without
-            a snapshot the system starts afresh, and the object stays as it is.
+            a snapshot the system starts from the initial states: the object stays as it is.
         store: the directory of its store, if that is on this machine.
         coordinator: where the system's coordinator listens, such as ``10.0.0.1:8640``; `listen`
             and `tls` are needed too then.

@@ -50,7 +50,7 @@ async def connect(
                 lambda: protocol, address.host, address.port
             )
     except ValueError as error:  # of a host that can be no name
-        raise OSError(f"it cannot be looked up: {error}") from error
+        raise OSError(f"its name cannot be resolved: {error}") from error
     return connection
 
 

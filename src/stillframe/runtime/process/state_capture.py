@@ -151,8 +151,9 @@ class ForkedEncoder:
         if len(self._header) < _HEADER.size or self._missing_bytes:
             how = os.waitstatus_to_exitcode(status)
             self._done(
-                "the forked process that encoded the state died before it had finished, "
-                + (f"by signal {-how} (9: is there memory enough?)" if how < 0 else f"with {how}"),
+                "the forked process that encoded the state "
+                + (f"was killed by signal {-how}" if how < 0 else f"exited with {how}")
+                + (" (is there enough memory?)" if how == -signal.SIGKILL else ""),
                 self._took_s,
             )
         elif self._is_state:

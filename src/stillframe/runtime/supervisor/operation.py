@@ -25,7 +25,7 @@ RETRY_S = 0.01
 
 
 def create_store(path: Path, description: Description, reference: str) -> Store:
-    """Create the store of a system that starts afresh. A UsageError if it has snapshots already, or
+    """Create the store of a new system. A UsageError if it has snapshots already, or
     as ``Store.create``."""
     try:
         is_used = bool(Store.open(path).entries())

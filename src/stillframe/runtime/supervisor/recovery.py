@@ -123,12 +123,12 @@ class RestartStrategy:
         self._failure_count = self._failure_count + 1 if failure is not None else 0
         if failure is not None and self._failure_count >= FAILURE_COUNT_MAX:
             raise ApplicationError(
-                f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row, the last time after "
-                f"going back to {where}. Fix the program, then continue with 'stillframe restore'."
+                f"{failure}\nIt failed {FAILURE_COUNT_MAX} times in a row, the last time after a "
+                f"start from {where}. Fix the program, then continue with 'stillframe restore'."
             )
         if self._death_count >= DEATH_COUNT_MAX:
             raise StillframeError(
-                f"processes died {DEATH_COUNT_MAX} times in a row after a restore from {where}, "
+                f"processes died {DEATH_COUNT_MAX} times in a row after a start from {where}, "
                 "with no new snapshot; nothing is lost, and 'stillframe restore' continues "
                 "from there"
             )
@@ -152,7 +152,7 @@ def takeover_obstacle(
     if stale.epoch != store.epoch:
         return f"they belong to epoch {stale.epoch}, and epoch {store.epoch} had started"
     if stale.topology_hash != store.description.hash:
-        return "they run another topology than the store has now"
+        return "their topology differs from that of the store"
     if (other := _other_placement(stale, placement, local_processes)) is not None:
         return other
     if stale.children and not any(map(is_alive, stale.children.values())):

@@ -1,9 +1,9 @@
 """Starts the processes of a system, and restores all of them when one dies.
 
-A system runs in epochs. Each starts with every process at one cut (or afresh) and ends when a
-process dies, when a client requests a restore, or when the system is stopped. Nothing remains of an
-epoch that has ended: its processes are dead, its secret is void, and what it was still writing is
-written or abandoned. So a restore is a start, and there is one way to start.
+A system runs in epochs. Each starts with every process at one cut, or at its initial state, and
+ends when a process dies, when a client requests a restore, or when the system is stopped. Nothing
+remains of an epoch that has ended: its processes are dead, its secret is void, and what it was
+still writing is written or abandoned. So a restore is a start, and there is one way to start.
 
 The processes outlive their supervisor for a while. Another one can take them over in the same epoch
 (``recovery.py``), if all of them come back to it.
@@ -105,7 +105,7 @@ class Epoch:
     async def begin(
         self, starts: dict[ProcessId, Start] | None, restored_from: SnapshotId | None
     ) -> None:
-        """Start every process from `starts`, the states of the snapshot `restored_from`, or afresh;
+        """Start every process from `starts`, the states of `restored_from`, or its initial state;
         returns when all run, or something has ended the epoch."""
         system = self._system
         # With TLS a certificate proves who a process is, even one that cannot be given a secret.
@@ -158,7 +158,7 @@ class Epoch:
             return "the remaining processes of an earlier run to terminate"
         missing = self.coordinator.membership.missing
         if missing and self._system.is_taking_over:
-            return f"{listed(missing)} to come back"
+            return f"{listed(missing)} to reconnect"
         return str(self._awaiting(missing))
 
     def _awaiting(self, missing: Collection[ProcessId]) -> events.AwaitingProcesses:
@@ -542,7 +542,8 @@ class Supervisor:
     async def _begin(
         self, epoch: Epoch, requested: SnapshotId | None, began: float, stop_s: float
     ) -> None:
-        """Begin an epoch with the snapshot `requested`, None for the current one or afresh. The
+        """Begin an epoch with the snapshot `requested`, None for the current one or the
+        initial states. The
         last epoch ended at `began`, and its processes within `stop_s` seconds."""
         state_from = time.monotonic()
         plan = await asyncio.to_thread(self._load, requested)
@@ -639,7 +640,7 @@ class Supervisor:
         current, began_from = self.store.current(), self.store.restored_from
         return self._restart_strategy.next_delay_s(
             sequence=current.sequence if current else 0,
-            where=f"snapshot {began_from}" if began_from else "the start",
+            where=f"snapshot {began_from}" if began_from else "the initial states",
             ran_s=ran_s,
             failure=death.failure.detail if death.failure else None,
         )
