@@ -2,7 +2,7 @@
 
 import pytest
 
-from stillframe.errors import ProtocolViolation, Refused
+from stillframe.errors import ProtocolViolation, Refused, Unavailable
 from stillframe.protocol.handshake import (
     Challenge,
     Connector,
@@ -56,8 +56,13 @@ def test_what_does_not_fit_is_refused_with_the_reason(
     changed: dict[str, object], found: str
 ) -> None:
     """Before any secret is used."""
-    with pytest.raises(Refused, match=found):
+    with pytest.raises(Refused, match=found) as refused:
         listener(**changed).receive(HELLO)
+    connector = Connector(HELLO, SECRET)
+    with pytest.raises(Refused, match=found) as learned:
+        connector.receive(Declined(str(refused.value)))
+    # Who comes too late for its epoch can join the next one.
+    assert isinstance(learned.value, Unavailable) is ("has ended" in found)
 
 
 def test_a_connector_without_the_secret_is_refused() -> None:

@@ -18,14 +18,14 @@ import msgspec
 import pytest
 
 from stillframe import join
-from stillframe.errors import Refused, Unavailable
+from stillframe.errors import Unavailable
 from stillframe.model import Reason, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.control import NO_OUTPUT, OutputDirs
 from stillframe.runtime.coordinator import coordinator
 from stillframe.runtime.os_process import is_alive
 from stillframe.runtime.process.join import JoinedProcess
-from stillframe.runtime.run_file import find_running, read_run_file
+from stillframe.runtime.run_file import find_running, read_run_file, write_run_file
 from stillframe.runtime.supervisor.child_processes import UNKNOWN_END
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -378,6 +378,37 @@ def test_a_joined_program_goes_on_and_comes_back(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_a_joined_program_whose_epoch_has_ended_can_join_the_next(tmp_path: Path) -> None:
+    """Its coordinator dies, and the system is restored instead of taken over: what a program does
+    when an epoch ends, it does now too. The same if what it has read of the system is old."""
+    place = tmp_path / "store"
+
+    async def main() -> None:
+        async with joined_to_a_dead(tmp_path, Books()) as me:
+            passing = asyncio.get_running_loop().create_task(pass_on(me, Books()))
+            old = read_run_file(place)
+            assert old is not None
+            store = Store.open_writer(place)
+            system = Supervisor(program("joining"), store)
+            starting = asyncio.get_running_loop().create_task(system.__aenter__())
+            with pytest.raises(Unavailable, match="epoch 1 has ended: this is epoch 2"):
+                await passing
+        await until(lambda: read_run_file(place) != old)
+        new = read_run_file(place)
+        assert new is not None
+        write_run_file(place, msgspec.structs.replace(old, supervisor=new.supervisor))
+        with pytest.raises(Unavailable, match="epoch 1 has ended: this is epoch 2"):
+            async with join("J", topology=joining, store=place, state=Books()):
+                raise AssertionError("it joined")
+        write_run_file(place, new)
+        async with join("J", topology=joining, store=place, state=Books()):
+            await starting
+        await system.__aexit__()
+        store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_joined_program_that_begins_anew_ends_the_epoch(tmp_path: Path) -> None:
     """What it was is gone, so the system goes back; the program is told to join again."""
     place = tmp_path / "store"
@@ -391,7 +422,7 @@ def test_a_joined_program_that_begins_anew_ends_the_epoch(tmp_path: Path) -> Non
         )
         starting = asyncio.get_running_loop().create_task(system.__aenter__())
         await until(lambda: is_announced(place))
-        with pytest.raises(Refused, match="'J' started again: join again"):
+        with pytest.raises(Unavailable, match="'J' started again: join again"):
             async with join("J", topology=joining, store=place, state=Books()):
                 raise AssertionError("it joined")
         await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))

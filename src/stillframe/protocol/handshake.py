@@ -17,10 +17,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused
+from stillframe.errors import ProtocolViolation, Refused, Unavailable
 from stillframe.model import ProcessId
 
 NONCE_BYTES = 16
+
+
+class EpochEnded(Refused, Unavailable):
+    """The epoch of the connector has ended: it can join the next one."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -67,6 +71,10 @@ def _proof(secret: bytes, role: bytes, hello: Hello, nonce: bytes) -> bytes:
     return hmac.new(secret, said, hashlib.sha256).digest()
 
 
+def _ended(epoch: int) -> str:
+    return f"epoch {epoch} has ended"
+
+
 def _shown(text: str) -> str:
     # The text of a stranger is printed on a terminal: it must contain no control characters.
     return ascii(text)[1:-1]
@@ -88,7 +96,8 @@ class Connector:
         match greeting:
             case Declined(reason):
                 readable = "".join(sign if sign.isprintable() else "?" for sign in reason)
-                raise Refused(f"the other end refused the connection: {readable}")
+                kind = EpochEnded if reason.startswith(_ended(self.hello.epoch)) else Refused
+                raise kind(f"the other end refused the connection: {readable}")
             case Challenge(nonce, proof) if not self._is_challenged:
                 expected = _proof(self.secret, b"listener", self.hello, nonce)
                 if not hmac.compare_digest(expected, proof):
@@ -150,8 +159,6 @@ class Listener:
         # A process on another machine asks the coordinator which epoch it is.
         is_asking = self.target is None and hello.epoch == 0
         if hello.epoch != self.epoch and not is_asking:
-            raise Refused(
-                f"epoch {hello.epoch} has "
-                f"{'ended' if hello.epoch < self.epoch else 'not begun'}: this is epoch "
-                f"{self.epoch}"
-            )
+            is_over = hello.epoch < self.epoch
+            what = _ended(hello.epoch) if is_over else f"epoch {hello.epoch} has not begun"
+            raise Refused(f"{what}: this is epoch {self.epoch}")

@@ -49,6 +49,9 @@ class Rejoined(msgspec.Struct, frozen=True, tag=True):
     marker_wait_s: float
 
 
+EPOCH_OVER = "this epoch of the system has ended: it was stopped, or continues in a new epoch"
+
+
 class Dismissed(msgspec.Struct, frozen=True, tag=True):
     """To a process: it has no place, or no longer one, in the system; `detail` says why."""
 

@@ -34,7 +34,6 @@ TIMEOUT_S = 10.0
 _NETWORK_ERRORS = frozenset(
     (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 )
-EPOCH_OVER = "this epoch of the system has ended: it was stopped, or continues in a new epoch"
 
 
 class MemberConnection(InboundConnection):
@@ -213,7 +212,7 @@ class Membership:
         """Dismiss all processes, and close their connections."""
         self.acceptor.close()
         for connection in self._connections.values():
-            connection.send(control.Dismissed(EPOCH_OVER))
+            connection.send(control.Dismissed(control.EPOCH_OVER))
             connection.close()
 
     def lost(
@@ -277,7 +276,7 @@ class Membership:
             connection.refuse(f"process {process!r} has joined already: each process can join once")
         elif process in self._known:
             connection.refuse(
-                f"{EPOCH_OVER}, because process {process!r} started again: join again"
+                f"{control.EPOCH_OVER}, because process {process!r} started again: join again"
             )
             detail = f"process {process}: it started again instead of continuing"
             self._on_departed(process, control.Failure(detail, ""))
@@ -293,7 +292,7 @@ class Membership:
     ) -> None:
         """Let a process rejoin that kept running, and send it what happened meanwhile."""
         if process not in self._known:
-            connection.refuse(EPOCH_OVER)
+            connection.refuse(control.EPOCH_OVER)
             return
         if process in self._returning:
             self._returning.pop(process).cancel()

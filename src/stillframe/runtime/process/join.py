@@ -133,8 +133,8 @@ async def join(
         UsageError: the topology has no such process to join, `state` is of another class, a
             directory is an address such as ``s3://bucket/x``, the certificates are not what they
             must be, or the limit of open files is too low.
-        Unavailable: no system is running there; or, inside the body, this epoch is over because
-            the system was stopped or restored: join again.
+        Unavailable: no system is running there, or it is being restored; or, inside the body, this
+            epoch is over because the system was stopped or restored: join again.
         Refused: the system runs another topology, the process has already joined, or a
             certificate was refused.
     """

@@ -30,6 +30,7 @@ from stillframe.errors import (
 )
 from stillframe.model import DECODING_ERRORS, Channel, SnapshotId
 from stillframe.protocol import wire
+from stillframe.protocol.handshake import EpochEnded
 from stillframe.protocol.stragglers import (
     NAME_CHARS_MAX,
     QUANTITY_COUNT_MAX,
@@ -335,7 +336,8 @@ class ProcessRuntime:
         if isinstance(message, StillframeError):
             raise message
         if isinstance(message, control.Dismissed):
-            raise RetryLater(message.detail)
+            is_over = message.detail.startswith(control.EPOCH_OVER)
+            raise (EpochEnded if is_over else RetryLater)(message.detail)
         if not isinstance(message, kind):
             raise Unavailable(
                 "the coordinator closed the connection"
