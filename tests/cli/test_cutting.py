@@ -71,6 +71,8 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
         "yes: the cut is consistent",
     ]
     assert "at least 1" in call("trace", "cuts", trace).stdout
+    answer = json.loads(call("trace", "cuts", trace, "--json").stdout)
+    assert answer["is_message_count_exact"] is False
     document = json.loads(call("trace", "cuts", trace, "--cut", "a=1", "--json").stdout)
     assert document["is_in_transit_exact"] is False
     result = call("view", trace, "--cut", "a=1", "--out", tmp_path / "a.svg")
@@ -78,6 +80,8 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
     picture = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "channel a-&gt;b: at least ask→answer" in picture
     assert call("view", trace, "--cut", "a=0", "--out", tmp_path / "a.svg").exit_code == 0
+    result = call("trace", "cuts", trace, "--where", f"{__name__}:never")
+    assert "more may be in transit" in result.stderr
     assert "1 channel with nothing known" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """Text logs: a regular expression finds the events, the rest is passed over and counted."""
 
 import gzip
+import os
 import re
 import time
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_the_lines_of_a_file_for_shiviz_count(tmp_path: Path) -> None:
         read_shiviz(log(tmp_path, text))
     with pytest.raises(UsageError, match=r"expression in line 1 of a\.log .* no group \(\?<event"):
         read_shiviz(log(tmp_path, "(?<host>a) (?<clock>b)\n\n"))
-    with pytest.raises(UsageError, match=r"delimiter in line 2 of a\.log '\^\(\$' is invalid"):
+    with pytest.raises(UsageError, match=r"delimiter in line 2 of a\.log '\^\(.*' is invalid"):
         read_shiviz(log(tmp_path, f"{GOVECTOR_EXPRESSION}\n(\n{GOVECTOR}"))
     with pytest.raises(UsageError, match=r"a\.log is empty: there is no event in it"):
         read_shiviz(log(tmp_path, GOVECTOR_EXPRESSION))
@@ -233,9 +234,9 @@ def test_lines_end_as_they_like_and_bytes_that_are_no_text_do_no_harm(tmp_path: 
 def test_a_text_that_is_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it is read; the sentence says what else can be done."""
+    """The sentence says what else can be done."""
     monkeypatch.setattr(shiviz, "TEXT_BYTES_MAX", 10)
-    with pytest.raises(UsageError, match=r"at most 10 can be searched .*: split it, or write it"):
+    with pytest.raises(UsageError, match=r"at most 10 bytes can be searched .*; split it, or"):
         read_shiviz(log(tmp_path, TWO_HOSTS))
 
 
@@ -341,15 +342,45 @@ def test_what_contradicts_in_several_files_is_named_with_both(tmp_path: Path) ->
         read_shiviz(one, renamed)
 
 
-def test_one_of_several_files_has_one_execution(tmp_path: Path) -> None:
-    """Which of them would go with which is not guessed."""
+def test_several_files_have_the_same_executions(tmp_path: Path) -> None:
+    """They are merged one by one; which would go with which is not guessed."""
     one, other = tmp_path / "a.log", tmp_path / "b.log"
-    one.write_text('a {"a":1}\nask\n', encoding="utf-8")
-    other.write_text('b {"b":1}\nx\n---\nb {"b":1}\ny\n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"^b\.log has 2 executions, and several files must"):
-        read_shiviz(one, other, delimiter="^---$")
+    one.write_text('= x\na {"a":1}\nask\n= y\na {"a":1}\nask again\n', encoding="utf-8")
+    other.write_text(
+        '= x\nb {"a":1, "b":1}\ngot it\n= y\nnoise\n\nb {"b":1}\nidle\n', encoding="utf-8"
+    )
+    imported = read_shiviz(one, other, regex=GOVECTOR_EXPRESSION, delimiter="^= (?<trace>.*)$")
+    assert [execution.label for execution in imported.executions] == ["x", "y"]
+    assert [sorted(found) for found in labels(imported)] == [
+        ["ask", "got it"],
+        ["ask again", "idle"],
+    ]
+    assert [execution.trace.message_count for execution in imported.executions] == [1, 0]
+    assert imported.ignored_line_count == 1
+    other.write_text('= y\nb {"b":1}\nidle\n', encoding="utf-8")
+    with pytest.raises(UsageError, match=r"^b\.log has other executions than a\.log: 'y', and 'x'"):
+        read_shiviz(one, other, regex=GOVECTOR_EXPRESSION, delimiter="^= (?<trace>.*)$")
+    with pytest.raises(UsageError, match="one without a name, and one without a name, one without"):
+        read_shiviz(one, other, regex=GOVECTOR_EXPRESSION, delimiter="^= .$")
     with pytest.raises(UsageError, match="name at least one file"):
         read_shiviz()
+
+
+def test_a_pipe_is_read_from_its_first_byte_to_its_last() -> None:
+    """It can be read only once."""
+    reading, writing = os.pipe()
+    os.write(writing, TWO_HOSTS.encode())
+    os.close(writing)
+    assert labels(read_shiviz(Path(f"/dev/fd/{reading}"))) == [["starting", "got it"]]
+    os.close(reading)
+
+
+def test_blanks_at_the_ends_of_lines_do_no_harm(tmp_path: Path) -> None:
+    """The expression of a file for ShiViz matches whole lines but for these."""
+    text = TWO_HOSTS.replace("}", "}  ")
+    expression = r"(?<event>.*)\n(?<host>\S*) (?<clock>{.*})"
+    imported = read_shiviz(log(tmp_path, f"{expression}\n---\n{text}--- \n{text}"))
+    assert labels(imported) == [["starting", "got it"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
     "EXECUTION": lambda row: f"{row['number']} {row['label']}".rstrip(),
     "PROCESSES": itemgetter("process_count"),
     "EVENTS": itemgetter("event_count"),
-    "MESSAGES": lambda row: _at_least(row["message_count"], row["in_transit_count"] is None),
+    "MESSAGES": lambda row: _at_least(row["message_count"], row["is_message_count_exact"]),
     "IN TRANSIT AT THE END": lambda row: (
         "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
     ),
@@ -58,8 +58,8 @@ EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
 app = Commands()
 
 
-def _at_least(number: int, is_implied: bool) -> str:
-    return f"at least {number}" if is_implied else str(number)
+def _at_least(number: int, is_exact: bool) -> str:
+    return str(number) if is_exact else f"at least {number}"
 
 
 def parse_cut(text: str, trace: Trace) -> Cut:
@@ -87,8 +87,8 @@ def import_(
     paths: list[Path] = argument(
         "LOG...",
         "Log with vector clocks: text as for ShiViz, or JSON lines in files that "
-        "end in .ndjson or .jsonl. Several files, such as one per host, form one "
-        "execution.",
+        "end in .ndjson or .jsonl. Several files, such as one per host, are "
+        "merged execution by execution.",
     ),
     regex: str | None = option(
         "REGEX",
@@ -153,6 +153,7 @@ def import_(
             "process_count": len(found.trace.processes),
             "event_count": found.trace.event_count,
             "message_count": found.trace.message_count,
+            "is_message_count_exact": not found.trace.are_messages_implied,
             "in_transit_count": None
             if found.trace.are_messages_implied
             else sum(map(len, found.trace.in_transit(found.trace.end).values())),
@@ -258,11 +259,12 @@ def cuts(
             "process_count": len(trace.processes),
             "event_count": trace.event_count,
             "message_count": trace.message_count,
+            "is_message_count_exact": not trace.are_messages_implied,
         }
         row = (
-            counts["process_count"],
-            counts["event_count"],
-            _at_least(trace.message_count, trace.are_messages_implied),
+            len(trace.processes),
+            trace.event_count,
+            _at_least(trace.message_count, not trace.are_messages_implied),
             cut_count if is_exact else f"more than {COUNTED_MAX:,}",
         )
         columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
@@ -298,6 +300,7 @@ def _search(trace: Trace, predicate: Predicate) -> None:
     )
     all_cuts = quantities.count(total, "consistent cut")
     if first is None:
+        _say_if_implied(trace)
         end_with_failure(f"it holds in none of {all_cuts}", no="no")
     output.say(
         f"yes: it holds in {holding_count:,} of {all_cuts}, the first of them as above; "
@@ -356,6 +359,10 @@ def _put_cut(trace: Trace, cut: Cut) -> None:
     for channel, messages in trace.in_transit(cut).items():
         if messages:
             output.say(f"in transit on {channel}: {count_messages(trace, len(messages))}")
+    _say_if_implied(trace)
+
+
+def _say_if_implied(trace: Trace) -> None:
     if trace.are_messages_implied:
         output.say(
             "the log does not state messages, and its clocks do not show those that taught their "

@@ -30,7 +30,7 @@ def read_log(
     Args:
         paths: the log: newline-delimited JSON if its name ends in ``.ndjson`` or ``.jsonl``, else
             text as ShiViz reads it. Several files, such as one of each host, have the events of
-            one execution together.
+            each execution together.
         regex: finds one event in text, with groups ``host``, ``clock`` and ``event``; others become
             its fields. By default the first line of a file for ShiViz; else an event and its host
             with the clock take two lines, in the order that fits.

@@ -6,12 +6,15 @@ written as in JavaScript or Python: ``(?<host>...)`` or ``(?P<host>...)``; ``^``
 the ends of lines. What lies between matches is passed over, as ShiViz does, but counted.
 
 A file for ShiViz begins with two lines that are no part of the log: the expression, and the
-delimiter of executions or an empty line. As in ShiViz, each must match whole lines. Without them
-and without an expression from the caller, an event takes two lines, in one of two layouts.
+delimiter of executions or an empty line. As in ShiViz, each must match whole lines, but for blanks
+at their ends. Without them and without an expression from the caller, an event takes two lines, in
+one of two layouts.
 """
 
+import io
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -31,6 +34,8 @@ HOST_FIRST = r"^(?:(?<timestamp>\d+) )?(?<host>\S*) (?<clock>{.*})[ \t]*\n(?<eve
 
 TEXT_BYTES_MAX = 2**30
 _GZIP_BEGIN = b"\x1f\x8b"
+_LINE_END = r"[ \t]*$"
+_LABELS_SHOWN_MAX = 5
 _NEEDED = ("host", "clock", "event")
 _TIMES = ("date", "time", "timestamp")
 """Groups of a physical time; of several the texts together are one."""
@@ -52,8 +57,8 @@ def read_shiviz(
     """Read a log with vector clocks, and check that it does not contradict itself.
 
     Args:
-        paths: the log, of at most 1 GiB; or several, such as one of each host, which have the
-            events of one execution together.
+        paths: the log, of at most 1 GiB; or several, such as one of each host. They have the same
+            executions in the same order, and the events of each together.
         regex: finds one event, which may go over several lines. By default the first line, if that
             is such an expression; else the layout that fits the log.
         delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
@@ -61,34 +66,38 @@ def read_shiviz(
         progress: called with how far it is.
 
     Raises:
-        UsageError: an expression does not do, both layouts fit a log equally well, or one of
-            several has more than one execution; and as ``execution.build``.
+        UsageError: an expression does not do, both layouts fit a log equally well, or several files
+            have other executions; and as ``execution.build``.
         NotConsistent: as ``execution.build``.
     """
     names = name_files(paths)
-    if len(paths) == 1:
-        log = _open(paths[0], names[0], regex, delimiter, progress)
-        executions = tuple(
-            build(log.events(begin, end), where=names[0], label=label, progress=progress)
-            for label, begin, end in log.spans
+    logs = [
+        _open(path, name, regex, delimiter, progress)
+        for path, name in zip(paths, names, strict=True)
+    ]
+    for log, name in zip(logs, names, strict=True):
+        if log.labels != logs[0].labels:
+            raise UsageError(
+                f"{name} has other executions than {names[0]}: {_list_labels(log)}, and "
+                f"{_list_labels(logs[0])}. Several files need the same ones in the same order: "
+                "import this file alone, or split it"
+            )
+    executions = tuple(
+        build(
+            chain.from_iterable(log.events(*log.spans[number][1:]) for log in logs),
+            where=", ".join(names),
+            label=label,
+            progress=progress,
         )
-        return Imported(executions, log.ignored_line_count)
-    ignored_line_count = 0
+        for number, label in enumerate(logs[0].labels)
+    )
+    return Imported(executions, sum(log.ignored_line_count for log in logs))
 
-    def events() -> Iterator[ClockedEvent]:
-        nonlocal ignored_line_count
-        for path, name in zip(paths, names, strict=True):
-            log = _open(path, name, regex, delimiter, progress)
-            if len(log.spans) > 1:
-                raise UsageError(
-                    f"{name} has {len(log.spans)} executions, and several files must be of one "
-                    "execution: import it alone, or split it"
-                )
-            yield from log.events(*log.spans[0][1:])
-            ignored_line_count += log.ignored_line_count
 
-    execution = build(events(), where=", ".join(names), progress=progress)
-    return Imported((execution,), ignored_line_count)
+def _list_labels(log: "_Reading") -> str:
+    labels = log.labels[:_LABELS_SHOWN_MAX]
+    shown = ", ".join(show_host(label) if label else "one without a name" for label in labels)
+    return f"{shown}, and {more} more" if (more := len(log.labels) - len(labels)) else shown
 
 
 def _open(
@@ -100,14 +109,14 @@ def _open(
     if regex is not None:
         pattern = _compile_events(regex, "regular expression")
     elif first:
-        pattern = _compile_events(f"^{first}$", f"regular expression in line 1 of {name}")
+        pattern = _compile_events(f"^{first}{_LINE_END}", f"regular expression in line 1 of {name}")
     else:
         pattern = None
     separator = None
     if delimiter is not None:
         separator = _compile(delimiter, "delimiter")
     elif second:
-        separator = _compile(f"^{second}$", f"delimiter in line 2 of {name}")
+        separator = _compile(f"^{second}{_LINE_END}", f"delimiter in line 2 of {name}")
     spans = [*_spans(text, separator, log_begin)]
     if pattern is None:
         pattern = _choose_layout(name, text, spans)
@@ -182,6 +191,11 @@ class _Reading:
         self._field_names = [name for name in pattern.groupindex if name not in _NEEDED]
         self._line = 1
         self._counted_to = 0
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the executions."""
+        return [label for label, _, _ in self.spans]
 
     def matches(self, begin: int, end: int) -> Iterator[re.Match[str]]:
         """Yield the matches between two positions of the text, and count the lines without."""
@@ -280,14 +294,15 @@ def _compile(regex: str, what: str) -> re.Pattern[str]:
 
 
 def _read_text(path: Path) -> str:
-    size = path.stat().st_size
-    if size > TEXT_BYTES_MAX:
-        raise UsageError(
-            f"{path} has {size:,} bytes, and at most {TEXT_BYTES_MAX:,} can be searched with a "
-            "regular expression: split it, or write it as newline-delimited JSON"
-        )
     with path.open("rb") as file:
-        if file.read(2) == _GZIP_BEGIN:
-            raise UsageError(f"{path} is compressed: uncompress it first, with gunzip")
+        # Read once, from start to end: it may be a pipe.
+        log = file.read(TEXT_BYTES_MAX + 1)
+    if len(log) > TEXT_BYTES_MAX:
+        raise UsageError(
+            f"{path} is too large: at most {TEXT_BYTES_MAX:,} bytes can be searched with a regular "
+            "expression; split it, or write it as newline-delimited JSON"
+        )
+    if log.startswith(_GZIP_BEGIN):
+        raise UsageError(f"{path} is compressed: uncompress it first, with gunzip")
     # A log from elsewhere may hold any bytes: what is no UTF-8 is no reason to refuse its clocks.
-    return path.read_text(encoding="utf-8-sig", errors="replace")
+    return io.TextIOWrapper(io.BytesIO(log), encoding="utf-8-sig", errors="replace").read()
