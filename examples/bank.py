@@ -16,12 +16,12 @@ NAIVE_TOTAL_COUNT_MAX = 10_000
 
 
 class Transfer(Message):
-    """A payment in flight."""
+    """A payment in transit."""
 
     amount: int
 
     def conserved(self) -> Quantities:
-        """Count the amount: a payment in flight belongs to no balance."""
+        """Count the amount: a payment in transit belongs to no balance."""
         return {"money": self.amount}
 
 

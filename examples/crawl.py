@@ -2,7 +2,7 @@
 
 Each process reads a directory, counts the lines of its Python files, and sends the subdirectories
 to other processes. After the last directory, every process waits for another one. A snapshot shows
-that no work is left, neither at a process nor in flight:
+that no work is left, neither at a process nor in transit:
 
     stillframe run examples.crawl:standard_library --store crawl --every 100ms --until termination
     stillframe show crawl SNAPSHOT

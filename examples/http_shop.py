@@ -1,4 +1,4 @@
-"""An HTTP shop that answers an order only when no death takes it back, and charges for it once.
+"""An HTTP shop that answers an order only when no death can undo it, and charges for it once.
 
     stillframe run examples.http_shop:system --store shop --every 100ms &
     python -m examples.http_shop shop 8000 &
@@ -143,7 +143,7 @@ class Server:
         return JSONResponse({"order": order, "pieces": pieces})
 
     async def until_safe(self, me: JoinedProcess) -> None:
-        """Wait until no death takes back what was done."""
+        """Wait until no death can undo what was done."""
         await me.until_safe()
 
     async def take_part(self) -> None:

@@ -1,7 +1,7 @@
 """Invoices that are paid outside the system, in an SQLite file: none is missing, none paid twice.
 
 Customers order, `billing` writes invoices, customers pay, and `till` commits the payments to a
-table that no restore takes back:
+table that no restore undoes:
 
     stillframe run examples.invoices:shop --store shop --every 200ms --duration 10s
 
@@ -106,7 +106,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def pay(due: Due[Payment]) -> None:
-    """Commit payments that no death takes back."""
+    """Commit payments that no death can undo."""
     with closing(connect(database())) as books:
         settle(books, due)
 

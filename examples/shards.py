@@ -1,7 +1,7 @@
 """Accounts sharded over processes by name: two processes, or four with ``SHARDS=4``.
 
 The number of processes determines which process has an account. When a snapshot of two processes is
-restored with four, or the other way round, accounts and payments in flight must move:
+restored with four, or the other way round, accounts and payments in transit must move:
 ``stillframe restore --migrate`` calls `redistribute` for that.
 """
 
@@ -17,13 +17,13 @@ TOTAL = START_BALANCE * len(ACCOUNTS)
 
 
 class Transfer(Message):
-    """A payment to an account, in flight."""
+    """A payment to an account, in transit."""
 
     account: str
     amount: int
 
     def conserved(self) -> Quantities:
-        """Count the amount: a payment in flight belongs to no balance."""
+        """Count the amount: a payment in transit belongs to no balance."""
         return {"money": self.amount}
 
 
@@ -62,7 +62,7 @@ class Shard(Process):
 
 
 def redistribute(recorded: Recorded, shard_count: int) -> Recorded:
-    """Assign every account and every payment in flight to one of `shard_count` processes."""
+    """Assign every account and every payment in transit to one of `shard_count` processes."""
     states: dict[str, dict[str, int]] = {f"S{number}": {} for number in range(shard_count)}
     for fields in recorded.states.values():
         for account, balance in fields["accounts"].items():

@@ -17,7 +17,7 @@ class Token(Message):
     """The token. There should be exactly one."""
 
     def conserved(self) -> Quantities:
-        """Count the token in flight."""
+        """Count the token in transit."""
         return {"token": 1}
 
 

@@ -52,7 +52,7 @@ PYTHON = [
         "open_store SnapshotStore LoadedSnapshot SnapshotEntry AbandonedSnapshot DecodedMessage",
     ),
     Section(
-        "Programs with a loop of their own",
+        "Programs with their own event loop",
         "[Two programs before and after](existing-program.md) are in the how-to.",
         ROOT_PACKAGE,
         "join JoinedProcess",
@@ -66,7 +66,7 @@ PYTHON = [
     ),
     Section(
         "Predicates",
-        "A function of yours that [`detect`](detection.md) evaluates takes a view of a snapshot. "
+        "Your own function for [`detect`](detection.md) takes a view of a snapshot. "
         "`Process.waits_for` returns what a process waits for.",
         ROOT_PACKAGE,
         "SnapshotView Waiting for_all for_any",

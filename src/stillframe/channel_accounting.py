@@ -1,4 +1,4 @@
-"""Channel accounting: the messages sent, less those received, are in flight.
+"""Channel accounting: the messages sent, less those received, are in transit.
 
 On a channel that keeps order, a consistent cut leaves exactly the messages received + 1 .. sent in
 flight. This is the one implementation of that rule. Snapshots use it when they are assembled,
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def balances(sent: Any, received: Any, recorded: Any, first: Any) -> Any:
-    """Return whether the recorded messages are exactly those in flight: `recorded` of them without
+    """Return whether the recorded messages are exactly those in transit: `recorded` of them without
     a gap, -1 if there were gaps, from number `first` on. All are numbers, or arrays of them."""
     is_recorded = (recorded == sent - received) & ((recorded == 0) | (first == received + 1))
     return (received >= 0) & (received <= sent) & is_recorded

@@ -304,7 +304,7 @@ class CutView:
         cut: how many events of each process lie before the cut.
 
     Raises:
-        UsageError: `cut` is no cut of this trace.
+        UsageError: `cut` is not a cut of this trace.
     """
 
     __slots__ = ("_traffic", "cut", "trace")

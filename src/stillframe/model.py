@@ -259,14 +259,15 @@ class Fragment(msgspec.Struct, frozen=True):
 class Reason(enum.Enum):
     """The reason why a snapshot was abandoned; the value is the sentence for the user."""
 
-    DEADLINE = "the deadline passed before every process had recorded its part"
-    NOT_AT_REST = "a query or service does not run, and what is on the disk is not its state"
+    DEADLINE = "the deadline passed before every process had recorded its fragment"
+    NOT_AT_REST = "a query or service is not running, and its files do not contain its state"
     PROCESS_DIED = "a process died before the snapshot was complete"
     NOT_PUBLISHED = "the snapshot was complete but could not be written to the store"
-    NOT_CONSISTENT = "the recorded parts contradict each other"
+    NOT_CONSISTENT = "the recorded fragments contradict each other"
     NOT_RECORDED = "a process could not record its state"
     STOPPED = "the system was stopped or restored before the snapshot was complete"
-    CONNECTION_BROKE = "the connection of a process to the coordinator broke before its part was in"
+    CONNECTION_BROKE = "the connection of a process to the coordinator broke before its fragment "
+    "arrived"
     COORDINATOR_DIED = "the coordinator died before the snapshot was published"
 
     def __str__(self) -> str:

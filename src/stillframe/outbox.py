@@ -1,6 +1,6 @@
-"""Effects on the outside world, each exactly once: put now, committed when no death takes it back.
+"""Effects on the outside world, each exactly once: put now, committed when no death can undo it.
 
-A restore takes back what a process recorded, but not what it did outside. So an action only puts an
+A restore undoes what a process recorded, but not its effects outside. So an action only puts an
 effect into its ``Outbox``, a recorded field, and the effect happens when the entry is *safe*: it is
 before the cut of a published snapshot, and no death goes back behind that one. Three things follow.
 
@@ -73,7 +73,7 @@ class OutboxEntry(msgspec.Struct, Generic[Item], frozen=True):
 
 
 class Due(msgspec.Struct, Generic[Item], frozen=True):
-    """The argument of a commit function: entries that no death takes back, in the order of ``put``.
+    """The argument of a commit function: entries that no death can undo, in the order of ``put``.
 
     Attributes:
         outbox: whose entries they are: ``PROCESS.FIELD``.

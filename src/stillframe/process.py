@@ -78,7 +78,7 @@ def every(*, ms: float) -> Callable[[_Function], _Function]:
 class Process:
     """One process of the system: its declared fields are the state that a snapshot records.
 
-    Subclass it, declare fields as in a dataclass, and write ``receive``. Handlers run one at a
+    Subclass it, declare fields as in a dataclass, and implement ``receive``. Handlers run one at a
     time; one call, ``async`` or not, is one atomic action: no snapshot records a state in the
     middle of it. Attributes that begin with an underscore are yours and are not recorded.
 
@@ -166,7 +166,8 @@ class Process:
         return {}
 
     def send(self, target: ProcessId, message: Message) -> None:
-        """Send `message` on the channel to `target`. It is encoded at once and leaves this turn.
+        """Send `message` on the channel to `target`. It is encoded immediately and sent at the end
+        of this turn of the event loop.
 
         Raises:
             UsageError: there is no such channel, `target` does not accept this class, or the

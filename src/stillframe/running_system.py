@@ -118,7 +118,7 @@ class RunningSystem:
 
     @property
     def epoch(self) -> int:
-        """How often the system was started or restored."""
+        """How many times the system was started or restored."""
         return self.store.epoch
 
     @property
@@ -141,7 +141,7 @@ class RunningSystem:
         return self._call(lambda system: system.snapshot(initiator))
 
     def savepoint(self, name: str, initiator: ProcessId | None = None) -> SnapshotEntry | Abandoned:
-        """Take a snapshot that is kept under a name until it is dropped.
+        """Take a snapshot that is kept under a name until it is deleted.
 
         Args:
             name: of the savepoint.
@@ -388,7 +388,7 @@ def run(
         fragments: the directory for the fragments of every snapshot.
         listen: the address at which other machines reach this one, ``ADDRESS[:PORT]``; needs `tls`.
             None: only this machine can.
-        tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
+        tls: the directory of the certificates to use: ``ca.pem``, ``cert.pem``, ``key.pem``.
         external: processes that are not started here but join, on another machine.
         on_event: called with each event, in a thread of the system. It must return quickly. If it
             raises, the system stops with that error.

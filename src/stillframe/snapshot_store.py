@@ -37,7 +37,7 @@ class AbandonedSnapshot(msgspec.Struct, frozen=True):
         started_at: when it started, in seconds since 1970; None if that is no longer recorded.
         reason: why; None if only a newer release knows that reason.
         missing: the processes without a fragment.
-        sentence: all of it, as a sentence for people.
+        sentence: all of this as one sentence, for display.
     """
 
     id: SnapshotId
@@ -181,7 +181,7 @@ class SnapshotStore:
 
     @property
     def epoch(self) -> int:
-        """How often the system was started or restored; 0 before the first time."""
+        """How many times the system was started or restored; 0 before the first start."""
         return self._reader.epoch
 
     @property

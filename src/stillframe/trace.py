@@ -53,7 +53,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
         process: the process that acted.
         label: its name for the user; may be empty.
         handler: the method of a ``Process`` that was called, such as ``receive``; may be empty.
-        accepted: the messages received; in the papers' model at most one of each channel.
+        accepted: the messages received; in the papers' model at most one per channel.
         sent: the messages sent.
         at: a time in seconds for display, if known.
         fields: further values from a log, or the arguments of the handler.
@@ -314,8 +314,8 @@ class Trace:
 
     def clock(self, position: Position) -> Cut:
         """Return the vector clock of an event: how many events of each process happened before it,
-        itself among them. It is the smallest consistent cut that has this event. UsageError if
-        there is no such event."""
+        including the event itself. It is the smallest consistent cut that has this event.
+        UsageError if there is no such event."""
         self.event(position)
         own = self.index_of[position.process]
         return self.closure(

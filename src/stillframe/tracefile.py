@@ -58,8 +58,8 @@ def read(path: Path) -> Trace:
     Labels are shortened to 500 characters, and characters that cannot be printed are escaped.
 
     Raises:
-        UsageError: it is no trace file, or a line of it is wrong.
-        NotConsistent: no execution is like that.
+        UsageError: it is not a trace file, or a line of it is wrong.
+        NotConsistent: the steps contradict each other, so no execution has them.
     """
     with local_path(path).open("rb") as file:
         header = _read_header(path, file)

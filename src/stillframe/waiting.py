@@ -11,9 +11,9 @@ class Waiting(msgspec.Struct, frozen=True):
     """A process is blocked: it sends nothing to any process before a message ends that.
 
     Such a message comes from one of `processes`. If `needs_all`, the process is blocked until one
-    has come from each of them (the AND model), else until one has come from any (the OR model;
-    Knapp, *Deadlock Detection in Distributed Databases*, ACM Computing Surveys 1987, section 2).
-    `ended_by` are the classes of such messages; none of them: any message.
+    has arrived from each of them (the AND model), else until one has arrived from any (the OR
+    model; Knapp, *Deadlock Detection in Distributed Databases*, ACM Computing Surveys 1987, section
+    2). `ended_by` are the classes of such messages; none of them: any message.
     """
 
     processes: frozenset[ProcessId]
@@ -33,9 +33,9 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 def for_all(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Waiting:
-    """Return that a process is blocked until a message has come from each of `processes`.
+    """Return that a process is blocked until a message has arrived from each of `processes`.
 
-    Name only those from which none has come yet.
+    Name only those from which no message has arrived yet.
 
     Raises:
         UsageError: there is no process to wait for.
@@ -44,7 +44,7 @@ def for_all(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Wa
 
 
 def for_any(*processes: ProcessId, ended_by: type | tuple[type, ...] = ()) -> Waiting:
-    """Return that a process is blocked until a message has come from any of `processes`.
+    """Return that a process is blocked until a message has arrived from any of `processes`.
 
     Raises:
         UsageError: there is no process to wait for.

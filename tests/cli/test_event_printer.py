@@ -84,7 +84,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
             events.SnapshotAbandoned(Abandoned(SnapshotId("P1", 7), Reason.DEADLINE, ("P3",))),
             (
                 "snapshot P1-7 was abandoned: the deadline passed before every process had "
-                "recorded its part; missing: P3"
+                "recorded its fragment; missing: P3"
             ),
         ),
         (

@@ -1,4 +1,4 @@
-"""Programs with a loop of their own that take the place of a process."""
+"""Programs with their own event loop that take the place of a process."""
 
 import asyncio
 import contextlib

@@ -204,10 +204,10 @@ def assemble(
     Args:
         spark: the session; its executors see both directories under these paths.
         directory: the fragments of all processes.
-        out: a new directory, or the store of an earlier time.
+        out: a new directory, or a store that an earlier call created.
         timeout_s: a fragment completed later than this after the first process recorded its state
             is late, in seconds.
-        epoch: only of this epoch; None for all.
+        epoch: use only this epoch; None for all.
 
     Returns:
         a row for each snapshot that was not in the store (`ASSEMBLED_SCHEMA`).

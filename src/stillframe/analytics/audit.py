@@ -62,9 +62,9 @@ class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on a store, a sentence that names the first fault. `snapshots` are in the order
-    of publishing, unreadable and lost ones at the end. With `history_damage`, the first line of the
-    history that was changed, it is unknown which are lost."""
+    """The verdict on a store, with a sentence that names the first fault. `snapshots` are in the
+    order of publishing, unreadable and lost ones at the end. With `history_damage`, the first line
+    of the history that was changed, it is unknown which are lost."""
 
     ok: bool
     verdict: str

@@ -67,7 +67,7 @@ def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
 
     Raises:
         UsageError: there is no event log.
-        Damaged: a file in it is none of a log.
+        Damaged: a file in it is not part of a log.
         OSError: one cannot be read.
     """
     return spark.createDataFrame(plan_splits(log), SPLITS)

@@ -132,7 +132,7 @@ def detect(
             it under the same name.
         predicate: termination, deadlock, loss (against the oldest snapshot of the same topology),
             MODULE:FUNCTION, or a question in SQL (``evaluate_sql``).
-        topology: ``module:attribute``; None: where the store says.
+        topology: ``MODULE:ATTRIBUTE``; None for the one that the store names.
 
     Returns:
         A row (`DETECTED_SCHEMA`) for each snapshot, in the order of publishing.

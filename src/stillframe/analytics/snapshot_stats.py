@@ -1,4 +1,4 @@
-"""Statistics of the snapshots of a store: how long, how large, how many messages in flight.
+"""Statistics of the snapshots of a store: how long, how large, how many messages in transit.
 
 Functions take DataFrames and return DataFrames; nothing runs before an action.
 """
@@ -161,7 +161,7 @@ def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
 
     Raises:
         UsageError: there is no event log.
-        Damaged, StoreError: a file in it is none of a log, or cannot be read.
+        Damaged, StoreError: a file in it is not part of a log, or cannot be read.
     """
     return event_rows(log_pieces(spark, log), pc.field("snapshot").is_valid())
 

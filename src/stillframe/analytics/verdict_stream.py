@@ -70,7 +70,8 @@ def follow(
 
     Raises:
         UsageError: there is no store.
-        Unavailable: Spark is older than 4.2, or keeps our sources from this session.
+        Unavailable: Spark is older than 4.2, or does not register Stillframe's sources in this
+            session.
     """
     from stillframe.store.layout import check_is_store
 
@@ -83,7 +84,7 @@ def follow(
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know our formats: see ``stillframe.spark.register``."""
+    """Register Stillframe's formats in a session: see ``stillframe.spark.register``."""
     from stillframe.spark import queries
 
     queries.register(spark, VerdictSource)
@@ -104,7 +105,7 @@ class VerdictSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
+        """Return the name to pass to ``format``."""
         return SOURCE
 
     def schema(self) -> StructType:

@@ -28,7 +28,7 @@ from stillframe.spark.session import add_package
 WAITS_SCHEMA = (
     "snapshot STRING, "  # P1-17
     "process STRING, "  # that is blocked
-    "waits_for STRING, "  # another; a row for each that nothing is in flight from
+    "waits_for STRING, "  # another; a row for each that nothing is in transit from
     "needs_all BOOLEAN"  # whether it needs a message from each of them, or from any
 )
 _NAMES = pa.list_(pa.string())

@@ -350,7 +350,7 @@ class Router:
 
 
 def under_way(path: Path, row_height: float) -> Path:
-    """Return about the first half of a path. The arrow is in flight and ends between two lines: on
+    """Return about the first half of a path. The arrow is in transit and ends between two lines: on
     a line it would look like an arrival."""
     rows = round(abs(path.end[1] - path.begin[1]) / row_height)
     part = 0.5 if rows % 2 or not rows else 0.5 - 0.5 / rows

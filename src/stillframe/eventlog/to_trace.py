@@ -100,7 +100,8 @@ def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> 
     before the log of their target begins.
 
     UsageError: there is no such epoch, it has more rows, or rows in the middle were lost; Damaged:
-    a file is not what was written; NotConsistent: no execution is like that.
+    a file is not what was written; NotConsistent: the steps contradict each other, so no execution
+    has them.
     """
     found = list_segments(log, epoch)
     if not found:

@@ -165,7 +165,7 @@ class Pipeline:
 
     @property
     def epoch(self) -> int:
-        """1, and one more for each restore."""
+        """The number of restores, plus 1."""
         return read_metadata(self.path).epoch
 
     def timeline(self, query: str) -> dict[int, range]:
@@ -196,9 +196,9 @@ class Pipeline:
 
         Args:
             mode: ``aligned``: channels are empty at the cut, and each query waits for the barriers
-                of all its channels. ``unaligned``: records at once; records in flight belong to the
-                snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing is
-                delayed, and a restore delivers some records twice; the snapshot records which.
+                of all its channels. ``unaligned``: records at once; records in transit belong to
+                the snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing
+                is delayed, and a restore delivers some records twice; the snapshot records which.
             timeout_s: seconds after which it is abandoned.
             progress: called repeatedly while it is pending.
 
@@ -220,7 +220,7 @@ class Pipeline:
         timeout_s: float = TIMEOUT_S,
         progress: Callable[[Progress], None] = _ignore,
     ) -> Outcome:
-        """Take a snapshot that is kept under a name until it is dropped; as ``snapshot``.
+        """Take a snapshot that is kept under a name until it is deleted; as ``snapshot``.
 
         Raises:
             UsageError: the name is not allowed, looks like the id of a snapshot, or is in use.
@@ -247,7 +247,7 @@ class Pipeline:
             interval_s: from the start of one to the start of the next.
             mode: as for ``snapshot``.
             timeout_s: as for ``snapshot``.
-            keep: how many snapshots stay, besides the savepoints; older ones are dropped and the
+            keep: how many snapshots stay, besides the savepoints; older ones are deleted and the
                 logs are trimmed. None keeps all.
             happened: called in a separate thread with each outcome, or with the error. If it
                 raises, no more snapshots are taken, and the error is raised at the end of the body.

@@ -43,7 +43,7 @@ class JoinedService:
         """Append the records of `table` to a channel. It is part of the current action.
 
         Raises:
-            UsageError: this service writes no such channel, or the columns are not the declared.
+            UsageError: this service writes no such channel, or the columns are not those declared.
             StoreError: the disk is full or failed; nothing was appended.
         """
         self._logs.append(channel, table)

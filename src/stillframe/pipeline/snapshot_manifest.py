@@ -183,7 +183,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def unaligned(self) -> tuple[str, ...]:
-        """The participants of an aligned snapshot that recorded unaligned, with records in flight
+        """The participants of an aligned snapshot that recorded unaligned, with records in transit
         to them: they did not run, or could not wait for barriers."""
         if self.mode is not Mode.ALIGNED:
             return ()

@@ -24,7 +24,7 @@ from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 
 class NotAtRest(StillframeError):
-    """A participant does not run, and what is on the disk is not its state."""
+    """A participant is not running, and its files do not contain its state."""
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

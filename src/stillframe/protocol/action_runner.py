@@ -21,7 +21,7 @@ from stillframe.topology import Topology
 
 START, RECEIVE, PUBLISHED = "start", "receive", "on_published"
 Sent = tuple[ProcessId, bytes]
-"""A message in flight: its target, and the message as MessagePack."""
+"""A message in transit: its target, and the message as MessagePack."""
 
 
 class ActionRunner:

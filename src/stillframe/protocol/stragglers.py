@@ -296,7 +296,7 @@ class _Search:
             yield Straggler(source, Cause.BUSY, began, (channel,))
         elif not any(map(self._has_recorded, self.description.incoming(source))):
             yield Straggler(source, Cause.UNREACHED, began, (channel,))
-        # Else a marker is in flight to it, which is reported for that marker's channel.
+        # Else a marker is in transit to it, which is reported for that marker's channel.
 
     def _silent(self, process: ProcessId, *channels: Channel) -> Straggler:
         # Before the snapshot began, no sign of life was due.

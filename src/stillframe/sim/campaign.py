@@ -102,7 +102,7 @@ def run_seed(seed: int, config: RunConfig) -> Run:
         The run, with the first invariant that does not hold.
 
     Raises:
-        StillframeError: a handler of the system failed: its own bug, not that of a snapshot.
+        StillframeError: a handler of the system failed: a bug of the system, not of a snapshot.
     """
     chance = Random(seed)
     world, faults = _draw(chance, config)

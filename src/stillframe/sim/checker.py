@@ -125,7 +125,8 @@ class Evidence:
 
     @cached_property
     def trace(self) -> Trace:
-        """The trace of the epoch; NotConsistent if no execution is like that."""
+        """The trace of the epoch; NotConsistent if the steps contradict each other, so no execution
+        has them."""
         return self.epoch.trace(self.description)
 
     @cached_property
@@ -171,8 +172,8 @@ class Evidence:
 def check_run(world: World) -> Violation | None:
     """Return the first invariant that does not hold in the run so far; None if all do.
 
-    Those about snapshots are checked for the ones that have ended. A refusal of the recording rules
-    comes late, since its cause is more informative.
+    Those about snapshots are checked for the ones that have ended. A refusal by the recording rules
+    is reported last, because its cause is more informative.
     """
     return next(_violations(world), None)
 
@@ -211,14 +212,14 @@ def check_end(world: World) -> Violation | None:
         return None
     epoch = world.epoch
     accepted = {m for step in epoch.steps if isinstance(step, Event) for m in step.accepted}
-    in_flight = {
+    in_transit = {
         MessageId(channel, number)
         for channel, memory in world.channels.items()
         for frame in memory.contents
         if frame.batch is not None
         for number in range(frame.batch.first, frame.batch.last + 1)
     }
-    for message in sorted(epoch.contents.keys() - accepted - in_flight):
+    for message in sorted(epoch.contents.keys() - accepted - in_transit):
         return Violation(Invariant.ARRIVED, f"message {message} was sent, and never arrived")
     return None if world.pending else _missing_notices(world, _restore_points(world.epochs)[-1])
 

@@ -75,7 +75,7 @@ class Lose(_Choice, frozen=True):
 
 
 class Duplicate(_Choice, frozen=True):
-    """The next frame of a channel is in flight twice."""
+    """The next frame of a channel is in transit twice."""
 
     form = "double {channel}"
     channel: Channel

@@ -89,8 +89,9 @@ class Explored:
 
 
 def initiations(topology: Topology, *processes: ProcessId) -> tuple[choices.Initiate, ...]:
-    """Return what initiates a snapshot from each of these processes. Where markers from one do not
-    reach all others, some of those initiate it as well. UsageError if there is no such process."""
+    """Return what initiates a snapshot from each of these processes. If the markers of one do not
+    reach all processes, some of the others initiate the snapshot too. UsageError if there is no
+    such process."""
     return tuple(
         choices.Initiate(process, SnapshotId(first, number))
         for number, first in enumerate(processes, 1)
@@ -116,7 +117,7 @@ def explore(
         predicates: conditions that are sought: whether they hold in some global state.
         always: functions of a world that return what is wrong, or nothing.
         sometimes: functions of a world that return what is seen, or nothing.
-        history_count_max: more histories are refused.
+        history_count_max: maximum number of histories.
         progress: called with the number of histories that were visited.
 
     Raises:
@@ -229,7 +230,7 @@ def _is_idle(world: World, process: ProcessId, snapshot: SnapshotId) -> bool:
 
 
 def history(world: World) -> Hashable:
-    """Return what every process did and saw, and what is in flight: equal for two runs that differ
+    """Return what every process did and saw, and what is in transit: equal for two runs that differ
     only in the order of concurrent steps."""
     lines: dict[ProcessId, list[bytes]] = {process: [] for process in world.runners}
     for step in world.steps:

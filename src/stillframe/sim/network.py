@@ -79,7 +79,7 @@ class MemoryChannel:
 
     @property
     def contents(self) -> tuple[Frame, ...]:
-        """The frames in flight, oldest first."""
+        """The frames in transit, oldest first."""
         return tuple(map(_decode, self._frames))
 
     def peek(self, position: int) -> Frame:

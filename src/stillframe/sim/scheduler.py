@@ -23,7 +23,7 @@ from stillframe.sim.world import World, disabled_reason
 FREE_MS = 2.0
 """The mean time between two actions of ``every(ms=0)``."""
 FULL_COUNT = 10
-"""Maximum frames in flight on a channel; with that many, its source takes no action that it could
+"""Maximum frames in transit on a channel; with that many, its source takes no action that it could
 choose. This has the effect of back-pressure in the runtime."""
 BEHIND_SHARE = 0.1
 """The share of the delay that is left for a frame when the one before it arrives: it has been in

@@ -16,7 +16,7 @@ _MULTIPLIER, _MODULUS = 48271, 2**31 - 1
 
 
 class Payment(Message):
-    """An amount of money in flight."""
+    """An amount of money in transit."""
 
     amount: int
 

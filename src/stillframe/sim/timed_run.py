@@ -57,8 +57,8 @@ def play(
         The world at the end: see its ``trace``, ``state`` and ``recorded``.
 
     Raises:
-        UsageError: an action is not possible when it is due, nothing of a name was sent, or the run
-            does not end; the tick is named.
+        UsageError: an action is not possible when it is due, no message with a given name was sent,
+            or the run does not end; the error names the tick.
     """
     script = system if isinstance(system, Script) else None
     if script is not None:
@@ -81,7 +81,7 @@ def play(
 
 
 class TimedRun:
-    """A world in which time passes in ticks; frames in flight already count as sent at tick 0.
+    """A world in which time passes in ticks; frames in transit already count as sent at tick 0.
 
     `delays` are in ticks and in the order of sending, 1 after their end; `named` are those of
     messages and markers by name; None: it never arrives. `unmet` has the names in `named` that
@@ -108,7 +108,7 @@ class TimedRun:
         self._script = script
         self._named = named
         self._order = 0
-        self._in_flight: dict[Channel, list[_InFlight]] = {c: [] for c in world.channels}
+        self._in_transit: dict[Channel, list[_TimedFrame]] = {c: [] for c in world.channels}
         self._number = 0
         self._arrival_count = 0
 
@@ -116,7 +116,7 @@ class TimedRun:
         """Run to the end, and yield after each tick. UsageError if an action is not possible when
         it is due, a connection is lost, or the run does not end."""
         self._check_actions()
-        self._plan_in_flight()
+        self._plan_in_transit()
         following = self._next_tick(-1)
         while following is not None:
             self._number = following
@@ -161,10 +161,10 @@ class TimedRun:
         due = [frame.due for frame, _, _ in self._candidates()] + [self._due_action()]
         return min((tick for tick in due if tick is not None and tick > number), default=None)
 
-    def _candidates(self) -> Iterator[tuple["_InFlight", Channel, int]]:
+    def _candidates(self) -> Iterator[tuple["_TimedFrame", Channel, int]]:
         """Yield the frames that can arrive, each with its channel and its position there: on a
         channel that keeps order only the oldest."""
-        for channel, frames in self._in_flight.items():
+        for channel, frames in self._in_transit.items():
             reach = frames if self._world.network is Reordering else frames[:1]
             for position, frame in enumerate(reach):
                 yield frame, channel, position
@@ -179,7 +179,7 @@ class TimedRun:
                     "answer each other forever"
                 )
             frames = [
-                self._in_flight[channel].pop(arrival.position) for channel in arrival.channels
+                self._in_transit[channel].pop(arrival.position) for channel in arrival.channels
             ]
             self.cause = frames[-1].cause
             self._take(arrival)
@@ -203,8 +203,8 @@ class TimedRun:
         self._world.take(choice)
         self._plan_sent()
 
-    def _plan_in_flight(self) -> None:
-        """Treat the frames in flight as sent now: those older than `sendings` first."""
+    def _plan_in_transit(self) -> None:
+        """Treat the frames in transit as sent now: those older than `sendings` first."""
         sendings = self._world.sendings
         new = Counter(sendings)
         for channel, memory in self._world.channels.items():
@@ -227,7 +227,7 @@ class TimedRun:
                     f"channel {channel}: a delay of {delay} ticks: give 0 to {TICK_MAX:,}"
                 )
             due = None if delay is None else self._number + delay
-            self._in_flight[channel].append(_InFlight(due, self._order, self.cause))
+            self._in_transit[channel].append(_TimedFrame(due, self._order, self.cause))
             self._order += 1
         self._world.sendings.clear()
 
@@ -243,8 +243,8 @@ class TimedRun:
         return next((self._named[name] for name in names if name in self._named), in_order)
 
 
-class _InFlight(NamedTuple):
-    """A frame in flight: the tick at which it arrives, or None; its place in the order of sending;
+class _TimedFrame(NamedTuple):
+    """A frame in transit: the tick at which it arrives, or None; its place in the order of sending;
     and the index of the action that led to it."""
 
     due: int | None

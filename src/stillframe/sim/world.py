@@ -143,7 +143,7 @@ class Epoch:
 
     def trace(self, description: Description) -> Trace:
         """Return what happened as a trace; NotConsistent if a message was accepted twice, or never
-        sent: no execution is like that."""
+        sent: the steps contradict each other, so no execution has them."""
         return Trace(description.processes, self.steps, description.channels)
 
 
@@ -275,8 +275,8 @@ class World:
         return ActionRunner(state.process, self.topology, state.encoded).process
 
     def take(self, choice: choices.Choice) -> None:
-        """Take `choice`; a channel or a recorder that finds its rules broken ends the run, see
-        `refusal`. UsageError if it is not enabled now, or a handler did what is not allowed."""
+        """Take `choice`; a channel or recorder that detects a violation of its rules ends the run:
+        see `refusal`. UsageError if it is not enabled now, or a handler did what is not allowed."""
         if reason := disabled_reason(self, choice):
             raise UsageError(f"{choice}: {reason}")
         taken = Taken(choice, self.now, len(self.steps))

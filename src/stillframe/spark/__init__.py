@@ -49,8 +49,8 @@ def register(spark: "SparkSession") -> None:
         spark: the session.
 
     Raises:
-        Unavailable: PySpark is missing, Spark is older than 4.2, or it keeps our sources from this
-            session.
+        Unavailable: PySpark is missing, Spark is older than 4.2, or Spark does not register
+            Stillframe's sources in this session.
     """
     # It registers the format of the analytics, too, which no module here may import.
     import_with_pyspark("stillframe.analytics.verdict_stream").register(spark)

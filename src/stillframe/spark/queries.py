@@ -74,7 +74,7 @@ _lent: dict[tuple[Path, str], Lock] = {}
 
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
     """Let a session know the three formats of ``spark.source``, and `others`. Unavailable says that
-    Spark is too old, or keeps our sources from this session."""
+    Spark is too old, or does not register Stillframe's sources in this session."""
     add_package(spark)
     check_version(spark.version)
     sources: tuple[type[DataSource], ...] = (ChannelSource, SnapshotSource, RecordsSource)
@@ -106,7 +106,7 @@ def read_channels(
             one such item, and up to half as many more are taken to leave no rest before a barrier.
 
     Raises:
-        UsageError: there is no such query or channel, or the query is no target of it.
+        UsageError: there is no such query or channel, or the query is not a target of the channel.
         Unavailable: Spark is older than 4.2.
     """
     register(spark)
@@ -121,9 +121,9 @@ def read_channels(
 def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame:
     """Return a streaming DataFrame from another source (Kafka, files), fit for a pipeline's query.
 
-    A query that reads no channel starts snapshots itself. It needs one of our sources, which is
-    called between its micro-batches: this adds one without records. Use it on the source, before
-    any operator that keeps state.
+    A query that reads no channel starts snapshots itself. It needs a Stillframe source, which is
+    called between its micro-batches: this function adds one without records. Use it on the source,
+    before any operator that keeps state.
     """
     spark = frame.sparkSession
     register(spark)

@@ -356,7 +356,7 @@ def _the_cut(manifest: Manifest, channel: str, target: str | None) -> ChannelCut
     if not targets:
         raise UsageError(
             f"channel {channel} has no target, because it is an output of the dataflow, so it "
-            "never has records in flight: read its log with log_records"
+            "never has records in transit: read its log with log_records"
         )
     if target is None and len(targets) > 1:
         raise UsageError(

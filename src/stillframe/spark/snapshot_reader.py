@@ -35,7 +35,7 @@ def query_state(
         query: its name.
         operator: the number of the stateful operator: 0 is the one nearest the sink, and the
             numbers rise towards the sources, as Spark numbers them.
-        store: the name of the state store, for operators that have several; None for the usual.
+        store: the name of the state store, for operators that have several; None for the default.
         options: further options of Spark's format ``statestore``: ``joinSide="left"`` for a join
             of two streams, ``stateVarName="total"`` for ``transformWithState``.
 
@@ -120,7 +120,8 @@ def diff(
     Returns:
         a row per key that differs, with `change` (``added``, ``removed`` or ``changed``), `key`,
         `before` and `after`. The key of a service is the name of a field, and its values are JSON.
-        Where a key holds several values, as in a join, each value that came or went is a row.
+        Where a key holds several values, as in a join, each value that was added or removed is a
+        row.
 
     Raises:
         UsageError: there is no such snapshot or participant; or the query has no state in either.

@@ -40,7 +40,7 @@ class ChannelSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
+        """Return the name to pass to ``format``."""
         return CHANNELS_FORMAT
 
     def schema(self) -> StructType:
@@ -78,7 +78,7 @@ class SnapshotSource(_TableSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
+        """Return the name to pass to ``format``."""
         return SNAPSHOT_FORMAT
 
 
@@ -87,5 +87,5 @@ class RecordsSource(_TableSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what ``format`` takes."""
+        """Return the name to pass to ``format``."""
         return LOG_FORMAT

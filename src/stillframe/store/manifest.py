@@ -130,7 +130,7 @@ class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: its id, such as ``P1-17``.
         sequence: its place in the order of publishing, from 1.
-        epoch: how often the system had been started or restored.
+        epoch: how many times the system had been started or restored.
         initiated_at: when it was requested.
         completed_at: when the last fragment arrived.
         published_at: when all of it was on the disk.

@@ -60,7 +60,7 @@ class StoreReader:
 
     @property
     def epoch(self) -> int:
-        """How often the system was started or restored; 0 before the first time."""
+        """How many times the system was started or restored; 0 before the first start."""
         return self._head_now().epoch
 
     @property

@@ -123,7 +123,7 @@ def predicate_document(status: PredicateStatus) -> dict[str, Any]:
 
 def naive_totals(description: Description, status: SystemStatus) -> dict[str, Number]:
     """Return the sums of what all processes report; nothing if one did not answer. They are not
-    the true totals: no answer includes what is in flight, and no two are of the same moment."""
+    the true totals: no answer includes what is in transit, and no two are of the same moment."""
     amounts: dict[str, dict[str, Number]] = {}
     for process in description.processes:
         answer = status.statuses.get(process)

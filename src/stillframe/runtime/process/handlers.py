@@ -77,7 +77,7 @@ class HandlerHost(Host):
             self.loop.call_soon(self._read_log, logs)
 
     def _handle_replayed(self) -> None:
-        """Deliver what was in flight at the cut, all of it before any action."""
+        """Deliver what was in transit at the cut, all of it before any action."""
         try:
             while self.replayed_count:
                 item = self.mailbox.popleft()

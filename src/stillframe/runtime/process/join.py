@@ -71,16 +71,15 @@ class JoinedProcess:
             yield channel, message
 
     async def until_safe(self) -> None:
-        """Wait until no death takes back what this program has done so far.
+        """Wait until no death can undo what this program has done so far.
 
         That is when a restore point is published whose cut of this process is after the call. Call
         it in a task alongside the loop, for example before you answer a client.
 
         Raises:
             UsageError: the task is the one that runs the loop: it is inside an action.
-            StillframeError: the process cannot continue: the system was stopped or restored. It is
-                unknown then whether what was done is taken back. Join again: the restored state
-                shows it.
+            StillframeError: the process cannot continue: the system was stopped or restored. Then
+                it is unknown whether the work is undone. Join again: the restored state shows it.
         """
         await self._host.until_safe()
 
@@ -123,7 +122,7 @@ async def join(
             and `tls` are needed too then.
         listen: the address of this machine at which the other processes reach it, such as
             ``10.0.0.2``; with a port, or on any that is free.
-        tls: the directory of our certificates: ``ca.pem``, ``cert.pem``, ``key.pem``.
+        tls: the directory of the certificates to use: ``ca.pem``, ``cert.pem``, ``key.pem``.
         log: the directory of the event log in which to write what this program does, one action a
             turn; the same as the system's, if that is on this machine.
         fragments: the directory in which to write what this program records of each snapshot; the
@@ -131,10 +130,10 @@ async def join(
 
     Raises:
         UsageError: the topology has no such process to join, `state` is of another class, a
-            directory is an address such as ``s3://bucket/x``, the certificates are not what they
-            must be, or the limit of open files is too low.
+            directory is an address such as ``s3://bucket/x``, the certificates are not valid, or
+            the limit of open files is too low.
         Unavailable: no system is running there, or it is being restored; or, inside the body, this
-            epoch is over because the system was stopped or restored: join again.
+            epoch has ended because the system was stopped or restored: join again.
         Refused: the system runs another topology, the process has already joined, or a
             certificate was refused.
     """

@@ -91,8 +91,8 @@ class LoopHost(Host):
         self._loop_task = asyncio.current_task()
 
     async def until_safe(self) -> None:
-        """Wait until no death takes back what was done before this call. Raises a StillframeError
-        if the process cannot continue: then it is unknown whether it is taken back."""
+        """Wait until no death can undo what was done before this call. Raises a StillframeError
+        if the process cannot continue: then it is unknown whether the work is undone."""
         if self.error is not None:
             raise self.error
         if asyncio.current_task() is self._loop_task:

@@ -152,7 +152,7 @@ class ProcessRuntime:
     async def connect(self) -> Start | None:
         """Join the epoch; return the initial state, None for a fresh start. Raises Refused if the
         coordinator refused this process, or the reverse; Unavailable if there is none; UsageError
-        if the certificates are not what they must be."""
+        if the certificates are not valid."""
         if self.me.certificates is not None:
             check_own(Path(self.me.certificates), self.me.process)
         self._connection = await self._dial(control.JoinRequest)

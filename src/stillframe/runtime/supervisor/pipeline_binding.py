@@ -3,7 +3,7 @@
 For each snapshot of the pipeline the system takes its own, so that both are one cut. The
 system must not be rolled back alone, because the logs would not be. So a death stops it; then the
 pipeline is restored, and the system started again. Processes are notified of a snapshot when that
-of the pipeline is published: until then a death takes back what is before its cut.
+of the pipeline is published: until then a death can undo what is before its cut.
 """
 
 import asyncio
