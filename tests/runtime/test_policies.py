@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from dataclasses import field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from stillframe import Keyed, Process, SnapshotId, Topology, every
 from stillframe.errors import StillframeError
-from stillframe.model import Abandoned, Reason
+from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.protocol.policy import TRY_COUNT_MAX, Policy
 from stillframe.runtime import control, events
 from stillframe.runtime.process.host import Host
@@ -159,6 +160,43 @@ def test_one_that_cannot_record_is_left_out_at_once(
             assert second.excluded == {"R": first.id}
             # Of its own cut, if it records one yet, it must not think that it is in the store.
             assert [type(message) for message in told] == [control.Initiate, control.Abandon]
+
+    asyncio.run(main())
+
+
+def test_a_process_never_goes_back_behind_what_it_was_told_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out while a newer state of it is still being written: by the time that its older
+    one would be published, it has been notified of the newer one."""
+    gate = threading.Event()
+
+    async def main() -> None:
+        spoilt = Spoilt()
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            LocalSystem(loose(spoilt), tmp_path, policy=Policy.EXCLUDE) as system,
+        ):
+            await system.take()
+            publish, pending = system.store.publish, system.coordinator._assembler
+
+            def publish_late(snapshot: Snapshot) -> SnapshotEntry:
+                assert gate.wait(TIMEOUT_S)
+                return publish(snapshot)
+
+            monkeypatch.setattr(system.store, "publish", publish_late)
+            second = system.coordinator.begin("A")
+            await system.until(lambda: not pending.pending)
+            spoilt.spoil()
+            third = system.coordinator.begin("A")
+            await system.until(lambda: not pending.pending)
+            gate.set()
+            await system.until(lambda: second.done() and third.done())
+            assert isinstance(point := second.result(), SnapshotEntry)
+            assert isinstance(outcome := third.result(), Abandoned)
+            assert f"R was excluded with its state in A-1, before {point.id}" in outcome.detail
+            fourth = await system.take()
+            assert fourth.excluded == {"R": point.id}
 
     asyncio.run(main())
 

@@ -294,7 +294,6 @@ class Coordinator:
             durable = control.SnapshotDurable(snapshot.id)
             self.membership.broadcast(durable, but=snapshot.excluded)
             if outcome.is_restore_point:
-                self._last_states.published(snapshot)
                 self._excluded[snapshot.id] = frozenset(snapshot.excluded)
                 under_way = self._assembler.pending
                 self._announce(self._announcements.published(snapshot.id, under_way))
@@ -324,7 +323,17 @@ class Coordinator:
             except UsageError as error:
                 detail = f"{state.process}: {error}"
                 return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
-        return self.store.publish(snapshot)
+        for process, origin in snapshot.excluded.items():
+            last = self._last_states.of(process)
+            if last is not None and last.snapshot != origin:
+                detail = f"{process} was excluded with its state in {origin}, before {last.snapshot}"
+                detail = f"{detail} was published: a restore would undo what is safe since then"
+                return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
+        entry = self.store.publish(snapshot)
+        if entry.is_restore_point:
+            # Here, since the next snapshot is written before the event loop continues.
+            self._last_states.published(snapshot)
+        return entry
 
     def _abandon(
         self,
