@@ -109,6 +109,16 @@ class StateCodec:
             outbox.open(f"{owner}.{name}", origin, decode)
         return tuple(found.values())
 
+    def check_opened(self, process: object, opened: tuple[Outbox[Any], ...]) -> None:
+        """Raise a UsageError if a process holds other outboxes than those that were `opened`."""
+        for (name, found), outbox in zip(self.outbox_fields(process).items(), opened, strict=True):
+            if found is not outbox:
+                raise UsageError(
+                    f"{self.kind.__name__}.{name} holds another Outbox than when the process "
+                    "began, whose entries would never be committed: put into the first one instead "
+                    "of replacing it"
+                )
+
     def _held(self, process: object, kind: type[Held], names: Iterable[str]) -> dict[str, Held]:
         found: dict[str, Held] = {}
         for name in names:

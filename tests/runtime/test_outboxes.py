@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import field
@@ -24,6 +25,7 @@ from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.sim import SmallSystem, World, explore, initiations
 from stillframe.sim.campaign import RunConfig, run_seed
 from stillframe.sim.checker import Invariant
+from stillframe.sim.choices import Initiate
 from stillframe.sim.exploration import invariants_hold
 from stillframe.sim.scheduler import Load
 from stillframe.store.manifest import SnapshotEntry
@@ -162,6 +164,32 @@ def test_a_notice_commits_nothing_behind_its_cut(
             await asyncio.gather(*waiting)
 
     run(main())
+
+
+def test_an_outbox_that_was_replaced_is_named(tmp_path: Path) -> None:
+    """Nothing would commit its entries, so the reason of the abandoned snapshot says it; in the
+    simulator too."""
+    calls: list[list[int]] = []
+    till, topology = system_of(lambda due: calls.append(due.items))
+    words = r"till: Till\.beats holds another Outbox than when the process began"
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            first, till.beats = till.beats, Outbox(no_commit)
+            outcome = await system.try_to_take()
+            assert isinstance(outcome, Abandoned)
+            assert re.search(words, outcome.detail)
+            till.beats = first
+            await system.until(lambda: till.count > 10)
+            await system.take()
+            await system.until(lambda: bool(calls))
+
+    run(main())
+    world = World(topology)
+    world.runners["till"].process.beats = Outbox(no_commit)  # type: ignore[attr-defined]
+    world.take(Initiate("till", SnapshotId("till", 1)))
+    assert isinstance(outcome := world.epoch.outcomes[SnapshotId("till", 1)], Abandoned)
+    assert re.search(words.removeprefix("till: "), outcome.detail)
 
 
 async def never(due: Due[int]) -> None:

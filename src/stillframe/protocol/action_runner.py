@@ -147,6 +147,7 @@ class ActionRunner:
 
     def capture(self) -> ProcessState:
         """Record the current state; UsageError if a field cannot be recorded."""
+        self._codec.check_opened(self.process, self._outboxes)
         return ProcessState(self.id, self._codec.kind.__name__, self._codec.capture(self.process))
 
     def _call(self, handler: str, *arguments: object) -> None:

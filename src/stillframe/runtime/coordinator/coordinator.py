@@ -326,7 +326,9 @@ class Coordinator:
         for process, origin in snapshot.excluded.items():
             last = self._last_states.of(process)
             if last is not None and last.snapshot != origin:
-                detail = f"{process} was excluded with its state in {origin}, before {last.snapshot}"
+                detail = (
+                    f"{process} was excluded with its state in {origin}, before {last.snapshot}"
+                )
                 detail = f"{detail} was published: a restore would undo what is safe since then"
                 return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
         entry = self.store.publish(snapshot)

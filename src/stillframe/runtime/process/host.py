@@ -404,6 +404,7 @@ class Host:
             raise self.failure_in("on_cut()", error) from error
 
     def _capture(self) -> ProcessState:
+        self._codec.check_opened(self.subject, self.outboxes)
         return self.captures.begin(self._cutting, is_immediate=self.on_cut is not None)
 
     def _carry_out(self, effects: list[Effect]) -> None:
