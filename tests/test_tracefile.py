@@ -100,7 +100,7 @@ def test_a_step_that_is_too_long_is_not_written(
     [
         ("", "line 1: .*; this is not a trace file: create one with 'stillframe trace import"),
         ('{"N": 5}\n', "line 1: .*stillframe_trace.*; this is not a trace file"),
-        (HEADER.replace(":1,", ":2,"), "is of version 2, and this program reads version 1"),
+        (HEADER.replace(":1,", ":2,"), "has format version 2, and this release reads version 1"),
         (HEADER.replace("P2", "no name"), "line 1: 'no name' cannot name a process"),
         (HEADER.replace("[]", '[{"source":"P1","target":"X"}]'), "line 1: channel P1->X has an"),
         (HEADER.replace('"P2"', '"P1"'), "line 1: it names two processes P1"),

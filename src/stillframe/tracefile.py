@@ -102,8 +102,8 @@ def _read_header(path: Path, file: BinaryIO) -> _Header:
     header = _decode(path, 1, _header_decoder, _read_line(path, 1, file))
     if header.stillframe_trace != VERSION:
         raise UsageError(
-            f"{path} is of version {header.stillframe_trace}, and this program reads version "
-            f"{VERSION}: use a newer one"
+            f"{path} has format version {header.stillframe_trace}, and this release reads version "
+            f"{VERSION}: use a newer release"
         )
     if len(header.processes) > PROCESS_COUNT_MAX:
         _refuse(path, 1, f"it names more than {PROCESS_COUNT_MAX} processes")

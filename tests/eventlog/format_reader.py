@@ -51,8 +51,8 @@ def header_of(path: Path, metadata: dict[bytes, bytes]) -> dict[str, Any]:
     header: dict[str, Any] = json.loads(metadata[b"stillframe"])
     if header["version"] != VERSION:
         raise NotReadable(
-            f"{path} is of version {header['version']}, and this program reads version {VERSION}: "
-            "use a newer one"
+            f"{path} has format version {header['version']}, and this release reads version "
+            f"{VERSION}: use a newer release"
         )
     if not header.keys() <= HEADER:
         raise NotReadable(f"{path} has an unknown member")

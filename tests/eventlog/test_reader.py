@@ -149,7 +149,7 @@ def test_a_file_that_says_what_cannot_be_is_refused(tmp_path: Path, span: Segmen
 def test_a_newer_header_is_refused_as_such(tmp_path: Path) -> None:
     """Its names need not be those of today; the sentence is that of the document."""
     page = (Path(__file__).parents[2] / "docs/event-log-format.md").read_text(encoding="utf-8")
-    sentence = re.search(r"^    (FILE is of version N, .*)$", page, re.MULTILINE)
+    sentence = re.search(r"^    (FILE has format version N, .*)$", page, re.MULTILINE)
     assert sentence
     newer = {reader.HEADER_KEY: b'{"segment":1,"version":2}'}
     path = write(tmp_path, HEADER, SCHEMA.with_metadata(newer))

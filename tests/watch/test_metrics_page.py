@@ -16,7 +16,7 @@ def tables() -> str:
         lines += [
             f"### {title}",
             "",
-            "| metric | kind | unit | what it says |",
+            "| metric | kind | unit | meaning |",
             "|---|---|---|---|",
         ]
         for name, (kind, unit, text, labels, _) in section.items():
@@ -28,7 +28,7 @@ def tables() -> str:
 
 def attributes() -> str:
     """Return the table of the attributes of spans and events."""
-    lines = ["| of | attribute | what it says |", "|---|---|---|"]
+    lines = ["| span or event | attribute | meaning |", "|---|---|---|"]
     for kind, told in ATTRIBUTES.items():
         lines += [f"| `{kind}` | `{name}` | {words} |" for name, words in told.items()]
     return "\n".join(lines)

@@ -114,7 +114,7 @@ def test_no_marker_of_a_large_system_is_left_out(tmp_path: Path) -> None:
     """However many channels lead to a process."""
     part, root = SpanFactory(tmp_path).spans(trace(1, marker_count=1000))
     assert len(part.events) == 1000
-    assert (part.name, root.name) == ("part P0", "snapshot")
+    assert (part.name, root.name) == ("fragment P0", "snapshot")
 
 
 @pytest.mark.parametrize(

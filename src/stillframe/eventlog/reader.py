@@ -73,8 +73,8 @@ def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
         version = msgspec.json.decode(encoded, type=_Versioned).version
         if version != VERSION:
             raise Damaged(
-                f"{path} is of version {version}, and this program reads version {VERSION}: use a "
-                "newer one",
+                f"{path} has format version {version}, and this release reads version {VERSION}: "
+                "use a newer release",
                 path=path,
             )
         header = msgspec.json.decode(encoded, type=SegmentHeader)

@@ -38,7 +38,7 @@ from stillframe.store.manifest import SnapshotEntry
 from stillframe.watch.event_feed import SnapshotOutcome
 from stillframe.watch.metrics import MetricSet
 
-ROOT, FRAGMENT, MARKER = "snapshot", "part", "marker"
+ROOT, FRAGMENT, MARKER = "snapshot", "fragment", "marker"
 """The names of spans and events as they are sent; that of a fragment also has its process."""
 
 ATTRIBUTES: dict[str, dict[str, str]] = {
@@ -63,9 +63,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "stillframe.moved_s": "By how much its times were shifted, because its clock differs from "
         "the coordinator's; left out if they were not.",
     },
-    MARKER: {
-        "stillframe.source": "The process at the other end of the channel on which it arrived."
-    },
+    MARKER: {"stillframe.source": "The process that sent it."},
 }
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 
