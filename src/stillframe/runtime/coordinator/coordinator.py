@@ -327,9 +327,9 @@ class Coordinator:
             last = self._last_states.of(process)
             if last is not None and last.snapshot != origin:
                 detail = (
-                    f"{process} was excluded with its state in {origin}, before {last.snapshot}"
+                    f"{process} was excluded with its state in {origin}, before {last.snapshot} "
+                    "was published: a restore would undo what has become safe since then"
                 )
-                detail = f"{detail} was published: a restore would undo what is safe since then"
                 return Abandoned(snapshot.id, Reason.NOT_RECORDED, (), detail)
         entry = self.store.publish(snapshot)
         if entry.is_restore_point:
