@@ -187,7 +187,10 @@ class Process:
         )
 
     def snapshot(self) -> None:
-        """Request a snapshot that this process initiates; it starts after the current action."""
+        """Request a snapshot that this process initiates; it starts after the current action.
+
+        It has no effect in a system that is part of a pipeline: that decides when to take one.
+        """
         raise UsageError(f"{type(self).__name__}.snapshot(): this process is not running yet")
 
 

@@ -68,8 +68,9 @@ class CarefulTill(Till):
 
     @stillframe.every(ms=1)
     def act(self) -> None:
-        """Put an effect."""
+        """Put an effect; the request is in vain, as the pipeline decides on snapshots."""
         self.effects.put(self.balance)
+        self.snapshot()
 
     def on_published(self, snapshot: SnapshotId) -> None:
         """Tell it."""

@@ -54,7 +54,8 @@ class Coordinator:
     """Takes snapshots of the processes of one epoch, and publishes them in `store`, which is open
     for writing; its history records each snapshot before any process is notified. `check` raises a
     UsageError if a recorded state could not be restored. `timelines` are of the last snapshots, if
-    there were epochs before."""
+    there were epochs before. If the system `is_bound` to a pipeline, the caller takes each snapshot
+    for one of the pipeline, and announces it."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Coordinator:
         *,
         check: Callable[[ProcessState], None],
         timelines: SnapshotTimelines | None = None,
+        is_bound: bool = False,
     ) -> None:
         self.store = store
         self.emit = start.emit
@@ -103,8 +105,7 @@ class Coordinator:
         self._is_closed = False
         self._last: tuple[ProcessId, Result] | None = None
         self._is_last_begun = False
-        self.holds_notices = False
-        """Whether the caller announces restore points: a pipeline decides what a death restores."""
+        self._is_bound = is_bound
         # Wall time that advances evenly, and never back in an epoch: a clock that is set must move
         # no deadline, and make no snapshot look as if it was begun before an earlier one.
         earlier = store.listing()[0] if start.is_taken_over else []
@@ -211,7 +212,7 @@ class Coordinator:
 
     def _begin_for(self, process: ProcessId) -> None:
         """Begin a snapshot that a process requested, or after its own that is under way."""
-        if self._last is not None:
+        if self._last is not None or self._is_bound:
             return
         if any(snapshot.initiator == process for snapshot in self._results):
             self._requested.add(process)
@@ -300,7 +301,7 @@ class Coordinator:
         self._end(snapshot.id, outcome)
 
     def _announce(self, snapshots: Iterable[SnapshotId]) -> None:
-        if not self.holds_notices:
+        if not self._is_bound:
             for snapshot in snapshots:
                 self.announce(snapshot)
 

@@ -86,7 +86,6 @@ class PipelineBinding:
         """Take the system's part in each snapshot of the pipeline, until cancelled. It is announced
         when that one is published. `emit` receives errors, after which the pipeline's snapshot ends
         by its deadline."""
-        coordinator.holds_notices = True
         last = ours = None
         while True:
             try:

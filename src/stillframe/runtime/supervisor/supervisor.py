@@ -204,8 +204,14 @@ class Epoch:
             first_number=self.next_number,
             is_taken_over=is_taken_over,
         )
-        check, timelines = system.topology.check_state, system.timelines
-        return Coordinator(system.store, system.config, start, check=check, timelines=timelines)
+        return Coordinator(
+            system.store,
+            system.config,
+            start,
+            check=system.topology.check_state,
+            timelines=system.timelines,
+            is_bound=system.binding is not None,
+        )
 
     async def _listen(self, coordinator: Coordinator) -> None:
         """Listen where the epoch before did: processes left over from it, on any machine, connect
