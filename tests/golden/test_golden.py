@@ -22,6 +22,9 @@ from stillframe.cli.app import app
 from stillframe.model import GlobalState, Snapshot, SnapshotId
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
+from stillframe.runtime import run_file
+from stillframe.runtime.network.addresses import ANY_PORT
+from stillframe.runtime.os_process import current_process
 from stillframe.runtime.process import pipeline_logs
 from stillframe.store.sealed_json import FORMAT
 from stillframe.store.store import Store
@@ -242,6 +245,31 @@ def test_a_snapshot_is_based_on_one_of_version_1(own: Path) -> None:
     assert format_of(manifests / "A-11" / "manifest.json") == FORMAT
     reader = Reader(own / "store")
     assert reader.read("A-11") == reader.read("A-10")
+
+
+def test_a_refused_takeover_does_not_lock_out_the_release_that_started_it(own: Path) -> None:
+    """Processes of 0.1.0 run without a supervisor: only 0.1.0 can take them over, so `resume` of
+    this release writes nothing before it refuses to."""
+    path = own / "store"
+    system = run_file.RunFile(
+        supervisor=msgspec.structs.replace(current_process(), start_ticks=1),
+        directory=run_file.identity(path),
+        epoch=Store.open(path).epoch,
+        topology_hash=Store.open(path).description.hash,
+        coordinator=ANY_PORT,
+        has_tls=False,
+        secret=b"",
+        commands="",
+        children={"A": current_process()},
+        pipeline=None,
+    )
+    run_file.write_run_file(path, system)
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    refused = CliRunner().invoke(app, ["resume", str(path), "--keep", "1"])
+    assert refused.exit_code == 2
+    said = " ".join(refused.stderr.split())
+    assert f"the running system on the store {path} speaks version 2 of the protocol" in said
+    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file()} == before
 
 
 def format_of(path: Path) -> int:

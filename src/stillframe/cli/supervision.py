@@ -38,6 +38,7 @@ from stillframe.runtime.supervisor.operation import (
     periodic_snapshots,
 )
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.store.history import readable_history
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -365,7 +366,7 @@ async def keep_running(
     printer.on_unwritten = stop.ask
     # Print this only now: once it is read, a signal must stop the system in order.
     printer.say(f"this command supervises the system of {system.store.path} until it is stopped")
-    for damage in system.store.history.damages:
+    for damage in readable_history(system.store.path)[1]:
         printer.say(f"warning: {damage}; {NOT_NEEDED}")
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.ensure_future(stack.enter_async_context(system))

@@ -13,6 +13,7 @@ from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.runtime.run_file import describe_owner, read_run_file
 from stillframe.runtime.supervisor.config import RunConfig
+from stillframe.runtime.supervisor.recovery import check_release
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -42,9 +43,10 @@ def create_store(path: Path, description: Description, reference: str) -> Store:
 
 
 def open_writer(path: Path, *, takes_over: bool = False) -> Store:
-    """Open the store of a system that continues. Unavailable if it is in use names the program; a
-    UsageError if a supervisor that `takes_over` cannot, because a pipeline decides where the system
-    continues; other errors are as for ``Store.open_writer``."""
+    """Open the store of a system that continues. Unavailable if it is in use names the program. A
+    supervisor that `takes_over` gets a UsageError if a pipeline decides where the system continues,
+    and as for ``check_release``: before anything is written, which locks out an older release.
+    Other errors are as for ``Store.open_writer``."""
     try:
         store = Store.open_writer(path)
     except Unavailable as error:
@@ -59,6 +61,8 @@ def open_writer(path: Path, *, takes_over: bool = False) -> Store:
                 f"restored with it: use 'stillframe pipeline restore {left.pipeline}', and then "
                 f"'stillframe restore {path} --pipeline {left.pipeline}'"
             )
+        if left is not None:
+            check_release(left, store)
     except BaseException:
         store.close()
         raise

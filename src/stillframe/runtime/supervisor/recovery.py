@@ -165,9 +165,7 @@ def check_release(stale: RunFile, store: Store) -> None:
     all would terminate, and lose what no snapshot has."""
     elsewhere = store.description.processes.keys() - stale.children.keys()
     if elsewhere or any(map(is_alive, stale.children.values())):
-        check_version(
-            stale.protocol_version, f"the running processes of the system of {store.path}"
-        )
+        check_version(stale.protocol_version, f"the running system on the store {store.path}")
 
 
 def check_placement(

@@ -387,7 +387,6 @@ class Supervisor:
             check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
         stale = run_file.read_run_file(self.store.path)
         if stale is not None and self.config.takes_over:
-            recovery.check_release(stale, self.store)
             recovery.check_placement(stale, placement, local_processes)
             if recovery.takeover_obstacle(stale, self.store, placement, local_processes) is None:
                 # Which snapshots are in progress in the processes is known from it alone.
