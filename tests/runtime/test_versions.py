@@ -156,9 +156,10 @@ def test_a_supervisor_of_another_version_takes_nothing_over(
         left = run_file.read_run_file(tmp_path / "store")
         assert left is not None
         for version in OTHERS:
-            with monkeypatch.context() as patch, pytest.raises(Refused) as caught:
+            with monkeypatch.context() as patch:
                 speak(patch, version)
-                operation.open_writer(tmp_path / "store", takes_over=True)
+                with pytest.raises(Refused) as caught:
+                    operation.open_writer(tmp_path / "store", takes_over=True)
             check_words(caught.value, OURS, version)
             assert all(map(is_alive, left.children.values()))
         async with asyncio.timeout(60), resumed(tmp_path, "rally") as (_, watch):

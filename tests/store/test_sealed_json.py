@@ -1,5 +1,6 @@
 """Sealed files: one way to write each content, and any other is refused."""
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,16 @@ class Other(msgspec.Struct, forbid_unknown_fields=True):
 def test_a_sealed_file_of_another_kind_is_refused(path: Path) -> None:
     """A right hash over the wrong content does not help."""
     with pytest.raises(Damaged, match=r"has invalid content: .*unknown field"):
+        read_sealed(path, Other)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, 1.0, "1", None])
+def test_what_no_version_wrote_is_refused(path: Path, version: object) -> None:
+    """Versions are whole numbers from 1, so anything else is no older version, but damage."""
+    content = msgspec.json.encode({"format": version})
+    digest = hashlib.sha256(content).hexdigest().encode()
+    path.write_bytes(b'{"content":%b,"hash":"%b"}' % (content, digest))
+    with pytest.raises(Damaged, match=r"has invalid content: Expected `int.* `\$\.format`"):
         read_sealed(path, Other)
 
 

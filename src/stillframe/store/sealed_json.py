@@ -6,7 +6,7 @@ content, so that any changed byte is detected, also white space or bytes added a
 
 import hashlib
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ class TooLarge(StoreError):
 
 
 class _Format(msgspec.Struct):
-    format: int
+    format: Annotated[int, msgspec.Meta(ge=1)]
 
 
 def seal(content: msgspec.Struct) -> bytes:
