@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _flush(stream: TextIO | None) -> OSError | None:
-    """Flush stdout or stderr; return the error, if any, unless the reader is gone."""
+    """Flush stdout or stderr; return the error, if any, unless the reader has closed it."""
     if stream is None:  # it was closed before the start
         return None
     try:

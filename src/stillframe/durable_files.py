@@ -163,7 +163,7 @@ def check_file(path: Path, checksum: int) -> None:
     if found != checksum:
         raise Damaged(
             f"{path} was changed since it was written: its checksum is {found:08x}, and was "
-            f"{checksum:08x}; go back to a snapshot that does not need it",
+            f"{checksum:08x}; restore a snapshot that does not need it",
             path=path,
         )
 

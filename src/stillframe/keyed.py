@@ -117,7 +117,7 @@ class Keyed(MutableMapping[Key, Value]):
             self._changed = {}
 
     def put_changes_aside(self) -> KeySet[Key] | None:
-        """Return the keys that changed since the last call, and start anew: now is a cut. None: it
+        """Return the keys that changed since the last call, and start again: now is a cut. None: it
         is not known which changed, and any may have."""
         changed, self._changed = self._changed, {}
         return changed

@@ -7,7 +7,7 @@ classes; if one cannot be read any more, the snapshot is refused. Counts are kep
 of the new snapshot balance like those of the old.
 
 If there are other processes now, the application redistributes the recorded data over them. The
-channels then start anew, with the messages that it puts on them numbered from 1. Conserved
+channels then start again, with the messages that it puts on them numbered from 1. Conserved
 quantities must be the same before and after; before, they are computed from the recorded states and
 messages as objects of the current classes.
 """

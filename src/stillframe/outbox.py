@@ -2,9 +2,9 @@
 
 A restore undoes what a process recorded, but not its effects outside. So an action only puts an
 effect into its ``Outbox``, a recorded field, and the effect happens when the entry is *safe*: it is
-before the cut of a published snapshot, and no death goes back behind that one. Three things follow.
+before the cut of a published snapshot, and no death restores an older one. Three things follow.
 
-* An entry that was committed is in every state that a death goes back to, until it is forgotten. So
+* An entry that was committed is in every state that a death restores, until it is forgotten. So
   a death between the commit and the forgetting repeats entries, and never changes them.
 * Each entry has a *key* that stands for it and for all before it: a hash of the key before and of
   the entry. A receiver that keeps the last key, the *mark*, in the transaction of its effects can
@@ -50,7 +50,7 @@ class SafePoint:
         self._cuts[snapshot] = count
 
     def published(self, snapshot: SnapshotId) -> None:
-        """Record that no death goes back behind `snapshot` any more."""
+        """Record that from now on no death restores a state before `snapshot`."""
         self.count = max(self.count, self._cuts.get(snapshot, 0))
         self._cuts = {other: count for other, count in self._cuts.items() if count > self.count}
 
@@ -249,7 +249,7 @@ class Outbox(Generic[Item]):
         return {"entries": list(self._entries), "committed": self._committed, "mark": self._mark}
 
     def load(self, recorded: dict[str, Any]) -> None:
-        """Continue from what was recorded. All of it is safe: a death goes back no further."""
+        """Continue from what was recorded. All of it is safe: no death restores an older state."""
         self._committed, self._mark = recorded["committed"], recorded["mark"]
         self._entries = deque(OutboxEntry(entry.item, entry.key) for entry in recorded["entries"])
         self._safe = SafePoint(self._committed + len(self._entries))
@@ -260,7 +260,7 @@ class Outbox(Generic[Item]):
         self._safe.cut(snapshot, self._committed + len(self._entries))
 
     def published(self, snapshot: SnapshotId) -> None:
-        """Record that no death goes back behind `snapshot` any more."""
+        """Record that from now on no death restores a state before `snapshot`."""
         self._safe.published(snapshot)
 
     def abandon(self, snapshot: SnapshotId) -> None:

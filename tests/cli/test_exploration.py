@@ -32,7 +32,7 @@ def test_two_accounts_are_explored_by_default(call: Call) -> None:
         "PASS: every snapshot is published in the end",
         "seen: a channel held a message at the cut",
         "seen: the recorded state need not have occurred",
-        "never seen: two snapshots were under way at once",
+        "never seen: two snapshots were pending at once",
     ]
 
 
@@ -81,15 +81,15 @@ def test_two_initiators_make_two_snapshots(call: Call) -> None:
     )
     document = json.loads(call(*arguments).stdout)
     assert figures(document) == (95, 130, 16, 173)
-    overlap = document["seen"]["two snapshots were under way at once"]
+    overlap = document["seen"]["two snapshots were pending at once"]
     assert overlap == {
-        "what": "P1-1, P2-2 are under way",
+        "what": "P1-1, P2-2 are pending",
         "run": ["P1 initiates P1-1", "P2 initiates P2-2"],
     }
     twice = ("sim", "explore", "--initiator", "P1", "--initiator", "P1", "--acts", "P1=", "--json")
     document = json.loads(call(*twice).stdout)
     assert document["ok"] is True
-    assert "two snapshots were under way at once" in document["seen"]
+    assert "two snapshots were pending at once" in document["seen"]
 
 
 def test_where_order_is_not_kept_markers_are_a_no_with_the_shortest_run(call: Call) -> None:

@@ -144,7 +144,7 @@ def test_what_is_no_step_is_told_of_the_choice() -> None:
             "snapshot P1-1 was abandoned: a process died before the snapshot was complete; "
             "missing: P1, P2"
         ),
-        "P1 gives up P1-1",
+        "P1 abandons P1-1",
     ]
 
 

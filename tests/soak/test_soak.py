@@ -24,5 +24,5 @@ def test_money_and_messages_survive_kills_at_random_moments(seed: int, figure: F
     assert run.done["snapshots"] >= SNAPSHOT_COUNT
     assert run.done["verified"] >= run.done["snapshots"]
     assert run.done["messages caught"] > 0, "no channel ever held a message: this showed nothing"
-    assert run.done["overlapping"] > 0, "no two snapshots were under way at once"
+    assert run.done["overlapping"] > 0, "no two snapshots were pending at once"
     assert {m for m in MOMENTS if run.done[f"kills: {m}"]} == set(MOMENTS)

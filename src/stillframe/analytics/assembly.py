@@ -70,7 +70,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """The verdict over a group of fragments: CONSISTENT, INCOMPLETE or INCONSISTENT.
 
     `missing` are the processes whose fragments are absent or damaged, `late` those whose fragments
-    were complete after the deadline; `why` explains the verdict to people.
+    were complete after the deadline; `why` is the explanation of the verdict.
     """
 
     group: Group
@@ -103,7 +103,8 @@ def _exclusive_writer(
     out: Path, groups: Sequence[Group], good: Sequence[Group]
 ) -> Iterator[tuple[Published, Mapping[int, str]]]:
     """Write to the store `out` alone while the body runs, which gets what is there and the run of
-    each epoch; then say where a restore goes back to. The topologies of `good` are known before."""
+    each epoch; then record where a restore starts from. The topologies of `good` are known
+    before."""
     with layout.explain_io_errors(out, "written"):
         out.mkdir(parents=True, exist_ok=True)
         layout.check_unused(out)
@@ -373,7 +374,7 @@ def _add(
 
 
 def _is_point(group: Group, points: Sequence[Group]) -> bool:
-    """Return whether recovery may go back to `group`: its cut crosses that of no restore point."""
+    """Return whether recovery may use `group`: its cut crosses that of no restore point."""
     of_epoch = [point for point in points if point.epoch == group.epoch]
     number = group.snapshot.number
     earlier = [point for point in of_epoch if point.snapshot.number < number]

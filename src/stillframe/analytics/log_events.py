@@ -162,7 +162,7 @@ def _senders(pieces: DataFrame, messages: list[LogMessage]) -> dict[str, int]:
 def marker_paths(rows: DataFrame) -> DataFrame:
     """Return the slowest path of the markers of each snapshot (`PATHS_SCHEMA`).
 
-    It ends with the marker that arrived last, and goes back along the marker that made each sender
+    It ends with the marker that arrived last, and follows back the marker that made each sender
     record its state, to the process that recorded without one: the initiator.
 
     Clocks of several machines may differ, and a hop between two of them by as much: `travelled_ms`

@@ -1,7 +1,7 @@
 """Evaluate predicates on objects of the user's classes in tasks of Spark, snapshot by snapshot.
 
 Unlike other tasks, these need msgspec and the user's own modules where they run. They import them
-lazily, so that a task can report what is missing. Failures come back as rows: the driver raises
+lazily, so that a task can report what is missing. Failures are returned as rows: the driver raises
 them.
 """
 

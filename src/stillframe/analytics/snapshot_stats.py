@@ -32,8 +32,8 @@ SNAPSHOTS_SCHEMA = pa.schema(
         pa.field("published_at", _TIME),
         pa.field("pause_s", pa.float64()),  # the longest pause of any process
         pa.field("capture_s", pa.float64()),  # the longest that encoding a state took, beside work
-        # From the request to the last part, less the two above: markers and parts on their way, and
-        # processes that were busy. The longest of each need not be the same process's, so it is
+        # From the request to the last part, less the two above: markers and fragments in transit,
+        # and processes that were busy. The longest of each need not be the same process's, so it is
         # waiting at the least, and 0 if that would be less.
         pa.field("waiting_s", pa.float64()),
         pa.field("publishing_s", pa.float64()),  # from the last part to the rename

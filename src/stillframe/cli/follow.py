@@ -33,7 +33,7 @@ Fields = dict[str, Any]
 
 
 class Verdicts:
-    """Writes verdicts as they come, as JSON lines or for people, and counts them; `enrich` returns
+    """Writes each verdict as a JSON line or as text, and counts them; `enrich` returns
     the verdicts of a micro-batch with what else is known of each."""
 
     def __init__(self, enrich: "Callable[[DataFrame], list[Fields]]", *, is_json: bool) -> None:
@@ -136,7 +136,7 @@ def _wait(
     stop: Stop,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait until the query ends, its time is over, or `stop` is set.
+    """Wait until the query ends, its time has passed, or `stop` is set.
 
     Ctrl-C reaches the processes that evaluate, too. That the query fails without them is no error
     then, and Spark regards their tasks as not done.

@@ -31,7 +31,7 @@ Columns = Mapping[str, Callable[[Item], object]]
 
 
 class _Unfailing:
-    """Words for people, who may be gone: a terminal was closed, or Ctrl-C also ended ``| tee``.
+    """Text for the user's terminal, which may be closed: or Ctrl-C also ended ``| tee``.
     That ends no command: it may have a last snapshot to take."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -80,7 +80,7 @@ def put_json(document: Any) -> None:
 
 @contextlib.contextmanager
 def answering(*, is_json: bool) -> Iterator[None]:
-    """Let the answer of the body be JSON or for people, as ``--json`` says."""
+    """Let the answer of the body be JSON or text, as ``--json`` says."""
     token = _IS_JSON.set(is_json)
     try:
         yield

@@ -175,7 +175,8 @@ def _take(pipeline: Pipeline, taking: Taking) -> tuple[bool, bool]:
 
 
 def _ended_like_ctrl_c() -> contextlib.AbstractContextManager[None]:
-    """Let SIGTERM end the body as Ctrl-C does: what is under way must not hold queries up after."""
+    """Let SIGTERM end the body as Ctrl-C does: a pending snapshot must not delay queries
+    afterwards."""
     return signals(signal.default_int_handler, signal.SIGTERM)
 
 
@@ -269,7 +270,7 @@ def moving() -> Iterator[Callable[[Progress], None]]:
 
 
 def progress_lines(progress: Progress, now: float) -> list[str]:
-    """Return how far a snapshot is at the time `now`, for people."""
+    """Return a sentence on the progress of a snapshot at the time `now`."""
     awaiting = progress.awaiting[:LINE_COUNT_MAX]
     shown = [
         f"  {awaited.sentence()}, for {_age(awaited.since or progress.initiated_at, now)}"

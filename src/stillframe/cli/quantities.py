@@ -1,4 +1,4 @@
-"""Figures as people write and read them: every one has a unit."""
+"""Quantities as text: each has a unit."""
 
 import datetime
 import re

@@ -74,7 +74,7 @@ def verify(
 def _answer_rows(
     document: Fields, columns: output.Columns[Fields], rows: list[Fields], *, texts: int, limit: int
 ) -> None:
-    """Write the answer; for people its rows as a table, if there are any."""
+    """Write the answer; without ``--json``, its rows as a table, if there are any."""
     put = functools.partial(output.put_table, "", columns, rows, texts=texts, limit=limit)
     output.answer(document, put if rows else None)
 

@@ -47,7 +47,7 @@ ALWAYS = {
 SOMETIMES = {
     "a channel held a message at the cut": exploration.a_channel_caught_a_message,
     "the recorded state need not have occurred": exploration.a_recorded_state_need_not_occur,
-    "two snapshots were under way at once": exploration.snapshots_overlap,
+    "two snapshots were pending at once": exploration.snapshots_overlap,
 }
 
 

@@ -256,7 +256,7 @@ def events(path: StorePath) -> None:
 
 
 def sentence(what: HistoryEvent) -> str:
-    """Return what happened, as people read it."""
+    """Return an event of the history as text."""
     match what:
         case store_history.EpochBegan(epoch, restored_from):
             origin = f"snapshot {restored_from}" if restored_from else "the initial states"

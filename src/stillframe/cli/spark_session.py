@@ -55,7 +55,7 @@ def rows_of(frame: "DataFrame") -> list[dict[str, Any]]:
 
 
 def _watch(spark: "SparkSession", over: threading.Event, show: Callable[[int, int], None]) -> None:
-    """Show how many tasks are done, and of how many that are known by now, until it is over."""
+    """Show how many tasks are done, and of how many known ones, until the job ends."""
     tracker = spark.sparkContext.statusTracker()
     counts: dict[int, tuple[int, int]] = {}
     while not over.wait(_POLL_S):

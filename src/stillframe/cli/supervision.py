@@ -56,7 +56,7 @@ Evaluated = concurrent.futures.Future[Evaluation | None]
 
 
 def sentence(event: events.Event) -> str:
-    """Return an event as people read it."""
+    """Return an event as text."""
     match event:
         case events.EpochBegan(epoch, snapshot):
             text = (
@@ -375,7 +375,8 @@ async def keep_running(
             printer.say(f"waiting for {system.waiting_for}")
             await _first(starting, stop.requested)
         if not starting.done() and system.is_taking_over:
-            # These processes hold work that no snapshot has: they come back before they are ended.
+            # These processes hold work that no snapshot has: they reconnect before they are
+            # terminated.
             awaited = f"waiting for {system.waiting_for}, to stop after one last snapshot"
             printer.say(f"{awaited}; Ctrl-C stops without it")
             await _first(starting, stop.forced)

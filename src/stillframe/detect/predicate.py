@@ -242,7 +242,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 StablePredicate = Callable[[SnapshotView], Verdict]
-"""Once it holds it must hold for ever, as long as the system is not restored: then what holds in a
+"""Once it holds it must hold forever, as long as the system is not restored: then what holds in a
 snapshot holds now (Chandy & Lamport 1985, section 4)."""
 
 
@@ -255,7 +255,7 @@ def termination(view: SnapshotView) -> Verdict:
 
 
 def deadlock(view: SnapshotView) -> Verdict:
-    """Return whether processes keep each other blocked for ever."""
+    """Return whether processes keep each other blocked forever."""
     found = find_deadlock(view)
     if found is None:
         return Verdict(holds=False, sentence=NO_DEADLOCK)
@@ -277,7 +277,7 @@ def loss_against(expected: Mapping[str, Mapping[str, Number]]) -> StablePredicat
 
 
 def asking(function: Callable[[SnapshotView], bool], name: str) -> StablePredicate:
-    """Return a predicate that asks a function of yours, which people know by `name`."""
+    """Return a predicate that calls a user's function; errors call it `name`."""
 
     def own(view: SnapshotView) -> Verdict:
         found = yes_or_no(function, view, name, f"on snapshot {view.snapshot}")

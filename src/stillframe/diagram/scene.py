@@ -3,8 +3,8 @@ the right, and around the dots of the lines in between.
 
 A step's place from left to right follows from what happened before what, not from time: clocks of
 different processes disagree and often no time was noted at all, whereas layers need no clock,
-never let an arrow go back, and keep the diagram narrow, because steps of different processes that
-do not wait for each other share one.
+never let an arrow point backwards, and keep the diagram narrow, because steps of different
+processes that do not wait for each other share one.
 """
 
 from bisect import bisect_left

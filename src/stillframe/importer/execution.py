@@ -8,8 +8,8 @@ Where a log states which events send and receive, a receive is matched to its se
 message brings the clock of its send, so that what the receiver learned is exactly that event of the
 source and what that knew. A receiver that knew of the send already learns nothing; then it accepted
 the oldest message of the channel with the same content that it knows of and has not accepted. If
-there is none, no message came in: the log has one twice (as where a process puts a message back
-into its own queue), and the event accepts nothing.
+there is none, no message was received: the log has one twice (as where a process puts a message
+back into its own queue), and the event accepts nothing.
 """
 
 import re
@@ -119,7 +119,7 @@ class Messages:
         waiting = self._waiting.get((source, step.host, content), [])
         while waiting and waiting[-1] in self._receiver_of:
             waiting.pop()
-        # A message to itself comes in after the event that sent it.
+        # A message to itself arrives after the event that sent it.
         known = step.known[source] - (source == step.host)
         return waiting[-1] if waiting and self._clocks.owns[waiting[-1]] <= known else None
 
@@ -251,7 +251,7 @@ def _number(
 def name_processes(hosts: Iterable[str]) -> dict[str, ProcessId]:
     """Return a process id for each host: its own name where that can be, else one like it.
 
-    The hosts come in natural order: ``p2`` before ``p10``.
+    The hosts are in natural order: ``p2`` before ``p10``.
     """
     ordered = sorted(hosts, key=_counting_order)
     names = {host: host for host in ordered if _can_name_a_process(host)}

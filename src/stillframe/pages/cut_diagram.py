@@ -443,7 +443,7 @@ def _arrows(
 
 
 def _drawn_messages(held: Sequence[ChannelState], processes: set[ProcessId]) -> list[MessageId]:
-    """Return the messages that are drawn: the first of each channel, in turns."""
+    """Return the messages that are drawn: the first of each channel, round-robin."""
     states = [s for s in held if {s.channel.source, s.channel.target} <= processes]
     is_crowded = len(processes) > CROWDED_ABOVE
     most = 1 if is_crowded else CHANNEL_MESSAGES_MAX

@@ -1,5 +1,5 @@
-"""The document of the player: an execution to go through step by step, forwards and backwards, told
-by the narration of its simulation or from the trace alone."""
+"""The document of the player: an execution to go through step by step, forwards and backwards,
+described by the narration of its simulation or from the trace alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -191,7 +191,7 @@ def _message_row(
 def _is_current(store: StoreReader, snapshot: SnapshotId) -> bool:
     try:
         current = store.current()
-    except (Damaged, UsageError):  # a restore goes back to none that is not named
+    except (Damaged, UsageError):  # a restore needs the name of one
         return False
     return current is not None and current.id == snapshot
 

@@ -353,7 +353,8 @@ class LogWriter:
     def append(self, table: pa.Table) -> int:
         """Append the records of a table, and return the number of the entry; UsageError if its
         columns are not the declared ones, Unavailable if another program appended. A key selects
-        the partition of each record; without one they take turns, also from call to call."""
+        the partition of each record; without one they are used round-robin, also from call to
+        call."""
         difference = schema_difference(self.log.arrow_schema, table.schema)
         if difference is not None:
             raise UsageError(f"channel {self.log.name} does not accept these records: {difference}")
@@ -370,8 +371,8 @@ class LogWriter:
         """Make files that are in the data directory part of the log; return the entry's number.
         They come right after what this writer has last seen of the log (``last_batch``, ``tail``),
         so of two writers that both miss a micro-batch only one appends it, and the other gets an
-        Unavailable. No barrier comes in between, for one is only ever appended between two
-        micro-batches."""
+        Unavailable. No barrier is appended in between, because one is only ever appended between
+        two micro-batches."""
         return self._commit(Rows(tuple(files), batch), self._tail)
 
     def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
@@ -461,7 +462,7 @@ def record_batches(path: Path, schema: pa.Schema, checksum: int) -> Iterator[pa.
 
 def spread(table: pa.Table, log: Log, first: int = 0) -> list[tuple[int, pa.Table]]:
     """Return the partitions of `log` that get records of a table, each with its records in their
-    order. Without a key the partitions take turns, from partition `first` on."""
+    order. Without a key the partitions are used round-robin, from partition `first` on."""
     count = log.partition_count
     if count == 1:
         return [(0, table)] if table.num_rows else []

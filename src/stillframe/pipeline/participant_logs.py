@@ -301,7 +301,7 @@ class ServiceLogs(ParticipantLogs):
         return self.record_or_limit(self.tails(), record)
 
     def take(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
-        """Return the next records before `ends`, and their log; the logs take turns."""
+        """Return the next records before `ends`, and their log; the logs are read round-robin."""
         while ready := sorted(log for log, end in ends.items() if self._positions[log] < end):
             self._last = next((log for log in ready if log > self._last), ready[0])
             reader = self.readers[self._last]

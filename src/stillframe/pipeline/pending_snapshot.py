@@ -158,7 +158,8 @@ def _read_pending(path: Path, kind: type[_Content]) -> _Content | None:
 
 
 def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> ParticipantFragment | None:
-    """Return the fragment of one participant; None if it has submitted none, or all is over."""
+    """Return the fragment of one participant; None if it has submitted none, or the snapshot has
+    ended."""
     return _read_pending(fragment_path(root, snapshot, participant), ParticipantFragment)
 
 
@@ -221,5 +222,6 @@ def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
 
 
 def system_cut(root: Path, snapshot: SnapshotId, name: str) -> SystemCut | None:
-    """Return the state of a system's snapshot; None if it has not started, or if all is over."""
+    """Return the state of a system's snapshot; None if it has not started, or the snapshot has
+    ended."""
     return _read_pending(request_path(root, snapshot) / SYSTEMS / f"{name}.json", SystemCut)

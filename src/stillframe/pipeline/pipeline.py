@@ -409,7 +409,7 @@ class Pipeline:
 
 
 def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
-    """Return the consequence of damaged snapshots that stay, for people."""
+    """Return a sentence on the consequence of damaged snapshots that stay."""
     return (
         f"{', '.join(map(str, damaged))}: the manifest is damaged, so the entries that it needs "
         "are unknown, and the logs are not trimmed: delete it by its id"

@@ -51,7 +51,7 @@ class Awaited(msgspec.Struct, frozen=True):
         return self.since is not None or not self.has_joined
 
     def sentence(self) -> str:
-        """Return what it does at the moment, for people."""
+        """Return a sentence on what it does at the moment."""
         if not self.has_joined:
             return f"service {self.participant} has not joined: start it"
         missing = [f"{c.log} (from {c.source})" for c in self.channels if c.barrier is None]
@@ -88,7 +88,7 @@ class Progress(msgspec.Struct, frozen=True):
         return tuple(one for one in self.awaiting if one.is_straggler)
 
     def straggler_sentence(self) -> str:
-        """Return who holds the snapshot up, for people."""
+        """Return a sentence on the stragglers."""
         return "; ".join(awaited.sentence() for awaited in self.stragglers or self.awaiting)
 
 

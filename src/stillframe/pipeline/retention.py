@@ -122,7 +122,8 @@ def _delete_before(root: Path, log: str, needed: dict[int, int], metadata: Metad
         reader = LogReader(root, metadata.dataflow.log(log), (Segment(epoch, 0),))
         numbers = sorted(int(path.stem) for path in directory.glob("[0-9]*.json"))
         for number in (number for number in numbers if number < needed[epoch]):
-            # The data first: an entry that is left names what is gone, never the other way round.
+            # The data first: a remaining entry may name deleted files, but no file is without its
+            # entry.
             for file in reader.entry(number).files:
                 path = directory / DATA / file.name
                 path.unlink(missing_ok=True)

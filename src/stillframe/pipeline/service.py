@@ -59,7 +59,7 @@ class JoinedService:
         self._at_boundary()
 
     def __iter__(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield channel and records as they were appended, one atomic action a turn, for ever."""
+        """Yield channel and records as they were appended, one atomic action a turn, endlessly."""
         while True:
             received = self.receive()
             assert received is not None

@@ -357,7 +357,8 @@ def cut_channels(
     root: Path, metadata: Metadata, fragments: dict[str, ParticipantFragment], mode: Mode
 ) -> list[ChannelCut]:
     """Return what was on every channel at the cut, with the counts of its books checked. Raises
-    NotConsistent if a target had read what its source had not sent, or an entry in between is gone.
+    NotConsistent if a target had read what its source had not sent, or an entry in between is
+    missing.
     """
     cuts = []
     for log in metadata.dataflow.logs:

@@ -1,1 +1,2 @@
-"""The rules, pure: no clock, no chance, no I/O. Hosts call in and carry out what comes back."""
+"""The rules, pure: no clock, no chance, no I/O. Hosts call them and carry out the returned
+effects."""

@@ -111,7 +111,7 @@ class Connector:
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class Listener:
-    """The side that listens: hand each greeting to ``receive``, send what comes back. `target` is
+    """The side that listens: pass each greeting to ``receive``, and send its result. `target` is
     who we are, None for the coordinator; one of `sources` must name it, the epoch, and the
     topology. The nonce must be fresh random bytes."""
 

@@ -209,7 +209,7 @@ class FrameReader:
         )
 
     def _make_room(self, size: int) -> None:
-        """See to it that a frame of `size` bytes can come in, and that no larger buffer is kept. A
+        """Ensure that a frame of `size` bytes can arrive, and that no larger buffer is kept. A
         full buffer is doubled for a large frame: memory follows what has come, not what was
         announced."""
         if size <= _READ_BYTES_MIN:

@@ -36,7 +36,7 @@ class RejoinRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejoined(msgspec.Struct, frozen=True, tag=True):
-    """To a process that has come back: what happened meanwhile.
+    """To a process that has rejoined: what happened meanwhile.
 
     Every snapshot with a number up to `last_number` whose fragment it has not sent has ended.
     `published` is the newest one that it may be notified of, and `supervisor` its supervisor now.

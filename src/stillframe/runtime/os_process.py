@@ -1,4 +1,5 @@
-"""Operating-system processes that are not our children, told apart from later ones by their start.
+"""Operating-system processes that are not our children, distinguished from later ones by their
+start.
 
 A number is used again after its process has ended. A process is therefore known by its number, the
 moment when it started, and the start of the machine; and it is ended through a descriptor that is

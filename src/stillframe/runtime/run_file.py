@@ -30,7 +30,7 @@ _TMPDIR_LENGTH_MAX = 70
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of a running system, and the processes that remain if its supervisor has died.
 
-    `coordinator` is its address, for processes that join or come back, and `has_tls` says whether
+    `coordinator` is its address, for processes that join or reconnect, and `has_tls` says whether
     they need certificates. `commands` is the path of the admin socket. `directory` identifies the
     store in the file system: a copy of the store has this file too, and is another store.
     `children` are the processes that were started on this machine, `pipeline` is the directory of

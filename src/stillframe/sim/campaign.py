@@ -355,7 +355,7 @@ COVERAGE: Mapping[str, Callable[[Epoch, Description], object]] = {
         snapshot.state.message_count for snapshot in epoch.published
     ),
     "the recorded state never occurred": _never_occurred,
-    "two snapshots were under way at once": lambda epoch, _: _overlapped(epoch),
+    "two snapshots were pending at once": lambda epoch, _: _overlapped(epoch),
     "several processes initiated one snapshot": lambda epoch, _: _several_initiated(epoch),
     "a snapshot was abandoned at its deadline": lambda epoch, _: _abandoned_count(
         epoch, Reason.DEADLINE

@@ -58,7 +58,7 @@ _Counts = dict[Channel, tuple[int, int]]
 
 
 class Invariant(enum.Enum):
-    """An invariant; the value is its sentence for people."""
+    """An invariant; the value is its sentence."""
 
     ONCE = "every message is accepted at most once, after it was sent, and in order"
     BOOKS = "the books of every channel balance"
@@ -252,7 +252,8 @@ def _still_recording(world: World) -> Iterator[str]:
         if isinstance(taken.choice, choices.DeliverNotice):
             process, snapshot = taken.choice.process, taken.choice.snapshot
             if world.recorders[process].phase(snapshot) is Phase.RECORDING:
-                yield f"process {process} still records {snapshot}, heard at {taken.at} s"
+                yield f"process {process} still records {snapshot}, although it was notified of "
+                f"its end at {taken.at} s"
 
 
 # --- what happened in one epoch
@@ -447,7 +448,7 @@ def _check_publications(known: Evidence) -> Iterator[str]:
     order = {str(point.id): index for index, point in enumerate(known.points)}
     last: dict[ProcessId, int] = {}
     for count, process, name in _notices(known.epoch):
-        where = f"process {process} was told of snapshot {name}"
+        where = f"process {process} was notified of snapshot {name}"
         index = order.get(name, -1)
         if index < 0 or known.epoch.ended_at[known.points[index].id] > count:
             yield f"{where}, which was no restore point then"
@@ -492,7 +493,7 @@ def _check_causes(known: Evidence) -> Iterator[str]:
                 late = [p for p, ours, its in zip(lines, cut, behind, strict=True) if ours < its]
                 if late:
                     yield (
-                        f"snapshot {snapshot.id} shows {process} told of {point}, and "
+                        f"snapshot {snapshot.id} shows {process} notified of {point}, and "
                         f"{', '.join(late)} before what {point} shows"
                     )
 
@@ -505,7 +506,8 @@ def _missing_notices(world: World, points: Sequence[Snapshot]) -> Violation | No
         if name not in world.down and found != (expected if runner.is_notified else []):
             return Violation(
                 Invariant.TOLD,
-                f"process {name} was told of {', '.join(found) or 'nothing'}; the restore points "
+                f"process {name} was notified of {', '.join(found) or 'nothing'}; the restore "
+                "points "
                 f"are {', '.join(expected) or 'none'}",
             )
     return None

@@ -337,8 +337,8 @@ def a_recorded_state_need_not_occur(world: World) -> str:
 
 
 def snapshots_overlap(world: World) -> str:
-    """*Sometimes*: two snapshots are under way."""
-    return f"{', '.join(map(str, world.pending))} are under way" if world.pending[1:] else ""
+    """*Sometimes*: two snapshots are pending."""
+    return f"{', '.join(map(str, world.pending))} are pending" if world.pending[1:] else ""
 
 
 def _cuts(world: World) -> Iterator[tuple[SnapshotId, Trace]]:

@@ -195,7 +195,7 @@ def cut_words(
 
 
 def shown_state(state: ProcessState) -> str:
-    """Return a recorded state as people read it: the events of a script, or field by field."""
+    """Return a recorded state as text: the events of a script, or field by field."""
     values = msgspec.msgpack.decode(state.encoded)
     if state.kind == "ScriptedProcess":
         return f"{{{', '.join(values['done'])}}}"
@@ -208,7 +208,7 @@ def unrecorded_news(world: World, choice: choices.Choice) -> list[str]:
     match choice:
         case choices.DeliverNotice(process, snapshot):
             gives_up = isinstance(world.epoch.outcomes[snapshot], Abandoned)
-            return [f"{process} {'gives up' if gives_up else 'has finished'} {snapshot}"]
+            return [f"{process} {'abandons' if gives_up else 'has finished'} {snapshot}"]
         case choices.Duplicate(channel):
             return [f"the next frame on {channel} is in transit twice"]
         case choices.Break(channel):

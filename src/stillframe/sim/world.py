@@ -78,7 +78,7 @@ class RecordedSnapshot(StateView, frozen=True):
     Attributes:
         snapshot: its id.
         recording: the channels that are still being recorded.
-        outcome: the published snapshot, or why it was abandoned; None while it is under way.
+        outcome: the published snapshot, or why it was abandoned; None while it is pending.
     """
 
     snapshot: SnapshotId

@@ -457,7 +457,7 @@ def first_record(store: Path) -> PlacedRecord | None:
 
 def read_after(store: Path, place: HistoryCursor) -> list[PlacedRecord] | None:
     """Return some of the lines after a cursor, the oldest first; none if there are no more for now;
-    None if the file is gone, and its lines are unknown."""
+    None if the file was deleted, and its lines are unknown."""
     newer, older = store / NEWER, store / OLDER
     # The newer one first: if it becomes the older one meanwhile, it still follows that.
     with _opened(newer) as new, _opened(older) as old:

@@ -29,7 +29,7 @@ ABANDONED = "abandoned"
 OVERDUE = "overdue"
 LOST = "lost"
 """The outcomes. `OVERDUE`: it started too long ago, and a later outcome is not reported. `LOST`: it
-is not in the store, and the line that says why is gone."""
+is not in the store, and the line with the reason was removed."""
 DAMAGED = "damaged"
 """No outcome: a line of the history was changed, which may have been one."""
 

@@ -118,8 +118,8 @@ class Store(StoreReader):
         """Open a store for reading and writing, and remove what a crashed writer left.
 
         Call ``raise_epoch`` before the first snapshot. The store is held until ``close``, or until
-        this operating-system process (and what it forked without exec) is gone. Errors are as for
-        ``open``, and Unavailable if another program is writing to it.
+        this operating-system process (and what it forked without exec) has terminated. Errors are
+        as for ``open``, and Unavailable if another program is writing to it.
         """
         layout.check_is_store(path)
         return cls._locked(path, lambda: None)
@@ -257,8 +257,8 @@ class Store(StoreReader):
         for something else loses its name and stays as long as that. A lost one
         (``history.lost_snapshots``) counts as removed from now on.
 
-        Returns why it stays, as a sentence continues after "it"; None if it is gone. A UsageError
-        if there is no such snapshot, or it must stay: the error says why.
+        Returns why it stays, as a sentence continues after "it"; None if it was deleted. A
+        UsageError if there is no such snapshot, or it must stay: the error says why.
         """
         self._check_writer()
         with self._writing:

@@ -2,7 +2,7 @@
 
 Names follow Prometheus: base units last, and `_total` behind what only goes up.
 
-What a system counts goes back when it is restored from a snapshot. Prometheus would take that for
+The counts of a system decrease when it is restored from a snapshot. Prometheus would take that for
 a restart from zero, and a rate would jump: so increases are added up here, from poll to poll.
 """
 
@@ -275,7 +275,7 @@ def exposition(metrics: MetricSet, accept: str) -> tuple[bytes, str]:
 
 
 class MonotonicCounter:
-    """Adds up the increases of a count that may go back."""
+    """Adds up the increases of a count that may decrease."""
 
     def __init__(self) -> None:
         self.total = 0

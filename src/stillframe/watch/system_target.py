@@ -282,7 +282,8 @@ class SystemTarget(Target):
             await asyncio.sleep(POLL_PENDING_S if is_pending else POLL_S)
 
     async def _trace_repeatedly(self, traces: "TraceBuilder") -> None:
-        """Poll so often that the system still has the marker timelines of all that ended since."""
+        """Poll often enough that the system still has the marker timelines of all that ended
+        since."""
         pause_s = POLL_S
         while True:
             async with self._reading:

@@ -44,7 +44,7 @@ from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
 PENDING_COUNT_MAX = 64
-"""How many snapshots may be under way; further ones are refused."""
+"""Maximum number of pending snapshots; more are refused."""
 Result = asyncio.Future[SnapshotEntry | Abandoned]
 """The entry of a snapshot in the store, or why its last attempt was abandoned."""
 STOPPING = "the system is stopping and takes its last snapshot: no other can start"
@@ -181,7 +181,7 @@ class Coordinator:
         return snapshot
 
     def _on_rejoin(self, process: ProcessId) -> None:
-        """Send a process that has come back what it missed. What it had begun to send may be lost,
+        """Send a process that has rejoined what it missed. What it had begun to send may be lost,
         so those snapshots are abandoned."""
         last_number, published = self.next_number - 1, self._announced.get(process)
         wait_s = self._config.marker_wait_s
@@ -211,7 +211,7 @@ class Coordinator:
                 assert_never(message)
 
     def _begin_for(self, process: ProcessId) -> None:
-        """Begin a snapshot that a process requested, or after its own that is under way."""
+        """Begin a snapshot that a process requested, or after its own pending one."""
         if self._last is not None or self._is_bound:
             return
         if any(snapshot.initiator == process for snapshot in self._results):
@@ -247,7 +247,7 @@ class Coordinator:
         return True
 
     async def close(self) -> None:
-        """Abandon what is under way, finish what is being written, and close the connections."""
+        """Abandon pending snapshots, finish those being written, and close the connections."""
         self._is_closed = True
         self.membership.expect_departures()
         self.monitor.cancel_timer()

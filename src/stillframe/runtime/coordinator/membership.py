@@ -4,7 +4,7 @@ At the start of an epoch a process joins and receives its initial state; it repo
 listens; when all have, each receives the addresses of the others; each reports that its channels
 are connected; then all run.
 
-A process whose connection breaks, or whose coordinator was replaced, keeps running and comes back.
+A process whose connection breaks, or whose coordinator was replaced, keeps running and reconnects.
 It is awaited unless it is known to have terminated: its operating-system process here has exited,
 or the kernel of its machine has closed the connection.
 """
@@ -111,7 +111,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy.ABANDON
     """What to do with a snapshot for which a fragment is missing."""
     return_s: float = 15.0
-    """How long a process that may come back is awaited."""
+    """How long the system waits for a process that may reconnect."""
 
 
 class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
 
 class Membership:
     """The connections of the processes of one epoch. `on_message` receives what a process reports
-    about snapshots, `returned` one that has come back; it must be sent ``Rejoined`` first."""
+    about snapshots, `returned` one that has rejoined; it must be sent ``Rejoined`` first."""
 
     def __init__(
         self,

@@ -119,7 +119,7 @@ class SnapshotMonitor:
         return next(iter(found), None)
 
     def set_timer(self) -> None:
-        """Set the timer anew: a snapshot has started or ended."""
+        """Reset the timer: a snapshot has started or ended."""
         self.cancel_timer()
         wake = min(map(self._wake_at, self._assembler.pending), default=None)
         if wake is not None:
@@ -173,7 +173,7 @@ class SnapshotMonitor:
 class SnapshotTimeline(msgspec.Struct):
     """The times at which the markers of one snapshot reached the processes. `times` has the times
     that each process sent with its fragment, by its own clock; all other times are seconds since
-    1970 by the coordinator's clock. `ended_at` is None while the snapshot is under way;
+    1970 by the coordinator's clock. `ended_at` is None while the snapshot is pending;
     `fragment_at` is when each fragment arrived. `epoch` is 0 if the sender's version does not
     report it."""
 

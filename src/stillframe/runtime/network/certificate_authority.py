@@ -1,8 +1,8 @@
 """Makes a CA and certificates, for a test or a small system; a large one has its own CA.
 
-DIRECTORY/ca.pem and ca-key.pem are the CA; each folder beside them is the directory of certificates
-of one machine (``certificates.py``): ``coordinator``, which may speak for the coordinator and for
-every process, and one for each process that is elsewhere.
+DIRECTORY/ca.pem and ca-key.pem are the CA; each folder next to them is the directory of
+certificates of one machine (``certificates.py``): ``coordinator``, which may speak for the
+coordinator and for every process, and one for each process that is elsewhere.
 """
 
 import datetime

@@ -3,7 +3,7 @@
 Back-pressure has one measure: bytes sent but not yet handled. Above `WINDOW_BYTES` on any outgoing
 channel a process takes no spontaneous action. Above `HOLD_BYTES` it handles no message either, but
 only if no chain of channels leads back from the target: processes on a cycle would block each other
-for ever. On a cycle a process continues up to `LIMIT_BYTES`, where it fails with a message.
+forever. On a cycle a process continues up to `LIMIT_BYTES`, where it fails with a message.
 
 A marker may wait for the next batch of its channel and ride on it. Its place is fixed from the
 start: everything sent before it was written, and all that is sent later is written with it or

@@ -342,7 +342,7 @@ class _Server:
         sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115 - it stays open
 
     def _is_outdated(self) -> bool:
-        """Return whether loading the topology anew may have another result."""
+        """Return whether loading the topology again may have another result."""
         if self._setup.unshared == _FAILED:
             return self._first_has_terminated  # so once in each epoch
         return any(_stamp(file) != stamp for file, stamp in self._loaded.items())

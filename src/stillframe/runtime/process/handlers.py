@@ -143,7 +143,8 @@ class HandlerHost(Host):
         self._waiting = ()
 
     def _deliver_in_slices(self, item: Delivery, deadline: float) -> None:
-        """Hand messages to the application until time runs out; the rest goes back."""
+        """Hand messages to the application until time runs out; the rest is returned to the
+        mailbox."""
         messages, done = item.messages, 0
         while done < len(messages) and (not done or self.loop.time() < deadline):
             self._deliver(item, messages[done : done + SLICE_COUNT], done)

@@ -91,7 +91,8 @@ async def keep_connected(
                 report_due = loop.time() + REPORT_AFTER_S
             if error is not None:
                 detail = f"channel {channel}: the connection to {link.peer} was closed: {error}"
-                # A target that let us in before and is gone may have left its port to a stranger.
+                # A target that accepted us before and has died may have left its port to a
+                # stranger.
                 if isinstance(error, Refused) and not was_connected:
                     host.fail(Refused(detail))
                     return
@@ -141,8 +142,8 @@ class ListeningLink(InboundConnection):
             self._welcome(self._host.incoming[source])
 
     def _welcome(self, incoming: IncomingEndpoint) -> None:
-        # The source connects anew only when it has given the old connection up. What the old one
-        # still holds must not come in behind the count that we name here.
+        # The source reconnects only after it has abandoned the old connection. What the old one
+        # still holds must not arrive after the count that is reported here.
         if incoming.transport is not None:
             incoming.transport.abort()
         self.open(*wire.CHANNEL_KINDS, frame_bytes_max=wire.FRAME_BYTES_MAX)

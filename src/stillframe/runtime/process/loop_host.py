@@ -213,7 +213,7 @@ class LoopHost(Host):
         """Wait for the next message, begin its action (`action` is held then) and return it; raises
         a StillframeError if the process cannot continue."""
         if self.loop.time() > self._slice_end:
-            # Messages that are there already must not keep the loop from what comes in.
+            # Messages that are there already must not keep the loop from receiving new ones.
             await asyncio.sleep(0)
             self._slice_end = self.loop.time() + SLICE_S
         while True:

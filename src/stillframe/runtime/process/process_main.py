@@ -39,7 +39,7 @@ class SupervisorWatchdog:
     """Exits this process when its supervisor has terminated and none replaces it in time.
 
     It watches from a thread, so it also exits a process whose handler keeps the event loop busy and
-    which would never notice that its coordinator is gone. It outlives a supervisor that is not
+    which would never notice that its coordinator has died. It outlives a supervisor that is not
     replaced by `orphaned_s` seconds.
     """
 

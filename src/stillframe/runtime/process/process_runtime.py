@@ -66,7 +66,7 @@ _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.
 
 class CoordinatorConnection(OutboundConnection):
     """The connection to the coordinator: its messages go into `received`, None when it closes.
-    `first` returns our first message, which is sent when the handshake is over."""
+    `first` returns the first message, which is sent after the handshake."""
 
     def __init__(self, me: Credentials, first: Callable[[], control.FirstMessage]) -> None:
         super().__init__(me, None)
@@ -378,7 +378,7 @@ class ProcessRuntime:
             return
         host.marker_wait_s = resumed.marker_wait_s
         host.forget_through(resumed.last_number)
-        # The newest is announced again to a process that comes back.
+        # The newest is announced again to a process that reconnects.
         newest = resumed.published
         if newest is not None and newest != self._last_published:
             self._last_published = newest
@@ -386,7 +386,7 @@ class ProcessRuntime:
 
     async def _rejoin(self) -> control.Rejoined:
         """Connect to the coordinator again, or to the one that replaces it; raises Refused if it
-        has no place for this process, Unavailable if none came in time."""
+        has no place for this process, Unavailable if none arrived in time."""
         retry_s = RETRY_S_MIN
         try:
             async with asyncio.timeout(self._orphaned_s):

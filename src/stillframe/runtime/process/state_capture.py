@@ -206,7 +206,7 @@ def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
 
 
 class _Capture:
-    """One capture under way.
+    """One pending capture.
 
     `state` is what was recorded; its `encoded` is empty if that is sent in chunks. Until they are
     encoded, `cut` holds the keyed fields and `forked` the others; `rest` is what is still to be
@@ -359,7 +359,7 @@ class StateCapture:
             capture.came_s[source] = time.perf_counter() - capture.began
 
     def age_s(self, snapshot: SnapshotId) -> float:
-        """Return the age of a capture in seconds; 0 if it is not under way."""
+        """Return the age of a capture in seconds; 0 if it is not pending."""
         capture = self._open.get(snapshot)
         return 0.0 if capture is None else time.perf_counter() - capture.began
 
@@ -371,7 +371,7 @@ class StateCapture:
             self._finish(capture)
 
     def abandon(self, snapshot: SnapshotId) -> None:
-        """Stop the capture for `snapshot`, if it is under way."""
+        """Stop the capture for `snapshot`, if it is pending."""
         capture = self._open.pop(snapshot, None)
         if capture is not None:
             self._close(capture)

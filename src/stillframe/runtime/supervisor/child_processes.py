@@ -20,7 +20,7 @@ from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 
 LOG_END_S = 2 * CLOSE_S_MAX + 2.0
 """How long a process has to finish its action, event log and fragments. One that is killed before
-it gives up would lose what it has recorded."""
+that would lose what it has recorded."""
 _EXIT_WAIT_S = 1.0
 UNKNOWN_END = (
     "it ended for an unknown reason, because a previous supervisor started it; see its "

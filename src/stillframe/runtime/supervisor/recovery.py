@@ -87,7 +87,7 @@ def changed_code(
 
 
 def abandon_unfinished(store: Store) -> list[Abandoned]:
-    """Return the snapshots that a dead coordinator left under way, to be reported as abandoned;
+    """Return the snapshots that a dead coordinator left pending, to be reported as abandoned;
     those that it had published are recorded as such."""
     abandoned = []
     for snapshot in store.history.pending:
@@ -99,7 +99,7 @@ def abandon_unfinished(store: Store) -> list[Abandoned]:
 
 
 class RestartStrategy:
-    """Counts failures without progress, delays restarts, and gives up."""
+    """Counts failures without progress, delays restarts, and stops retrying."""
 
     def __init__(self) -> None:
         self._sequence = -1
@@ -199,7 +199,7 @@ def _other_placement(
 
 async def kill_all(stale: RunFile) -> tuple[str, ...]:
     """Kill the processes of a stale system that run on this machine; return them. Processes that
-    joined by themselves are dismissed when they come back, or terminate when they have waited long
+    joined by themselves are dismissed when they reconnect, or terminate when they have waited long
     enough."""
     running = {process: known for process, known in stale.children.items() if is_alive(known)}
     await asyncio.gather(*(asyncio.to_thread(kill, known) for known in running.values()))

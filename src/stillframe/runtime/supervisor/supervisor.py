@@ -6,7 +6,7 @@ remains of an epoch that has ended: its processes are dead, its secret is void, 
 still writing is written or abandoned. So a restore is a start, and there is one way to start.
 
 The processes outlive their supervisor for a while. Another one can take them over in the same epoch
-(``recovery.py``), if all of them come back to it.
+(``recovery.py``), if all of them reconnect to it.
 """
 
 import asyncio
@@ -133,10 +133,10 @@ class Epoch:
             self._name_late(coordinator, time.monotonic() - began)
 
     async def take_over(self, stale: run_file.RunFile) -> None:
-        """Take over the processes of an earlier supervisor; returns when every process has come
-        back, or something (such as that one did not) has ended the epoch. Raises Unavailable if the
-        port to which they come back is taken, StoreError if the run file cannot be written; nothing
-        has changed then."""
+        """Take over the processes of an earlier supervisor; returns when every process has
+        reconnected, or something (such as that one did not) has ended the epoch. Raises Unavailable
+        if the port to which they reconnect is taken, StoreError if the run file cannot be written;
+        nothing has changed then."""
         coordinator = self._coordinate(stale.secret, None, is_taken_over=True)
         try:
             self.listen = await coordinator.membership.listen(
@@ -414,7 +414,7 @@ class Supervisor:
     async def snapshot(self, initiator: ProcessId | None = None) -> SnapshotEntry | Abandoned:
         """Take a snapshot, which `initiator` begins (None: the first process); return its entry in
         the store, or why it was abandoned. UsageError if there is no such process, or too many are
-        under way; StillframeError if the system has ended."""
+        pending; StillframeError if the system has ended."""
         return await (await self.begin_snapshot(initiator))
 
     async def begin_snapshot(
@@ -578,7 +578,7 @@ class Supervisor:
 
     async def _take_over(self, epoch: Epoch, stale: run_file.RunFile, began: float) -> bool:
         """Take over the system of `stale` if that is requested and possible; otherwise kill it.
-        Return whether its epoch continued, if only to end when a process did not come back."""
+        Return whether its epoch continued, if only to end when a process did not reconnect."""
         reason = recovery.REQUESTED
         if self.config.takes_over:
             reason = recovery.takeover_obstacle(
@@ -696,9 +696,9 @@ async def trigger_periodically(
     emit: Callable[[events.Event], None],
 ) -> None:
     """Take a snapshot every `every_s` seconds until cancelled or until the system ends, which
-    raises a StillframeError. The `initiators` take turns. One that is due while the one before is
-    pending is skipped, and `emit` is notified: if snapshots take longer than the interval, they
-    must not pile up. None is due while the system is being restored."""
+    raises a StillframeError. The `initiators` are used round-robin. One that is due while the one
+    before is pending is skipped, and `emit` is notified: if snapshots take longer than the
+    interval, they must not pile up. None is due while the system is being restored."""
     loop = asyncio.get_running_loop()
     turns = cycle(initiators)
     due = loop.time()
