@@ -52,6 +52,16 @@ def test_every_public_name_has_one_place() -> None:
         assert wanted - set(headings) == set()
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_paths_are_also_text_and_snapshots_also_ids(name: str) -> None:
+    """Everywhere alike: an argument takes what another function returned, and what a user types."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    signatures = "".join(re.findall(r"^```py\n(.*?)```$", text, re.MULTILINE | re.DOTALL))
+    assert re.findall(r"\w+: Path\b", signatures) == []
+    snapshots = "snapshots?|restore|first|second|before|after|of"
+    assert re.findall(rf"\b(?:{snapshots}): str\b", signatures) == []
+
+
 def test_a_docstring_becomes_markdown() -> None:
     """Sections become lists, and code keeps one tick on each side."""
     written = """Do ``this``

@@ -90,9 +90,19 @@ def test_a_lost_snapshot_is_named(store: Store) -> None:
 
 def test_a_missing_snapshot_is_named(store: Store) -> None:
     """With the store that does not have it."""
-    with pytest.raises(UsageError) as caught:
-        stillframe.open_store(store.path).load("A-7")
-    assert fields(caught.value) == (str(store.path), None, "A-7")
+    for name in ("A-7", "lost"):
+        with pytest.raises(UsageError) as caught:
+            stillframe.open_store(store.path).load(name)
+        assert fields(caught.value) == (str(store.path), None, name)
+
+
+def test_a_missing_snapshot_of_a_pipeline_is_named(tmp_path: Path) -> None:
+    """By its id, or by a name."""
+    pipeline = stillframe.Pipeline.create(tmp_path / "p", queries=["q"], channels=[])
+    for name in (SnapshotId("p", 7), "p-7", "lost"):
+        with pytest.raises(UsageError) as caught:
+            pipeline.find(name)
+        assert fields(caught.value) == (str(tmp_path / "p"), None, str(name))
 
 
 def test_a_store_in_use_and_a_system_that_does_not_run_are_named(store: Store) -> None:

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,27 @@ def test_a_used_store_is_no_fresh_start(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
     with stillframe.run(rally, store=path, restore="newest"):
         pass  # what was refused has left the store free
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"interval_s": -1}, "interval_s is -1: give a number of seconds above 0"),
+        ({"interval_s": 0}, "interval_s is 0: give"),
+        ({"interval_s": float("nan")}, "interval_s is nan: give"),
+        ({"timeout_s": 0}, "timeout_s is 0: give"),
+        ({"timeout_s": float("inf")}, "timeout_s is inf: give"),
+        ({"marker_linger_s": -1}, "marker_linger_s is -1: give 0 to 1 second"),
+        ({"marker_linger_s": 2}, "marker_linger_s is 2: give 0 to 1 second"),
+        ({"max_abandoned": -1}, "max_abandoned is -1: give 0 or more"),
+        ({"keep": 0}, "keep is 0: give 1 or more"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(tmp_path: Path, wrong: dict[str, Any], text: str) -> None:
+    """Before anything is started or written, as the options of the command are."""
+    with pytest.raises(UsageError, match=text):
+        stillframe.run(rally, store=tmp_path / "store", **wrong)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ Expected outcomes are values, not errors: a snapshot that could not be completed
 ``model.Abandoned``.
 """
 
+import math
+
 
 class StillframeError(Exception):
     """The root: ``except StillframeError`` catches every error that this package raises on purpose.
@@ -83,6 +85,18 @@ class Damaged(StoreError):
 
 class Unavailable(StillframeError):
     """A dependency is missing: a running system, Java, a free port."""
+
+
+def check_seconds(argument: str, seconds: float) -> None:
+    """Raise a UsageError unless the value of `argument` is a length of time."""
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{argument} is {seconds}: give a number of seconds above 0")
+
+
+def check_count(argument: str, count: int, least: int) -> None:
+    """Raise a UsageError if the value of `argument` is below `least`."""
+    if count < least:
+        raise UsageError(f"{argument} is {count}: give {least} or more")
 
 
 def describe(error: BaseException) -> str:

@@ -20,14 +20,20 @@ import msgspec
 import uvloop
 
 from stillframe.durable_files import local_path
-from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.errors import (
+    StillframeError,
+    Unavailable,
+    UsageError,
+    check_count,
+    check_seconds,
+)
 from stillframe.imports import load_topology, reference_of
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
-from stillframe.runtime.coordinator.membership import TIMEOUT_S
+from stillframe.runtime.coordinator.membership import MARKER_WAIT_S_MAX, TIMEOUT_S
 from stillframe.runtime.network.addresses import (
     ANY_PORT,
     COORDINATOR_PORT,
@@ -372,7 +378,7 @@ def run(
         interval_s: time between periodic snapshots, in seconds; None for none.
         initiators: the processes that initiate them, in turn. None given: the first process.
         timeout_s: a snapshot that takes longer is abandoned, in seconds.
-        marker_linger_s: how long a marker may wait for a message to travel with, in seconds.
+        marker_linger_s: how long a marker may wait for a message to travel with: 0 to 1 second.
         on_incomplete: what to do with a snapshot that lacks a fragment: ``abandon`` it; ``retry``
             from another initiator; or ``exclude`` a process without channels.
         max_abandoned: more consecutive abandoned snapshots than this end the system; None for any
@@ -403,6 +409,13 @@ def run(
         Damaged: the snapshot or the store is not what was written.
         StillframeError: a process failed repeatedly before the system ran.
     """
+    if interval_s is not None:
+        check_seconds("interval_s", interval_s)
+    check_seconds("timeout_s", timeout_s)
+    if not 0 <= marker_linger_s <= MARKER_WAIT_S_MAX:
+        raise UsageError(f"marker_linger_s is {marker_linger_s}: give 0 to 1 second")
+    check_count("max_abandoned", max_abandoned or 0, 0)
+    check_count("keep", 1 if keep is None else keep, 1)
     reference = topology if isinstance(topology, str) else reference_of(topology)
     topology = load_topology(reference)
     path = local_path(store)

@@ -179,6 +179,9 @@ class SnapshotStore:
                 )
         self.topology = load_topology(topology) if isinstance(topology, str) else topology
 
+    def __repr__(self) -> str:
+        return f"<store {self.path}>"
+
     @property
     def epoch(self) -> int:
         """How many times the system was started or restored; 0 before the first start."""

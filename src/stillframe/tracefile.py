@@ -37,7 +37,7 @@ _header_decoder = msgspec.json.Decoder(_Header)
 _step_decoder: msgspec.json.Decoder[Step] = msgspec.json.Decoder(Step)
 
 
-def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
+def write(path: str | Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
     """Write `trace` to a file; an existing one is replaced completely or not at all.
 
     Args:
@@ -52,7 +52,7 @@ def write(path: Path, trace: Trace, *, inputs: Iterable[Path] = ()) -> None:
     write_atomically(local_path(path), (line + b"\n" for line in _encode(trace)), inputs=inputs)
 
 
-def read(path: Path) -> Trace:
+def read(path: str | Path) -> Trace:
     """Read a file that ``write`` wrote, and check it and its snapshots.
 
     Labels are shortened to 500 characters, and characters that cannot be printed are escaped.
@@ -60,8 +60,10 @@ def read(path: Path) -> Trace:
     Raises:
         UsageError: it is not a trace file, or a line of it is wrong.
         NotConsistent: the steps contradict each other, so no execution has them.
+        OSError: the file cannot be opened or read.
     """
-    with local_path(path).open("rb") as file:
+    path = local_path(path)
+    with path.open("rb") as file:
         header = _read_header(path, file)
         try:
             steps = [*_read_steps(path, file, header.processes)]

@@ -141,8 +141,20 @@ def test_a_damaged_snapshot_that_keeps_logs_from_being_trimmed_is_told(tmp_path:
         assert enough.wait(30)
     assert "run-1: the manifest is damaged" in str(told[1])
     assert pipeline.keep(1) == [SnapshotId("run", 1)]
-    with pytest.raises(UsageError, match="-1 snapshots cannot be kept"):
+    with pytest.raises(UsageError, match="count is -1: give 0 or more"):
         pipeline.keep(-1)
+
+
+@pytest.mark.parametrize(("interval_s", "keep"), [(0, 1), (-1, 1), (float("nan"), 1), (1, -1)])
+def test_periodic_snapshots_with_a_number_out_of_range_are_refused(
+    tmp_path: Path, interval_s: float, keep: int
+) -> None:
+    """At the start of the body: no thread could raise it there."""
+    with (
+        pytest.raises(UsageError, match=r"(interval_s|keep) is .*: give "),
+        make(tmp_path / "p").snapshot_every(interval_s, keep=keep),
+    ):
+        pytest.fail("the body has begun")
 
 
 def test_an_error_where_snapshots_are_told_is_not_lost(tmp_path: Path) -> None:

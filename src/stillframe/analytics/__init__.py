@@ -6,6 +6,7 @@ Importing this package needs no Spark; calling what is in it does.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stillframe.durable_files import local_path
 from stillframe.public_names import public_attribute
 from stillframe.spark.session import import_with_pyspark, spark_session
 
@@ -97,7 +98,7 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
 
 def audit_store(
-    store_path: Path, *, states_sql: str | None = None, messages_sql: str | None = None
+    store_path: str | Path, *, states_sql: str | None = None, messages_sql: str | None = None
 ) -> "Audit":
     """Check all snapshots of a store on Spark, in the active session or a new one.
 
@@ -117,4 +118,4 @@ def audit_store(
     spark = spark_session()
     from stillframe.analytics.audit import audit  # noqa: PLC0415 - needs PySpark, which is there
 
-    return audit(spark, store_path, states_sql=states_sql, messages_sql=messages_sql)
+    return audit(spark, local_path(store_path), states_sql=states_sql, messages_sql=messages_sql)

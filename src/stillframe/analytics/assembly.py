@@ -27,7 +27,7 @@ from stillframe.analytics.manifests import (
 )
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT, moment
 from stillframe.channel_accounting import imbalance
-from stillframe.durable_files import partial_path, replace_durably, sync, write_new
+from stillframe.durable_files import local_path, partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import GlobalState, ProcessId, Reason, SnapshotId
 from stillframe.store import history, layout
@@ -191,8 +191,8 @@ def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
 
 def assemble(
     spark: SparkSession,
-    directory: Path,
-    out: Path,
+    directory: str | Path,
+    out: str | Path,
     *,
     timeout_s: float = TIMEOUT_S,
     epoch: int | None = None,
@@ -220,6 +220,7 @@ def assemble(
         StoreError: something cannot be read or written; `out` is unchanged, or has some of the
             snapshots.
     """
+    directory, out = local_path(directory), local_path(out)
     if not is_apart(out, directory):
         raise UsageError(
             f"the store cannot be in {out}, which contains the fragments or is inside their "

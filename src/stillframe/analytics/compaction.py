@@ -137,7 +137,7 @@ def read_catalog(out: Path) -> Compacted:
     return msgspec.structs.replace(catalog, columns=columns)
 
 
-def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
+def compacted_tables(spark: SparkSession, out: str | Path) -> dict[str, DataFrame]:
     """Return the tables in the directory `out` by name: ``processes``, ``messages``, and one for
     each keyed field, with a column `_snapshot`; ``snapshots`` and ``channels``, with `snapshot`.
 
@@ -148,9 +148,9 @@ def compacted_tables(spark: SparkSession, out: Path) -> dict[str, DataFrame]:
         Damaged: its ``tables.json`` was changed.
         StoreError: it cannot be read.
     """
-    catalog = read_catalog(out)
-
-    of_version = version_path(out, catalog.version)
+    path = local_path(out)
+    catalog = read_catalog(path)
+    of_version = version_path(path, catalog.version)
     return {
         name: _rows(spark, of_version / name, catalog.files(name), catalog.schema(name))
         for name in (INDEX, *catalog.columns)
@@ -237,10 +237,10 @@ class Compaction(msgspec.Struct, frozen=True):
 
 def compact_store(
     spark: SparkSession,
-    store_path: Path,
-    out: Path,
+    store_path: str | Path,
+    out: str | Path,
     *,
-    of: str | None = None,
+    of: SnapshotId | str | None = None,
     keep: int | None = None,
 ) -> Compaction:
     """Bring the tables in `out` up to date with the store: completely or, at a crash, not at all.
@@ -260,9 +260,10 @@ def compact_store(
         StoreError: something cannot be read or written; what was in `out` is as it was.
         Unavailable: another program writes to `out`.
     """
-    with exclusive_writer(out, store_path) as catalog:
+    store, target = local_path(store_path), local_path(out)
+    with exclusive_writer(target, store) as catalog:
         return while_published(
-            store_path, lambda published: _compact(spark, published, out, catalog, of=of, keep=keep)
+            store, lambda published: _compact(spark, published, target, catalog, of=of, keep=keep)
         )
 
 
@@ -272,7 +273,7 @@ def _compact(
     out: Path,
     catalog: Compacted,
     *,
-    of: str | None,
+    of: SnapshotId | str | None,
     keep: int | None,
 ) -> Compaction:
     members = _members(published, of, catalog, out)
@@ -319,11 +320,15 @@ def _compact(
 
 
 def _members(
-    published: Published, of: str | None, catalog: Compacted, out: Path
+    published: Published, of: SnapshotId | str | None, catalog: Compacted, out: Path
 ) -> dict[str, CatalogMember]:
     """Return the snapshots that the tables have, and those of the store that are wanted."""
     for snapshot, why in published.damages.items() if of is None else ():
-        raise Damaged(f"snapshot {snapshot} cannot be compacted: {why}")
+        raise Damaged(
+            f"snapshot {snapshot} cannot be compacted: {why}",
+            path=published.directory(snapshot),
+            snapshot=snapshot,
+        )
     there = {
         str(snapshot): CatalogMember(manifest.sequence, manifest.published_at)
         for snapshot, manifest in published.manifests.items()

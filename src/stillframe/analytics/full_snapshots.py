@@ -188,7 +188,7 @@ class FullSnapshots:
         return verified_parquet.rows(self._spark, files, pa.schema([*_KEYED_SCHEMA, *plain]))
 
 
-def store_tables(spark: SparkSession, store_path: Path) -> dict[str, DataFrame]:
+def store_tables(spark: SparkSession, store_path: str | Path) -> dict[str, DataFrame]:
     """Return the tables of all snapshots of a store by name: ``processes``, ``messages``, and one
     for each keyed field, all with a column `_snapshot`, and ``channels``, with `snapshot`.
 

@@ -38,8 +38,10 @@ from stillframe.analytics.log_checks import (
 )
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
+from stillframe.durable_files import local_path
 from stillframe.eventlog.segments import STREAM
 from stillframe.spark.session import add_package
+from stillframe.store.layout import explain_io_errors
 from stillframe.store.manifest import CHANNELS
 
 _RECORDED_SCHEMA = pa.schema(
@@ -60,7 +62,7 @@ _STEPS = ("cuts", "markers")
 Row = dict[str, Any]
 
 
-def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
+def log_pieces(spark: SparkSession, log: str | Path) -> DataFrame:
     """Return a row for each row group of an event log (`SPLITS`): what `verify` takes.
 
     A running system may write to it; its later rows are not included.
@@ -68,12 +70,15 @@ def log_pieces(spark: SparkSession, log: Path) -> DataFrame:
     Raises:
         UsageError: there is no event log.
         Damaged: a file in it is not part of a log.
-        OSError: one cannot be read.
+        StoreError: one cannot be read.
     """
-    return spark.createDataFrame(plan_splits(log), SPLITS)
+    path = local_path(log)
+    with explain_io_errors(path, "read"):
+        splits = plan_splits(path)
+    return spark.createDataFrame(splits, SPLITS)
 
 
-def published_cuts(spark: SparkSession, store_path: Path) -> DataFrame:
+def published_cuts(spark: SparkSession, store_path: str | Path) -> DataFrame:
     """Return the counts of each channel of a store at the cuts of its snapshots, for `verify`.
 
     Every byte of the store is verified first, so that no damaged store is found consistent.

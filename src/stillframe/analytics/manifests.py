@@ -89,20 +89,33 @@ class Published(msgspec.Struct, frozen=True):
         path = str(self.directory(snapshot) / name)
         return str(snapshot), path, record.bytes, record.hash, manifest.row_count_of(name)
 
-    def find(self, text: str) -> SnapshotId:
-        """Return the snapshot that `text` names, a savepoint or an id, if it can be read."""
-        snapshot = layout.find_snapshot(text, self.head.savepoints)
+    def find(self, name: SnapshotId | str) -> SnapshotId:
+        """Return the snapshot that `name` means, a savepoint or an id, if it can be read."""
+        snapshot = layout.find_snapshot(str(name), self.head.savepoints, self.path)
         if snapshot in self.damages:
-            raise Damaged(self.damages[snapshot])
+            raise self.damage(snapshot)
         if snapshot not in self.manifests:
-            raise UsageError(layout.explain_missing(self.path, snapshot, self.manifests))
+            raise UsageError(
+                layout.explain_missing(self.path, snapshot, self.manifests),
+                path=self.path,
+                snapshot=snapshot,
+            )
         return snapshot
+
+    def damage(self, snapshot: SnapshotId) -> Damaged:
+        """Return what is wrong with a snapshot in `damages`."""
+        path = self.directory(snapshot)
+        return Damaged(self.damages[snapshot], path=path, snapshot=snapshot)
 
     def check_chains(self, snapshots: Iterable[SnapshotId]) -> None:
         """Check that all exists that these snapshots are based on; the error names what is lost."""
         for snapshot in snapshots:
             for needed in self.manifests[snapshot].based_on & self.damages.keys():
-                raise Damaged(f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}")
+                raise Damaged(
+                    f"snapshot {snapshot} is based on {needed}: {self.damages[needed]}",
+                    path=self.directory(needed),
+                    snapshot=snapshot,
+                )
             check_chain(reachable(snapshot, self.manifests.get), self.path / layout.SNAPSHOTS)
 
     def entries(self) -> list[SnapshotEntry]:
@@ -111,8 +124,9 @@ class Published(msgspec.Struct, frozen=True):
         return [entry_of(self.manifests, one, self.head, snapshots) for one in self.manifests]
 
 
-def read_published(path: Path) -> Published:
-    """Read all manifests of the store at `path`, which may be written to meanwhile."""
+def read_published(store_path: str | Path) -> Published:
+    """Read all manifests of a store, which may be written to meanwhile."""
+    path = local_path(store_path)
     layout.check_is_store(path)
     # In this order: the topology of each snapshot that is found is known then.
     snapshots = layout.snapshot_ids(path / layout.SNAPSHOTS)
@@ -148,13 +162,15 @@ def expected_of(head: Head) -> Expected:
     return Expected(FORMAT, MANIFEST, SEALED_BYTES_MAX, topologies)
 
 
-def read_complete(path: Path) -> Published:
+def read_complete(path: str | Path) -> Published:
     """Read all manifests of a store that something is compared with: one at least, none damaged."""
     published = read_published(path)
-    for why in published.damages.values():
-        raise Damaged(why)
+    for snapshot in published.damages:
+        raise published.damage(snapshot)
     if not published.manifests:
-        raise UsageError(f"the store {path} holds no snapshot yet: there is nothing to compare")
+        raise UsageError(
+            f"the store {path} holds no snapshot yet: there is nothing to compare", path=path
+        )
     return published
 
 

@@ -120,7 +120,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect(
-    spark: SparkSession, store_path: Path, predicate: str, *, topology: str | None = None
+    spark: SparkSession, store_path: str | Path, predicate: str, *, topology: str | None = None
 ) -> DataFrame:
     """Evaluate a stable predicate on every snapshot of a store, of all its epochs.
 

@@ -64,7 +64,7 @@ _TIMES = ("initiated_at", "completed_at", "published_at")
 _COUNTS = ("snapshot", "source", "target", "sent_count", "received_count", "message_count")
 
 
-def snapshot_history(spark: SparkSession, store_path: Path) -> DataFrame:
+def snapshot_history(spark: SparkSession, store_path: str | Path) -> DataFrame:
     """Return a row for each snapshot of a store (`SNAPSHOTS_SCHEMA`), in the order of publishing.
 
     Every manifest is verified; one that is damaged has no row (``manifests.Published.damages``).
@@ -155,7 +155,7 @@ def channel_spread(channel_history: DataFrame) -> DataFrame:
     return found.orderBy(F.desc("max"), F.desc("median"), "source", "target")
 
 
-def marker_steps(spark: SparkSession, log: Path) -> DataFrame:
+def marker_steps(spark: SparkSession, log: str | Path) -> DataFrame:
     """Return the steps of snapshots in the event log `log` (``log_events.ROWS``), as far as it is
     written, for ``marker_paths``. They are read when Spark runs the DataFrame (``spark_errors``).
 

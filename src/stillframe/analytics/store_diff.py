@@ -56,7 +56,12 @@ class Difference(msgspec.Struct, frozen=True):
     messages: DataFrame
 
 
-def diff_store(spark: SparkSession, store_path: Path, before: str, after: str) -> Difference:
+def diff_store(
+    spark: SparkSession,
+    store_path: str | Path,
+    before: SnapshotId | str,
+    after: SnapshotId | str,
+) -> Difference:
     """Compare two snapshots of a store; nothing is read before an action.
 
     Args:

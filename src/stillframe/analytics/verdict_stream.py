@@ -34,6 +34,7 @@ from stillframe.analytics.snapshot_verdicts import (
     to_batch,
     verdict_for,
 )
+from stillframe.durable_files import local_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +48,7 @@ _TASK_SNAPSHOT_COUNT = 16
 
 def follow(
     spark: SparkSession,
-    store_path: Path,
+    store_path: str | Path,
     *,
     timeout_s: float | None = TIMEOUT_S,
     lag_s: float = 0.0,
@@ -75,9 +76,10 @@ def follow(
     """
     from stillframe.store.layout import check_is_store
 
-    check_is_store(store_path)
+    path = local_path(store_path)
+    check_is_store(path)
     register(spark)
-    options = {"store": str(store_path.absolute()), "lag": str(lag_s)}
+    options = {"store": str(path.absolute()), "lag": str(lag_s)}
     if timeout_s is not None:
         options["timeout"] = str(timeout_s)
     return spark.readStream.format(SOURCE).options(**options).load()

@@ -29,6 +29,7 @@ from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.coordinator.membership import MARKER_WAIT_S_MAX
 from stillframe.runtime.network import addresses
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
 from stillframe.runtime.supervisor.config import Placement, RunConfig
@@ -43,7 +44,6 @@ from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
-MARKER_WAIT_S_MAX = 1.0
 NOT_NEEDED = "it is not needed to continue from a snapshot"
 _NO_LAST_SNAPSHOT = "no last snapshot, as requested"
 

@@ -6,6 +6,7 @@ messages and makes the trace, ``shiviz`` and ``jsonlines`` read the two forms of
 
 from pathlib import Path
 
+from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import Progress
 from stillframe.importer.execution import Execution, Imported, no_progress
@@ -18,7 +19,7 @@ JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
 
 
 def read_log(
-    *paths: Path,
+    *paths: str | Path,
     regex: str | None = None,
     delimiter: str | None = None,
     json_paths: JsonPaths | None = None,
@@ -45,18 +46,20 @@ def read_log(
     Raises:
         UsageError: a file cannot be read as such a log.
         NotConsistent: the clocks contradict themselves; file, line and host are named.
+        OSError: a file cannot be opened or read.
     """
-    are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in paths}
+    files = [local_path(path) for path in paths]
+    are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in files}
     if json_paths is None and (regex is not None or are_json != {True}):
         if regex is None and len(are_json) > 1:
             raise UsageError(
                 "some of these files are JSON lines by their names, and others are not: import "
                 "files of one format together"
             )
-        return read_shiviz(*paths, regex=regex, delimiter=delimiter, progress=progress)
+        return read_shiviz(*files, regex=regex, delimiter=delimiter, progress=progress)
     if regex is not None or delimiter is not None:
         raise UsageError(
             "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or a "
             "name that ends in .ndjson or .jsonl): leave out one or the other"
         )
-    return read_json_lines(*paths, paths=json_paths, progress=progress)
+    return read_json_lines(*files, paths=json_paths, progress=progress)

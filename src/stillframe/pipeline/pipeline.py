@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillframe.durable_files import local_path, partial_path
-from stillframe.errors import Damaged, StillframeError, Unavailable, UsageError
+from stillframe.errors import (
+    Damaged,
+    StillframeError,
+    Unavailable,
+    UsageError,
+    check_count,
+    check_seconds,
+)
 from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
@@ -122,7 +129,7 @@ class Pipeline:
         channel: str,
         *,
         start: int | None = None,
-        snapshot: str | None = None,
+        snapshot: SnapshotId | str | None = None,
         target: str | None = None,
     ) -> Iterator[LogBatch]:
         """Return an iterator over the records of a channel, in batches, without Spark.
@@ -251,7 +258,12 @@ class Pipeline:
                 logs are trimmed. None keeps all.
             happened: called in a separate thread with each outcome, or with the error. If it
                 raises, no more snapshots are taken, and the error is raised at the end of the body.
+
+        Raises:
+            UsageError: there is no such mode, or `interval_s` or `keep` is out of range.
         """
+        check_seconds("interval_s", interval_s)
+        check_count("keep", keep or 0, 0)
         chosen = parse_mode(mode)
         ended = threading.Event()
         failure: list[Exception] = []
@@ -293,7 +305,7 @@ class Pipeline:
         ids = snapshot_manifest.published_ids(self.path)
         return [snapshot_manifest.read_manifest(self.path, snapshot) for snapshot in ids]
 
-    def find(self, snapshot: str) -> Manifest:
+    def find(self, snapshot: SnapshotId | str) -> Manifest:
         """Return the snapshot with that id, or the savepoint of that name.
 
         Raises:
@@ -316,7 +328,10 @@ class Pipeline:
         raise UsageError(f"{self.path} has no snapshot to restore: take one while it runs")
 
     def restore(
-        self, snapshot: str | None = None, *, progress: Callable[[int], None] = lambda size: None
+        self,
+        snapshot: SnapshotId | str | None = None,
+        *,
+        progress: Callable[[int], None] = lambda size: None,
     ) -> Manifest:
         """Restore the stopped pipeline to a snapshot; then start its programs again as usual.
 
@@ -339,7 +354,7 @@ class Pipeline:
 
     def fork(
         self,
-        snapshot: str,
+        snapshot: SnapshotId | str,
         target: str | Path,
         *,
         name: str | None = None,
@@ -362,7 +377,7 @@ class Pipeline:
         restore.fork(self.path, self.find(snapshot), root, name, progress)
         return Pipeline(root)
 
-    def delete(self, *snapshots: str) -> list[SnapshotId]:
+    def delete(self, *snapshots: SnapshotId | str) -> list[SnapshotId]:
         """Delete snapshots, and the log entries kept for them alone: all of these, or none.
 
         Args:
@@ -392,8 +407,7 @@ class Pipeline:
             UsageError: `count` is below 0.
             Unavailable: a snapshot or restore is in progress.
         """
-        if count < 0:
-            raise UsageError(f"{count} snapshots cannot be kept: give 0 or more")
+        check_count("count", count, 0)
         with coordinating(self.path, "deleting snapshots"):
             return retention.keep(self.path, count)
 

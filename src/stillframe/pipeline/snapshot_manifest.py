@@ -242,7 +242,11 @@ def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
     path = snapshot_path(root, snapshot) / MANIFEST
     if not path.parent.exists():
         names = ", ".join(str(one) for one in published_ids(root))
-        raise UsageError(f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}")
+        raise UsageError(
+            f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}",
+            path=root,
+            snapshot=snapshot,
+        )
     manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
     if manifest.snapshot != snapshot:
         raise Damaged(f"{path} belongs to snapshot {manifest.snapshot}", path=path)
@@ -268,24 +272,27 @@ def _check_names(manifest: Manifest) -> None:
             raise UsageError(f"channel {cut.log} to {cut.target} cannot be cut at {numbers}")
 
 
-def find(root: Path, text: str) -> Manifest:
+def find(root: Path, name: SnapshotId | str) -> Manifest:
     """Return the snapshot with that id, or the newest savepoint of that name, as ``find_id``."""
-    return read_manifest(root, find_id(root, text))
+    return read_manifest(root, find_id(root, name))
 
 
-def find_id(root: Path, text: str) -> SnapshotId:
-    """Return the id that `text` is, or else that of the newest savepoint of that name; UsageError
+def find_id(root: Path, name: SnapshotId | str) -> SnapshotId:
+    """Return the id that `name` is, or else that of the newest savepoint of that name; UsageError
     if there is neither. Damage to other manifests does not matter, nor to that of an id."""
+    text = str(name)
     by_id = {str(snapshot): snapshot for snapshot in published_ids(root)}
     if text in by_id:
         return by_id[text]
     names = {manifest.snapshot: manifest.name for manifest in readable_manifests(root)}
-    for snapshot, name in reversed(names.items()):
-        if name == text:
+    for snapshot, savepoint in reversed(names.items()):
+        if savepoint == text:
             return snapshot
     known = ", ".join(names.get(snapshot) or id_ for id_, snapshot in by_id.items()) or "none"
     raise UsageError(
-        f"there is no snapshot and no savepoint {text!r} in {root}; there are: {known}"
+        f"there is no snapshot and no savepoint {text!r} in {root}; there are: {known}",
+        path=root,
+        snapshot=text,
     )
 
 

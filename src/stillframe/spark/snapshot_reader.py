@@ -5,6 +5,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.window import Window
 
 from stillframe.errors import UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
 from stillframe.spark.queries import register
@@ -19,7 +20,7 @@ _NUMBER = "number"
 def query_state(
     spark: SparkSession,
     pipeline: Pipeline,
-    snapshot: str,
+    snapshot: SnapshotId | str,
     query: str,
     *,
     operator: int = 0,
@@ -67,7 +68,10 @@ def query_state(
 
 
 def log_records(
-    spark: SparkSession, pipeline: Pipeline, channel: str, snapshot: str | None = None
+    spark: SparkSession,
+    pipeline: Pipeline,
+    channel: str,
+    snapshot: SnapshotId | str | None = None,
 ) -> DataFrame:
     """Return all records of a log, with `_partition` and `_offset`.
 
@@ -88,15 +92,15 @@ def log_records(
     register(spark)
     options = {"pipeline": str(pipeline.path), "channel": channel}
     if snapshot is not None:
-        options["snapshot"] = snapshot
+        options["snapshot"] = str(snapshot)
     return spark.read.format(LOG_FORMAT).options(**options).load()
 
 
 def diff(
     spark: SparkSession,
     pipeline: Pipeline,
-    first: str,
-    second: str,
+    first: SnapshotId | str,
+    second: SnapshotId | str,
     participant: str,
     *,
     operator: int = 0,

@@ -244,16 +244,19 @@ def check_savepoint_name(name: str) -> None:
         )
 
 
-def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId]) -> SnapshotId:
-    """Return the snapshot that `text` names, a savepoint or an id, else raise a UsageError."""
+def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId], path: Path) -> SnapshotId:
+    """Return the snapshot that `text` names in the store at `path`, a savepoint or an id, else
+    raise a UsageError."""
     if text in savepoints:
         return savepoints[text]
     try:
         return SnapshotId.parse(text)
     except UsageError:
         raise UsageError(
-            f"{text!r} is not a snapshot id, which looks like P1-17, and not a savepoint: there "
-            f"{'is ' + first_names(savepoints) if savepoints else 'is none'}"
+            f"{text!r} is not a snapshot id, which looks like P1-17, and not a savepoint of the "
+            f"store {path}; its savepoints are: {first_names(savepoints) or 'none'}",
+            path=path,
+            snapshot=text,
         ) from None
 
 

@@ -75,7 +75,7 @@ class StoreReader:
 
     def find(self, text: str) -> SnapshotId:
         """Return the snapshot that `text` names: a savepoint, or an id, which need not exist."""
-        return layout.find_snapshot(text, self._head_now().savepoints)
+        return layout.find_snapshot(text, self._head_now().savepoints, self.path)
 
     def check_savepoint(self, name: str) -> None:
         """Raise a UsageError if a new savepoint cannot be called `name`."""

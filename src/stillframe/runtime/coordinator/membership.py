@@ -31,6 +31,7 @@ from stillframe.topology import Description
 _decode = msgspec.msgpack.Decoder(control.FromProcess).decode
 RUN_BYTES = 16
 TIMEOUT_S = 10.0
+MARKER_WAIT_S_MAX = 1.0
 _NETWORK_ERRORS = frozenset(
     (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 )
