@@ -296,6 +296,12 @@ class SecretTaker(Process):
         """Take it."""
 
 
+def process_with(name: str, **fields: Any) -> Process:
+    """Return a process whose class has these fields: each a type."""
+    made: Process = type(name, (Process,), {"__annotations__": fields, **dict.fromkeys(fields)})()
+    return made
+
+
 @pytest.mark.parametrize(
     ("processes", "found"),
     [
@@ -306,7 +312,9 @@ class SecretTaker(Process):
         ),
         ([Purse(), Hearer()], r"the fields Coin\.amount and Loud\.AMOUNT differ only in case"),
         ([Table()], r"the fields Row\.total and Row\.Total differ only in case"),
+        ([process_with("Greek", σ=int, ς=int)], r"Greek\.\w and Greek\.\w differ only in case"),
         ([SecretTaker()], "'_amount' travels"),
+        ([process_with("Long", **{"ä" * 98: Keyed[str, int]})], "201 bytes: at most 200 are"),
     ],
 )
 def test_fields_that_tables_could_not_hold_are_refused(

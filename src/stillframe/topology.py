@@ -35,6 +35,9 @@ COLUMN_KINDS: dict[Any, str] = {
 KEYED = "keyed"
 """The kind of a field with separate rows."""
 
+TABLE_NAME_BYTES_MAX = 200
+"""Maximum length of ``<class>_<field>``: with what precedes and follows it, it names a file."""
+
 
 class Column(msgspec.Struct, frozen=True):
     """A field of a process or of a message, and the kind of its column (`COLUMN_KINDS`)."""
@@ -64,7 +67,7 @@ def _check_case(classes: Mapping[str, Iterable[Column]]) -> None:
     seen: dict[str, tuple[str, str]] = {}
     for kind, columns in classes.items():
         for column in columns:
-            owner, name = seen.setdefault(column.name.lower(), (kind, column.name))
+            owner, name = seen.setdefault(column.name.casefold(), (kind, column.name))
             if name != column.name:
                 raise UsageError(
                     f"the fields {owner}.{name} and {kind}.{column.name} differ only in case, and "
@@ -93,10 +96,16 @@ def keyed_columns(
     for kind, fields in classes:
         owner = kind.__name__
         for field, (key, value) in fields.items():
-            if tables.setdefault(f"{owner}_{field}".lower(), (owner, field)) != (owner, field):
+            table = f"{owner}_{field}"
+            if tables.setdefault(table.casefold(), (owner, field)) != (owner, field):
                 raise UsageError(
-                    f"the rows of {owner}.{field} would be in a table {owner}_{field}, and another "
+                    f"the rows of {owner}.{field} would be in a table {table}, and another "
                     "field of another class has one of that name already: rename the field"
+                )
+            if (size := len(table.encode())) > TABLE_NAME_BYTES_MAX:
+                raise UsageError(
+                    f"the rows of {owner}.{field} would be in files called {table}, which has "
+                    f"{size} bytes: at most {TABLE_NAME_BYTES_MAX} are possible; use shorter names"
                 )
             if key is types.NoneType or types.NoneType in typing.get_args(key):
                 raise UsageError(
