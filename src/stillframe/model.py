@@ -118,7 +118,8 @@ def encode_array(messages: list[bytes]) -> bytes:
 
 
 def array_count(encoded: bytes) -> int:
-    """Return how many messages the array announces; -1 if its header is not one of ours."""
+    """Return how many messages the array announces; -1 if its header is not that of
+    `encode_array`."""
     if len(encoded) < _ARRAY32_HEADER_BYTES or encoded[0] != ARRAY32:
         return -1
     return int.from_bytes(encoded[1:_ARRAY32_HEADER_BYTES], "big")

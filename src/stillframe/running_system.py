@@ -328,7 +328,7 @@ async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) 
 
 
 def _found(store: Store, snapshot: SnapshotId | str) -> SnapshotId | None:
-    """Return the id that is meant; None for the one that a system would go on from."""
+    """Return the id that is meant; None for the one from which a system would continue."""
     if snapshot == NEWEST:
         if store.current() is None:
             raise UsageError(

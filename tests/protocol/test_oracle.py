@@ -124,14 +124,14 @@ def compare(system: Execution) -> Counter[str]:
             seen["complete"] += 1
             seen["caught messages"] += outcome.state.message_count
             seen["channels not empty"] += sum(bool(s.batches) for s in outcome.state.channels)
-            seen["given up too late"] += snapshot in given_up
+            seen["abandoned too late"] += snapshot in given_up
             seen["never occurred"] += truth.white != happened[: len(truth.white)]
         else:
             assert outcome is None
             seen["incomplete"] += 1
         seen["snapshots"] += 1
-        seen["given up"] += any(part.gave_up for part in parts.values())
-        seen["under way"] += any(expected_phase(p) is Phase.RECORDING for p in parts.values())
+        seen["abandoned"] += any(part.gave_up for part in parts.values())
+        seen["pending"] += any(expected_phase(p) is Phase.RECORDING for p in parts.values())
         spans.append([i for i, event in enumerate(system.log) if event.snapshot == snapshot])
         cuts = [system.log[p.cut] for p in parts.values() if p.cut is not None]
         seen["several initiators"] += sum(event.what is What.INITIATED for event in cuts) > 1

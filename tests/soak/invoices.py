@@ -150,7 +150,7 @@ class Soak:
     async def snapshot(self, system: Supervisor) -> None:
         """Take a snapshot; it is abandoned if somebody dies meanwhile."""
         outcome = await system.snapshot(self.random.choice(sorted(system.children)))
-        self.done["snapshots given up"] += isinstance(outcome, Abandoned)
+        self.done["snapshots abandoned"] += isinstance(outcome, Abandoned)
 
     async def work(self, system: Supervisor) -> None:
         """Let the shop go on for some snapshots."""

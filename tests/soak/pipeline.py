@@ -141,7 +141,7 @@ class Soak:
         assert line is not None, coordinator.last_words()
         if line.startswith("abandoned"):
             assert str(Reason.NOT_AT_REST) in line, line
-            self.done["snapshots given up"] += 1
+            self.done["snapshots abandoned"] += 1
         else:
             self.check(self.pipeline.find(line))
             self.done["snapshots with a death in them"] += 1
@@ -186,7 +186,7 @@ class Soak:
         if self.random.random() < 0.5:
             self.end_snapshot(self.begin_snapshot())
         self.start_missing()
-        self.done["drivers that went on without a restore"] += 1
+        self.done["drivers that continued without a restore"] += 1
 
     # Kills.
 

@@ -27,7 +27,8 @@ def current(store: Store) -> SnapshotId | None:
 
 
 def test_of_snapshots_that_overlap_one_is_a_restore_point(tmp_path: Path) -> None:
-    """Their cuts may cross, so a process could be taken behind a cut that it was told is safe."""
+    """Their cuts may cross, so a process could be taken to before a cut that was announced as
+    safe."""
     store = Store.create(tmp_path / "store", description=DESCRIPTION)
     store.raise_epoch(None)
     first = publish(store, 1, 10.0, 20.0)

@@ -1,6 +1,6 @@
 """Stable predicates, evaluated on all snapshots of a store at once.
 
-Termination, deadlock, loss and functions of yours are evaluated in tasks, on objects of your
+Termination, deadlock, loss and your own functions are evaluated in tasks, on objects of your
 classes (``predicate_eval``). For deadlock the tasks return the wait-for edges, and
 ``wait_for_graphs`` finds the deadlocks. A question in SQL is one query over all snapshots. The
 answers are those of ``stillframe detect``.

@@ -164,7 +164,7 @@ def collected(rows: DataFrame, place: object) -> DataFrame:
 
 
 def error_of_task(error: PySparkException) -> Exception | None:
-    """Return the error of ours that a task raised; None if Spark stopped for another reason."""
+    """Return the StillframeError that a task raised; None if Spark stopped for another reason."""
     found = _RAISED.search(str(error))
     return None if found is None else _ERRORS[found[1]](found[2])
 

@@ -172,9 +172,9 @@ class Buffer(NamedTuple):
 class WriterThread(threading.Thread):
     """Writes `buffers` up to None into segments, the first of them with `header`.
 
-    An error of the disk, or a bug of ours, costs the rows, never the process: it is reported once,
-    the lost actions are counted, and the header of the next segment has the number. `done_count` is
-    how many codes have been processed.
+    An error of the disk, or a bug in Stillframe, costs the rows, never the process: it is reported
+    once, the lost actions are counted, and the header of the next segment has the number.
+    `done_count` is how many codes have been processed.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ The clock of an event counts the events of each host that happened before it, in
 the clocks of an execution obey rules that a damaged or wrong log breaks:
 
 - the events of a host have 1, 2, 3... in their own entries: each number once, none left out;
-- what a clock knows of another host is an event that this host had;
+- the entry for another host is an event that this host had;
 - along a host, no entry falls;
 - an event that knows another one knows what that one knew (transitive), and none knows its future.
 
@@ -248,14 +248,14 @@ class Clocks:
                     f"{self._lines[after]}, which happened after {self._line(before, after)}"
                 )
 
-    def describe(self, event: int, beside: int) -> str:
-        """Return how errors of an event `beside` it name this one."""
+    def describe(self, event: int, neighbour: int) -> str:
+        """Return how errors of another event, `neighbour`, name this one."""
         host = self.name(self.owners[event])
-        return f"event {self.owns[event]} of host {host} ({self._line(event, beside)})"
+        return f"event {self.owns[event]} of host {host} ({self._line(event, neighbour)})"
 
-    def _line(self, event: int, beside: int) -> str:
+    def _line(self, event: int, neighbour: int) -> str:
         file = self._files[event]
-        return f"line {self._lines[event]}{'' if file == self._files[beside] else f' of {file}'}"
+        return f"line {self._lines[event]}{'' if file == self._files[neighbour] else f' of {file}'}"
 
     def _place(self, event: int) -> str:
         return f"{self._files[event]}, line {self._lines[event]}"

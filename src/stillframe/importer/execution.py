@@ -7,9 +7,9 @@ accepted messages; the fewest that explain it come from those events that none o
 Where a log states which events send and receive, a receive is matched to its send by clock. A
 message brings the clock of its send, so that what the receiver learned is exactly that event of the
 source and what that knew. A receiver that knew of the send already learns nothing; then it accepted
-the oldest message of the channel with the same content that it knows of and has not accepted. If
-there is none, no message was received: the log has one twice (as where a process puts a message
-back into its own queue), and the event accepts nothing.
+the oldest message of the channel with the same content that its clock covers and that it has not
+accepted. If there is none, no message was received: the log has one twice (as where a process puts
+a message back into its own queue), and the event accepts nothing.
 """
 
 import re

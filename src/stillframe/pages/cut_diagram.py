@@ -7,7 +7,7 @@ of its source to some point after the cut of its target.
 A log says what the processes did around the cut. It may hold 10^8 events, and a diagram a few
 hundred: the steps of the snapshot, the messages that the channels held, those that came last before
 the cut or were sent first after it, and what each process did right before and after. Only messages
-with both ends in the diagram have arrows. Beside it the steps are explained, rule by rule
+with both ends in the diagram have arrows. Next to it the steps are explained, rule by rule
 (Chandy & Lamport, TOCS 1985, section 3.2).
 """
 

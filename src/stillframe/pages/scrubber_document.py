@@ -183,7 +183,7 @@ def _half(step: Step) -> int:
 
 def _keeps_apart(trace: Trace) -> bool:
     """Return whether messages keep the order of their channel, with room for a marker between any
-    two arrivals, and nothing is in transit for ever."""
+    two arrivals, and everything arrives in the end."""
     sent, came = defaultdict[Channel, list[MessageId]](list), defaultdict[Channel, Any](list)
     for _, event in trace.positions():
         for message in event.sent:
@@ -274,7 +274,7 @@ class _Layout(Rows):
             )
 
     def _labels(self) -> dict[Position, str]:
-        """Return as much of the label of each event as there is room for beside its neighbours,
+        """Return as much of the label of each event as there is room for next to its neighbours,
         and in the picture."""
         found: dict[Position, str] = {}
         for process in self._trace.processes:

@@ -254,7 +254,7 @@ def _report_path(root: Path, epoch: int, service: str) -> Path:
 
 class ServiceLogs(ParticipantLogs):
     """The logs of a service, and its positions on them; Damaged if an entry still to be read is
-    gone."""
+    missing."""
 
     def __init__(
         self, root: Path, service: str, metadata: Metadata, positions: dict[str, int]
@@ -268,7 +268,7 @@ class ServiceLogs(ParticipantLogs):
         self._report_from = 0.0
 
     def positions(self) -> dict[str, int]:
-        """Return a copy of the positions, which go on with ``take``."""
+        """Return a copy of the positions, which advance with ``take``."""
         return dict(self._positions)
 
     def report(self) -> None:

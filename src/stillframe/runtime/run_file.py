@@ -99,7 +99,7 @@ def write_run_file(store: Path, system: RunFile) -> None:
 
 def remove_run_file(store: Path) -> None:
     """Remove the run file that this program wrote. That of another one stays: its processes may
-    run, and the next supervisor must know of them."""
+    run, and the next supervisor must find them."""
     with contextlib.suppress(Unavailable):
         system = read_run_file(store)
         if system is not None and system.supervisor == current_process():
@@ -108,7 +108,8 @@ def remove_run_file(store: Path) -> None:
 
 def find_running(store: Path) -> RunFile:
     """Return where the system of `store` can be reached. Raises Unavailable if it is not running,
-    or stands still, and Refused if it speaks another version of the protocol, with what to do."""
+    or stopped by a signal, and Refused if it speaks another version of the protocol, with what to
+    do."""
     system = read_run_file(store)
     if system is None:
         raise Unavailable(

@@ -193,8 +193,8 @@ def start_query(
             source starts a Python process. By default it goes to standard error.
 
     Raises:
-        UsageError: there is no such query, or it writes nothing. `frame` has no source of ours, one
-            of another query, or leaves out a channel that the query is declared to read. Its
+        UsageError: there is no such query, or it writes nothing. `frame` has no Stillframe source,
+            one of another query, or leaves out a channel that the query is declared to read. Its
             columns are not those of a channel that it writes. An option cannot be combined with
             snapshots. Its checkpoint was edited.
         Unavailable: another program runs this query.
@@ -399,8 +399,8 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
 
 
 def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> None:
-    """Refuse a DataFrame without a source of ours, with one of another query, or without a channel
-    that the query is declared to read: its snapshots would never be complete.
+    """Refuse a DataFrame without a Stillframe source, with one of another query, or without a
+    channel that the query is declared to read: its snapshots would never be complete.
 
     Spark shows sources only in its plan, as text, and may cut off, hide or change parts of it: what
     is not found there is not refused.

@@ -327,7 +327,7 @@ def readable_history(store: Path) -> tuple[list[HistoryRecord], list[Damaged]]:
 
 
 def lost_snapshots(store: Path) -> list[SnapshotId]:
-    """Return the published snapshots that are gone without a writer having removed them, as far
+    """Return the published snapshots that are missing although no writer removed them, as far
     back as the history reaches; a writer may publish and remove others meanwhile. A Damaged if a
     line was changed: then nothing is known."""
     lost = {snapshot for snapshot in _kept(store) if not is_published(store, snapshot)}

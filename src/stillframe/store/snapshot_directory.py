@@ -116,7 +116,7 @@ def new_directory(path: Path, executor: Executor | None) -> Iterator[NewDirector
     """Make a directory at `path`, where nothing is yet. When the body is left by an error, nothing
     of the directory exists; a StoreError says what the disk reported, and what to do.
 
-    `executor` writes the files side by side; None: one after the other, in this thread. Beside a
+    `executor` writes the files side by side; None: one after the other, in this thread. Next to a
     process that is always busy, each turn of another thread costs more than it gains.
     """
     partial = partial_path(path)

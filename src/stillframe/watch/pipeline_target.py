@@ -1,7 +1,7 @@
 """Watches one pipeline, while its programs run and afterwards.
 
-It reads the pipeline's files and tries its locks, as the commands do; no program of the pipeline
-knows of it, and Spark is not needed.
+It reads the pipeline's files and tries its locks, as the commands do; no program of the pipeline is
+involved, and Spark is not needed.
 """
 
 import asyncio

@@ -93,7 +93,7 @@ def make_app(target: Target, *, token: str | None, host: str) -> ASGIApp:
 
 
 def page_file(name: str) -> str:
-    """Return a file of the page, one of `PAGE`. The script is bundled into one file: beside a busy
+    """Return a file of the page, one of `PAGE`. The script is bundled into one file: next to a busy
     system a browser waits for each request."""
     if name == "style.css":
         return style_sheet()

@@ -54,7 +54,7 @@ class SnapshotList:
         return tuple(self._ids)
 
     def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
-        """Return which snapshots are new, and which are gone, since the last poll."""
+        """Return which snapshots are new, and which were deleted, since the last poll."""
         with explain_io_errors(self._directory, "read"):
             # That of a pipeline appears with its first snapshot.
             changed_ns = self._directory.stat().st_mtime_ns if self._directory.exists() else 0

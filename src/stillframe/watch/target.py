@@ -253,7 +253,7 @@ class Target(ABC):
     async def _publish_rows(
         self, snapshots: Iterable[SnapshotId], gone: Iterable[SnapshotId]
     ) -> None:
-        """Publish the rows of these snapshots, and which are gone."""
+        """Publish the rows of these snapshots, and the deleted ones."""
         rows = await asyncio.to_thread(self.snapshots.rows, snapshots)
         self.stream.publish("snapshots", self._snapshots_document(rows, gone))
 

@@ -120,7 +120,7 @@ class Coordinator:
 
     def begin(self, initiator: ProcessId) -> Result:
         """Begin a snapshot; raises a UsageError if there is no such process, or too many snapshots
-        are under way."""
+        are pending."""
         self._description.check_process(initiator)
         if self._last is not None:
             raise Unavailable(STOPPING)

@@ -67,7 +67,7 @@ class WatchedProcess:
         inherits the descriptors `keeps` under the same numbers. OSError if it cannot be started.
 
         ``subprocess`` uses ``vfork``, which copies none of our memory. The event loop's own way is
-        to fork: the child then waits forever for a lock that another thread of ours held.
+        to fork: the child then waits forever for a lock that another thread of this program held.
         """
         # It takes a few milliseconds; from a thread it could not be called back.
         child = subprocess.Popen(
