@@ -1,11 +1,12 @@
 """An HTTP shop that answers an order only when no death can undo it, and charges for it once.
 
-    stillframe run examples.http_shop:system --store shop --every 100ms &
+    stillframe run examples.http_shop:system --store shop --interval 100ms &
     python -m examples.http_shop shop 8000 &
     curl -X PUT 'http://127.0.0.1:8000/orders/C1-1?pieces=3'
 
 The client chooses the name of its order. If it gets no answer, or 503, it is unknown whether the
-order was taken: the client sends the same order again until it gets an answer.
+order was taken: the client sends the same order again until it gets another answer. Whatever an
+answer says was read before the wait for a snapshot, so no death takes it back.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from stillframe import (
     Channel,
     Due,
     ExternalProcess,
+    JoinedProcess,
     Keyed,
     Message,
     Outbox,
@@ -33,13 +35,13 @@ from stillframe import (
     Topology,
     join,
 )
-from stillframe.errors import StillframeError, Unavailable
-from stillframe.runtime.process.join import JoinedProcess
+from stillframe.errors import StillframeError, Unavailable, UsageError
 
 PRICE = 5
 STOCK = 1_000_000
 PIECES_MAX = 100
 RETRY_S = 0.1
+ANSWER_S = 10.0
 TABLES = """
     create table if not exists charges (customer_order text, amount integer);
     create table if not exists mark (mark text);
@@ -130,16 +132,22 @@ class Server:
         if len(order) > 64 or not 0 < pieces <= PIECES_MAX:
             return PlainTextResponse(f"give pieces=1 to {PIECES_MAX}", status_code=400)
         # Nothing is awaited from here to until_safe(): the order is taken in one atomic action.
+        # What can fail comes first, since an error undoes nothing of what was done before it.
         if order not in shop.orders:
-            shop.orders[order] = pieces
-            shop.charges.put(Charge(order, pieces * PRICE))
+            try:
+                shop.charges.put(Charge(order, pieces * PRICE))
+            except UsageError:
+                return PlainTextResponse("too many charges wait: repeat later", status_code=503)
             await me.send("warehouse", Order(order, pieces))
-        elif shop.orders[order] != pieces:
-            return PlainTextResponse("this order has other pieces", status_code=409)
+            shop.orders[order] = pieces
+        taken = shop.orders[order]
         try:
-            await self.until_safe(me)
-        except StillframeError:
+            async with asyncio.timeout(ANSWER_S):
+                await self.until_safe(me)
+        except (StillframeError, TimeoutError):
             return PlainTextResponse("unknown: repeat the same order", status_code=503)
+        if taken != pieces:
+            return PlainTextResponse(f"this order has {taken} pieces", status_code=409)
         return JSONResponse({"order": order, "pieces": pieces})
 
     async def until_safe(self, me: JoinedProcess) -> None:

@@ -97,7 +97,9 @@ class Due(msgspec.Struct, Generic[Item], frozen=True):
     ) -> "Due[Item]":
         """Return what is still to be committed, with the mark to store then.
 
-        Call it inside the transaction that commits the entries and stores the new mark.
+        Call it inside the transaction that reads the stored mark, commits the entries and stores
+        the new mark. Lock the mark when you read it, as with ``select ... for update``: a process
+        that was taken for dead may commit at the same time.
 
         Args:
             mark: the stored mark; None or empty if none was stored yet.
@@ -118,9 +120,9 @@ class Due(msgspec.Struct, Generic[Item], frozen=True):
         if is_done is None:
             raise UsageError(
                 f"{self.outbox}: the stored mark {stored or '(none)'} is not of this history: an "
-                "older snapshot was restored by hand, or another system commits to the same place. "
-                "Entries may have been committed there already: give after() an is_done that looks "
-                "an item up by its name, or let this system commit to a separate place"
+                "older snapshot was restored by hand, or another outbox or system stores its mark "
+                "in the same place. Store one mark for each outbox. If entries may have been "
+                "committed already, give after() an is_done that looks an item up by its name"
             )
         entries = tuple(entry for entry in entries if not is_done(entry.item))
         # If nothing is left, what is there is still the history of the stored mark: for example, a

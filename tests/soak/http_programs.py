@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from examples.http_shop import Server
-from stillframe.runtime.process.join import JoinedProcess
+from stillframe import JoinedProcess
 
 
 class NaiveServer(Server):

@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
-from examples.http_shop import PRICE, STOCK, connect, system
-from stillframe import Due, Keyed, Outbox
+from examples import http_shop
+from examples.http_shop import PRICE, STOCK, Shop, charge, connect, system
+from stillframe import Due, JoinedProcess, Keyed, Message, Outbox
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -224,7 +228,7 @@ async def order_and_die(shop: Shopping) -> int:
         sent = asyncio.Event()
         waiting = asyncio.get_running_loop().create_task(shop.put("one", 3, sent.set))
         await sent.wait()
-        while await shop.put("one", 4) != 409:  # until it was taken, or answered
+        for _ in range(2):  # what comes in later is answered later: now it was taken, or answered
             await shop.until_open()
         await shop.strike(supervisor, "the warehouse")
         status = await waiting
@@ -239,6 +243,55 @@ async def order_and_die(shop: Shopping) -> int:
         assert not isinstance(outcome, Abandoned)
         assert shop.wrong(shop.store.load(outcome.id)) == []
         return status
+
+
+class Place:
+    """The place of the shop in a system that does not run: it notes what is sent and awaited."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.is_safe = asyncio.Event()
+
+    async def send(self, target: str, message: Message) -> None:
+        """Note it."""
+        self.done.append(f"sent to {target}")
+
+    async def until_safe(self) -> None:
+        """Wait for the test."""
+        self.done.append("waits")
+        await self.is_safe.wait()
+
+
+def test_an_answer_says_nothing_that_is_not_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is an order taken in half when its charge cannot be put; a client does not wait for
+    ever."""
+    place, server = Place(), http_shop.Server(tmp_path)
+    server.me, server.shop = cast(JoinedProcess, place), Shop(Outbox(charge, count_max=1))
+
+    def ask(order: str, pieces: int) -> asyncio.Task[Response]:
+        scope: dict[str, object] = {"type": "http", "path_params": {"order": order}}
+        scope["query_string"] = f"pieces={pieces}".encode()
+        return asyncio.get_running_loop().create_task(server.order(Request(scope)))
+
+    async def main() -> None:
+        monkeypatch.setattr(http_shop, "ANSWER_S", 0.0)
+        assert (await ask("one", 3)).status_code == 503
+        assert place.done == ["sent to warehouse", "waits"]
+        monkeypatch.setattr(http_shop, "ANSWER_S", 60.0)
+        answers = [ask("one", 3), ask("one", 4)]
+        await asyncio.wait(answers, timeout=0)
+        assert place.done[2:] == ["waits", "waits"]
+        assert not any(answer.done() for answer in answers)
+        full = await ask("two", 1)
+        assert (full.status_code, full.body) == (503, b"too many charges wait: repeat later")
+        assert dict(server.shop.orders) == {"one": 3}
+        assert len(place.done) == 4
+        place.is_safe.set()
+        assert [(await answer).status_code for answer in answers] == [200, 409]
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow
