@@ -1,6 +1,7 @@
 """Files survive a crash, are written whole or not at all, and are on this machine."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stillframe.durable_files import (
     partial_path,
     read_file,
     replace_durably,
+    shell_command,
     sync,
     write_atomically,
     write_new,
@@ -22,6 +24,8 @@ from stillframe.pipeline import Pipeline, channel
 from stillframe.store.store import Store
 from stillframe.tracefile import read
 from tests.cli.conftest import Call, call, purses
+
+SOURCE = Path(__file__).parent.parent / "src"
 
 
 def test_a_new_file_is_never_an_old_one(tmp_path: Path) -> None:
@@ -215,3 +219,12 @@ def test_every_command_refuses_addresses(
     assert result.exit_code == 2, result.output
     assert "is an address, and s3: is not supported" in " ".join(result.stderr.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_command_can_be_copied_into_a_shell() -> None:
+    """Every path in a command that a message names is quoted where it has to be."""
+    command = shell_command("restore", Path("my money"), "P1-17")
+    assert command == "stillframe restore 'my money' P1-17"
+    unquoted = re.compile(r"stillframe [a-z -]*\{(?!shell)")
+    found = {path.name for path in SOURCE.rglob("*.py") if unquoted.search(path.read_text())}
+    assert found == {"app.py", "command.py"}  # the version, and examples without paths

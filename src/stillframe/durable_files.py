@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import zlib
@@ -47,8 +48,15 @@ def disk_advice(error: OSError) -> str:
             return "make it writable for this user, or give another directory"
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files ('ulimit -n')"
+        case errno.EEXIST | errno.ENOTDIR:
+            return "a file is there: move it away, or give another directory"
         case _:
             return "check that this directory exists and that its disk is healthy"
+
+
+def shell_command(*words: object) -> str:
+    """Return a command of Stillframe to copy into a shell, also if a path has spaces."""
+    return shlex.join(["stillframe", *map(str, words)])
 
 
 def write_new(path: Path, content: bytes, *, mode: int = 0o666) -> None:

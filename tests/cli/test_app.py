@@ -180,10 +180,22 @@ def test_a_wrong_argument_for_a_good_store_is_named(
 
 
 def test_run_refuses_a_store_that_has_snapshots(call: Call, money: Path) -> None:
-    """A fresh start never goes into an old store; the error names the command to go on with."""
-    result = call("run", BANK, "--store", money)
+    """A fresh start never goes into an old store; the error names the command to go on with, as a
+    shell reads it."""
+    spaced = money.rename(money.with_name("my money"))
+    result = call("run", BANK, "--store", spaced)
     assert result.exit_code == 2
-    assert f"use 'stillframe restore {money}'" in result.stderr
+    assert f"use 'stillframe restore '{spaced}''" in result.stderr
+
+
+def test_a_file_in_the_place_of_a_new_store_is_named(call: Call, tmp_path: Path) -> None:
+    """Its disk may be healthy."""
+    path = tmp_path / "money"
+    path.touch()
+    for store in (path, path / "store"):
+        result = call("run", BANK, "--store", store)
+        assert result.exit_code == 2
+        assert "a file is there: move it away, or give another directory" in result.stderr
 
 
 def test_restore_needs_a_snapshot(call: Call, empty: Path) -> None:

@@ -5,8 +5,10 @@ import os
 import sys
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from stillframe.cli import output
 from stillframe.errors import StillframeError
@@ -86,3 +88,49 @@ def test_json_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[s
     with pytest.raises(TypeError):
         output.put_json({"error": StillframeError()})
     assert capsys.readouterr().out == ""
+
+
+NARROW = ["snapshot", "published", "recorded in", "note", "size", "processes"]
+
+
+def put_narrow(width: int, *row: str) -> None:
+    """Write a table of `row` to a terminal of `width` columns."""
+    with pytest.MonkeyPatch.context() as terminal:
+        terminal.setenv("FORCE_COLOR", "1")  # rich takes stdout for a terminal then
+        terminal.setenv("COLUMNS", str(width))
+        output.put_table("", NARROW, [row], texts=2)
+
+
+def test_a_narrow_terminal_shows_whole_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts and headings are broken between words. What does not fit is left out, empty columns
+    first, and named."""
+    row = ("P1-1", "2026-11-25 15:18:37", "12.5 ms", "", "3.9 kB", "3")
+    put_narrow(80, *row)
+    assert capsys.readouterr().err == ""
+    put_narrow(53, *row)
+    shown, told = capsys.readouterr()
+    lines = Text.from_ansi(shown).plain.splitlines()
+    assert [line.rstrip() for line in lines] == [
+        "                        recorded",
+        "snapshot   published          in     size   processes",
+        "─" * 53,
+        "P1-1       2026-11-25    12.5 ms   3.9 kB           3",
+        "           15:18:37",
+    ]
+    assert told == "columns left out: note (widen the terminal, or use --json)\n"
+
+
+@pytest.mark.parametrize("width", [*range(1, 41), 80, 120])
+def test_no_line_of_a_table_is_wider_than_the_terminal(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Down to the narrowest, and with characters that take two columns."""
+    put_narrow(width, "長い名前-1", "2026-11-25 15:18:37 UTC", "12.5 ms", "", "3.9 kB", "3")
+    shown = Text.from_ansi(capsys.readouterr().out).plain
+    assert max(map(cell_len, shown.splitlines())) <= max(width, 2)
+
+
+def test_a_title_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also above a table that is narrower."""
+    output.put_table("processes: Account", ["a"], [("1",)])
+    assert capsys.readouterr().out.splitlines()[0] == "processes: Account"

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stillframe.analytics.snapshot_verdicts import Expected, Topology
-from stillframe.durable_files import local_path
+from stillframe.durable_files import local_path, shell_command
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
 from stillframe.store import layout
@@ -264,10 +264,8 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
     places = [p for p in find_fragments(local_path(directory)) if epoch in (None, p.epoch)]
     if not places:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
-        raise UsageError(
-            f"{directory} holds no fragments{of_epoch}: write them with 'stillframe run SYSTEM "
-            f"--fragment-dir {directory}'"
-        )
+        command = shell_command("run", "SYSTEM", "--fragment-dir", directory)
+        raise UsageError(f"{directory} holds no fragments{of_epoch}: write them with '{command}'")
     return places
 
 

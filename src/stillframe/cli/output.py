@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,10 @@ JSON_VERSION = 1
 VALUE_LENGTH_MAX = 60
 """Maximum characters of a value in a table; JSON has it whole."""
 _UNLIMITED_COLUMNS = 100_000
+_GAP = 3
+"""Characters between two columns."""
+_FOLDED_LENGTH = 20
+"""Characters that a column of a narrow terminal keeps on one line."""
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]
 """What each column of a table shows of an item."""
@@ -55,6 +60,11 @@ def words() -> Console:
     if sys.stderr is None:  # it was closed before the start
         return Console(stderr=True, highlight=False)
     return Console(file=cast(IO[str], _Unfailing(sys.stderr)), highlight=False)
+
+
+def is_lively(console: Console) -> bool:
+    """Return whether lines can be written over, as bars and tables that change are."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def say(*lines: str, console: Console | None = None) -> None:
@@ -133,33 +143,75 @@ def put_table(
     more: str = "more rows",
 ) -> None:
     """Write a table to stdout; the first `texts` columns are words, the others figures. At most
-    `limit` rows are written; how many `more` there are goes to stderr."""
+    `limit` rows are written; how many `more` there are goes to stderr, and so do the columns that a
+    terminal is too narrow for."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_UNLIMITED_COLUMNS)
     listed = list(rows)
-    console.print(table(title, columns, listed[:limit], texts=texts))
+    cells = _cells(columns, listed[:limit])
+    if title:
+        console.print(Text(title), soft_wrap=True)
+    widths = _widths(cells, console.width, texts)
+    console.print(_table(cells, texts, widths))
+    if left_out := [column[0] for index, column in enumerate(cells) if index not in widths]:
+        say(f"columns left out: {', '.join(left_out)} (widen the terminal, or use --json)")
     if limit is not None and len(listed) > limit:
         say(f"and {len(listed) - limit:,} {more} (--json has all)")
 
 
-def table(
-    title: str, columns: Sequence[str] | Columns[Any], rows: Iterable[Any], *, texts: int = 1
-) -> Table:
+def table(columns: Sequence[str] | Columns[Any], rows: Iterable[Any], *, texts: int = 1) -> Table:
     """Return a table as ``put_table`` writes it, of rows of cells or, with ``Columns``, of items:
     numbers have separators, and None is nothing."""
-    made = Table(
-        title=Text(title) if title else None,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
-    for index, column in enumerate(columns):
-        made.add_column(Text(column), justify="left" if index < texts else "right", overflow="fold")
-    for row in rows:
-        cells = [of(row) for of in columns.values()] if isinstance(columns, Mapping) else row
-        made.add_row(*(Text(_figure(cell)) for cell in cells))
+    return _table(_cells(columns, rows), texts, {})
+
+
+def _cells(columns: Sequence[str] | Columns[Any], rows: Iterable[Any]) -> list[list[str]]:
+    """Return each column: its heading and its cells."""
+    if isinstance(columns, Mapping):
+        rows = [[of(row) for of in columns.values()] for row in rows]
+    listed = [*columns], *([_figure(cell) for cell in row] for row in rows)
+    return [list(column) for column in zip(*listed, strict=True)]
+
+
+def _widths(cells: list[list[str]], width: int, texts: int) -> dict[int, int]:
+    """Return how wide the columns are in `width`: empty columns and then the last ones are left
+    out, and texts and headings are broken between words."""
+    full = [max(map(cell_len, "\n".join(column).split("\n"))) for column in cells]
+    least = []
+    for index, (name, *lines) in enumerate(cells):
+        parts = name.split() + (" ".join(lines).split() if index < texts else lines)
+        least.append(min(max(map(cell_len, parts), default=1), _FOLDED_LENGTH))
+    shown = [*range(len(cells))]
+
+    def free(widths: list[int]) -> int:
+        taken: int = sum(widths[index] + _GAP for index in shown) - _GAP
+        return width - taken
+
+    if free(full) >= 0:
+        return dict(enumerate(full))
+    while free(least) < 0 and len(shown) > 1:
+        shown.remove(([index for index in shown if not any(cells[index][1:])] or shown)[-1])
+    spare = max(free(least), 0)
+    found = {}
+    for index in shown:
+        found[index] = min(full[index], least[index] + spare)
+        spare -= found[index] - least[index]
+    return found
+
+
+def _table(cells: list[list[str]], texts: int, widths: Mapping[int, int]) -> Table:
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown = [*(widths or range(len(cells)))]
+    for index in shown:
+        made.add_column(
+            Text(cells[index][0]),
+            justify="left" if index < texts else "right",
+            overflow="fold",
+            width=widths.get(index),
+        )
+    for row in zip(*(cells[index][1:] for index in shown), strict=True):
+        made.add_row(*map(Text, row))
     return made
 
 
@@ -186,7 +238,7 @@ def progress_bar(
         *(columns or (progress.MofNCompleteColumn(), progress.TimeRemainingColumn())),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not is_lively(console),
     )
     with bar:
         yield functools.partial(bar.update, bar.add_task(description, total=total))

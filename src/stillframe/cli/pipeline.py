@@ -262,7 +262,7 @@ def moving() -> Iterator[Callable[[Progress], None]]:
     """Give what draws progress on a terminal, line over line, and wipes it away at the end; where
     words do not go to a terminal it draws nothing."""
     console = output.words()
-    if not console.is_terminal:
+    if not output.is_lively(console):
         yield lambda progress: None
         return
     with Live(console=console, transient=True) as live:

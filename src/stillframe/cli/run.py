@@ -28,6 +28,7 @@ from stillframe.cli.supervision import (
     output_dirs,
 )
 from stillframe.detect.predicate import check_predicate_name, not_stable
+from stillframe.durable_files import shell_command
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.migration import migrate as migrate_snapshot
@@ -122,7 +123,7 @@ def restore(
         if requested is not None:
             raise UsageError(
                 "the pipeline determines the start snapshot: leave out SNAPSHOT, and choose one "
-                f"with 'stillframe pipeline restore {pipeline}'"
+                f"with '{shell_command('pipeline', 'restore', pipeline)}'"
             )
         _restore_stopped(path, None, config, until)
         return
@@ -233,8 +234,8 @@ def _load_topology(reference: str) -> Topology:
 def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
     if config.pipeline is not None:
         output.say(
-            f"stopped; to continue: stillframe pipeline restore {config.pipeline}, then stillframe "
-            f"restore {store.path} --pipeline {config.pipeline}"
+            f"stopped; to continue: {shell_command('pipeline', 'restore', config.pipeline)}, then "
+            f"{shell_command('restore', store.path, '--pipeline', config.pipeline)}"
         )
         return
     try:
@@ -242,11 +243,11 @@ def _say_how_to_go_on(store: Store, config: SystemConfig) -> None:
     except StillframeError as error:
         output.say(f"stopped; choose a snapshot to continue from with 'stillframe list': {error}")
         return
-    output.say(
-        "stopped; no snapshot was published, so there is nothing to continue from"
-        if current is None
-        else f"stopped; to continue from snapshot {current.id}: stillframe restore {store.path}"
-    )
+    if current is None:
+        output.say("stopped; no snapshot was published, so there is nothing to continue from")
+        return
+    command = shell_command("restore", store.path)
+    output.say(f"stopped; to continue from snapshot {current.id}: {command}")
 
 
 def _say_what_was_seen(condition: StopCondition) -> None:

@@ -22,7 +22,7 @@ from stillframe.cli import output, quantities
 from stillframe.cli.app import SCRIPT_SUFFIX, SCRIPTS
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option
 from stillframe.cli.trace import put_proof
-from stillframe.durable_files import write_atomically
+from stillframe.durable_files import shell_command, write_atomically
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import ProcessId, Snapshot, SnapshotId
@@ -409,7 +409,7 @@ def serve(world: World, extras: Extras) -> None:
         path = extras.trace
         tracefile.write(path, world.trace(), inputs=extras.inputs)
         which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
-        output.say(f"{which}is in {path}: stillframe view {path}")
+        output.say(f"{which}is in {path}: {shell_command('view', path)}")
     if extras.prove is None:
         return
     snapshot = SnapshotId.parse(extras.prove)

@@ -53,20 +53,20 @@ AGAIN_S = 0.5
 
 LIST_COLUMNS: output.Columns[SnapshotEntry] = {
     "snapshot": attrgetter("id"),
+    "savepoint": lambda entry: ", ".join(entry.savepoints),
     "published": lambda entry: quantities.moment(entry.published_at),
-    "epoch": lambda entry: str(entry.epoch),
-    "restore point": lambda entry: "yes" if entry.is_restore_point else "no",
-    "processes": lambda entry: str(entry.process_count),
-    "channels": lambda entry: str(entry.channel_count),
     "in transit": lambda entry: entry.message_count,
     "paused for": lambda entry: quantities.duration(entry.pause_s),
     "encoded in": lambda entry: quantities.duration(entry.capture_s),
     "recorded in": lambda entry: quantities.duration(entry.completed_at - entry.initiated_at),
     "published after": lambda entry: quantities.duration(entry.published_at - entry.initiated_at),
     "size": lambda entry: quantities.size(entry.bytes),
+    "epoch": lambda entry: str(entry.epoch),
+    "restore point": lambda entry: "yes" if entry.is_restore_point else "no",
+    "processes": lambda entry: str(entry.process_count),
+    "channels": lambda entry: str(entry.channel_count),
     "based on": lambda entry: ", ".join(map(str, entry.bases)),
     "chain": lambda entry: str(entry.chain_length) if entry.bases else "",
-    "savepoint": lambda entry: ", ".join(entry.savepoints),
 }
 
 app = Commands()
@@ -101,7 +101,7 @@ def _put_list(
     if has_none and not entries:
         output.say(f"the store {store.path} holds no snapshot yet")
         return
-    output.put_table("", LIST_COLUMNS, entries, texts=2)
+    output.put_table("", LIST_COLUMNS, entries, texts=3)
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "from none: name one" if current is None else f"from {current.id}"
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore starts {point}")
@@ -290,7 +290,7 @@ def ask(path: Path, command: admin_socket.Request) -> admin_socket.Done:
 
 async def _follow(path: Path) -> None:
     console = output.words()
-    if console.is_terminal and sys.stdout.isatty():
+    if output.is_lively(console) and sys.stdout.isatty():
         with Live(console=console, transient=True) as live:
             async for shown, now in _poll(path, console):
                 live.update(_live_table(shown, now))
@@ -350,7 +350,7 @@ def _live_table(shown: Shown, now: float) -> Table:
         "missing": lambda one: ", ".join(one.missing),
         "waits for": lambda one: "\n".join(one.sentences(now)),
     }
-    return output.table("", columns, shown, texts=len(columns))
+    return output.table(columns, shown, texts=len(columns))
 
 
 @app.add("snapshot money --initiator P2")

@@ -31,7 +31,7 @@ def session(master: str, description: str) -> Iterator["SparkSession"]:
             args=(spark, over, lambda done, known: update(completed=done, total=known)),
             daemon=True,
         )
-        if output.words().is_terminal:
+        if output.is_lively(output.words()):
             watching.start()
         try:
             yield spark

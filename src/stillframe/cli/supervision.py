@@ -191,7 +191,7 @@ class EventPrinter:
 
     def showing(self) -> contextlib.AbstractContextManager[object]:
         """Show the status line while the body runs, if there is a terminal for it."""
-        if self._is_json or not self._console.is_terminal:
+        if self._is_json or not output.is_lively(self._console):
             return contextlib.nullcontext()
         return Live(
             self,

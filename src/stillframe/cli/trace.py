@@ -46,11 +46,11 @@ SEARCHED_MAX = 2_000_000
 _PROGRESS_STEP = 1000
 INTERCHANGES_SHOWN_MAX = 200
 EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
-    "EXECUTION": lambda row: f"{row['number']} {row['label']}".rstrip(),
-    "PROCESSES": itemgetter("process_count"),
-    "EVENTS": itemgetter("event_count"),
-    "MESSAGES": lambda row: _at_least(row["message_count"], row["is_message_count_exact"]),
-    "IN TRANSIT AT THE END": lambda row: (
+    "execution": lambda row: f"{row['number']} {row['label']}".rstrip(),
+    "processes": itemgetter("process_count"),
+    "events": itemgetter("event_count"),
+    "messages": lambda row: _at_least(row["message_count"], row["is_message_count_exact"]),
+    "in transit at the end": lambda row: (
         "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
     ),
 }
@@ -267,7 +267,7 @@ def cuts(
             _at_least(trace.message_count, not trace.are_messages_implied),
             cut_count if is_exact else f"more than {COUNTED_MAX:,}",
         )
-        columns = ("PROCESSES", "EVENTS", "MESSAGES", "CONSISTENT CUTS")
+        columns = ("processes", "events", "messages", "consistent cuts")
         output.answer(
             counts | {"consistent_cut_count": cut_count if is_exact else None},
             lambda: output.put_table("", columns, [row], texts=0),
@@ -355,7 +355,7 @@ def _cut_document(trace: Trace, cut: Cut) -> dict[str, object]:
 
 def _put_cut(trace: Trace, cut: Cut) -> None:
     rows = zip(trace.processes, cut, trace.end, strict=True)
-    output.put_table("", ("PROCESS", "EVENTS BEFORE THE CUT", "OF"), rows)
+    output.put_table("", ("process", "events before the cut", "of"), rows)
     for channel, messages in trace.in_transit(cut).items():
         if messages:
             output.say(f"in transit on {channel}: {count_messages(trace, len(messages))}")

@@ -6,7 +6,7 @@ from typing import Any
 from stillframe.cli import output, quantities
 from stillframe.cli.options import ViewOptions
 from stillframe.diagram import svg
-from stillframe.durable_files import write_atomically
+from stillframe.durable_files import shell_command, write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
@@ -101,9 +101,10 @@ def _chosen(store: Store, name: str | None) -> SnapshotId:
         if not entries or damaged.number > entries[-1].id.number:
             raise damage  # it may be the newest
     if not entries:
+        command = shell_command("snapshot", store.path)
         raise UsageError(
-            f"the store {store.path} holds no snapshot yet: 'stillframe snapshot {store.path}' "
-            "takes one while the system runs"
+            f"the store {store.path} holds no snapshot yet: '{command}' takes one while the system "
+            "runs"
         )
     return entries[-1].id
 

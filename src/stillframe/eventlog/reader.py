@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.durable_files import local_path
+from stillframe.durable_files import local_path, shell_command
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.segments import (
     SCHEMA,
@@ -147,9 +147,8 @@ def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
     what was written; OSError: it cannot be read.
     """
     if not epochs(local_path(log)):
-        raise UsageError(
-            f"{log} holds no event log: write one with 'stillframe run SYSTEM --event-log {log}'"
-        )
+        command = shell_command("run", "SYSTEM", "--event-log", log)
+        raise UsageError(f"{log} holds no event log: write one with '{command}'")
     for _ in range(_LISTING_COUNT_MAX):
         # A process that still runs replaces and removes files.
         with contextlib.suppress(FileNotFoundError):

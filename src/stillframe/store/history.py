@@ -29,7 +29,14 @@ from typing import IO, assert_never
 
 import msgspec
 
-from stillframe.durable_files import FILE_ADVICE, partial_path, read_file, sync, write_new
+from stillframe.durable_files import (
+    FILE_ADVICE,
+    partial_path,
+    read_file,
+    shell_command,
+    sync,
+    write_new,
+)
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.store import version_1
@@ -371,7 +378,7 @@ def explain_loss(store: Path, snapshot: SnapshotId) -> str:
     return (
         f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and Stillframe did "
         "not delete it. Put it back from a copy of the store, or accept the loss with "
-        f"'stillframe delete {store} {snapshot}'"
+        f"'{shell_command('delete', store, snapshot)}'"
     )
 
 

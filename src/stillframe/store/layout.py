@@ -13,6 +13,7 @@ from stillframe.durable_files import (
     local_path,
     partial_path,
     replace_durably,
+    shell_command,
     sync,
     try_lock,
 )
@@ -94,7 +95,7 @@ def check_is_store(path: Path) -> None:
     if (path / _PIPELINE_HEAD).exists():
         raise UsageError(
             f"{path} is a pipeline, not a store: use the commands under 'stillframe pipeline', "
-            f"such as 'stillframe pipeline list {path}'"
+            f"such as '{shell_command('pipeline', 'list', path)}'"
         )
     _check_no_snapshots(path)
     what = "is not a store" if path.exists() else "does not exist"

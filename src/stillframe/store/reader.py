@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store import layout, snapshot_directory
@@ -84,7 +85,7 @@ class StoreReader:
         if name in known:
             raise UsageError(
                 f"the savepoint {name!r} already exists, as snapshot {known[name]}: give another "
-                f"name, or delete that one with 'stillframe delete {self.path} {name!r}'"
+                f"name, or delete that one with '{shell_command('delete', self.path, name)}'"
             )
 
     def entries(self) -> list[SnapshotEntry]:

@@ -4,10 +4,10 @@ Queries and services are the discs of its graph, and so is the end of each log w
 log is a channel to each of its targets.
 """
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from stillframe.durable_files import shell_command
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.participant_logs import OVERDUE_S
 from stillframe.pipeline.progress import Awaited, Progress
@@ -59,7 +59,7 @@ def describe(path: str, flow: Dataflow) -> dict[str, Any]:
             *(columns[flow.log(log).source] + 1 for log in outputs),
         ],
         "participant_count": len(flow.participants),
-        "restore_command": f"stillframe pipeline restore {shlex.quote(path)}",
+        "restore_command": shell_command("pipeline", "restore", path),
     }
 
 

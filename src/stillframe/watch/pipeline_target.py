@@ -12,6 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, assert_never
 
+from stillframe.durable_files import shell_command
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.snapshot_documents import pipeline_diff_document, pipeline_snapshot_document
@@ -131,7 +132,7 @@ class PipelineTarget(Target):
     def _restore(self, snapshot: str) -> dict[str, Any]:
         pipeline, manifest = self.pipeline, self.pipeline.restore(snapshot)
         commands = [
-            f"'stillframe restore {cut.store} --pipeline {pipeline.path}'"
+            f"'{shell_command('restore', cut.store, '--pipeline', pipeline.path)}'"
             for cut in manifest.systems
         ]
         systems = f"; roll back its systems with {', '.join(commands)}" if commands else ""

@@ -12,6 +12,7 @@ from typing import assert_never
 
 import msgspec
 
+from stillframe.durable_files import shell_command
 from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, SnapshotId
 from stillframe.protocol import wire
@@ -239,7 +240,7 @@ async def send_command(
             find_running(store)  # if the supervisor is gone or stopped, that is what to say
             raise StillframeError(
                 f"waited {deadline_s:.0f} s for {waiting_for} without success; it may still "
-                f"succeed: see 'stillframe events {store}'"
+                f"succeed: see '{shell_command('events', store)}'"
             )
         reply = exchange.result()
     finally:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from stillframe.durable_files import shell_command
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline.pipeline import Pipeline
@@ -36,8 +37,9 @@ def create_store(path: Path, description: Description, reference: str) -> Store:
         raise UsageError(
             f"the store {path} already has snapshots",
             path=path,
-            remedy=f"use 'stillframe restore {path}' or, in Python, run(..., restore='newest') "
-            "to continue from the last one, or give another directory for a fresh start",
+            remedy=f"use '{shell_command('restore', path)}' or, in Python, run(..., "
+            "restore='newest') to continue from the last one, or give another directory for a "
+            "fresh start",
         )
     return Store.create(path, description=description, reference=reference)
 
@@ -58,8 +60,8 @@ def open_writer(path: Path, *, takes_over: bool = False) -> Store:
         if left is not None and left.pipeline is not None:
             raise UsageError(
                 f"the system of {path} is part of the pipeline {left.pipeline}, and can only be "
-                f"restored with it: use 'stillframe pipeline restore {left.pipeline}', and then "
-                f"'stillframe restore {path} --pipeline {left.pipeline}'"
+                f"restored with it: use '{shell_command('pipeline', 'restore', left.pipeline)}', "
+                f"and then '{shell_command('restore', path, '--pipeline', left.pipeline)}'"
             )
         if left is not None:
             check_release(left, store)
@@ -74,9 +76,12 @@ def keep_newest(store: Store, config: RunConfig) -> None:
     if config.keep_count is None:
         return
     if config.pipeline is not None:
+        command = shell_command(
+            "pipeline", "snapshot", config.pipeline, "--keep", config.keep_count
+        )
         raise UsageError(
             "--keep cannot be used with a pipeline, whose snapshots need those of this system; "
-            f"use 'stillframe pipeline snapshot {config.pipeline} --keep {config.keep_count}'"
+            f"use '{command}'"
         )
     store.keep(config.keep_count)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import sync
+from stillframe.durable_files import shell_command, sync
 from stillframe.errors import Unavailable, UsageError, describe
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline.metadata import read_metadata
@@ -71,8 +71,8 @@ class PipelineBinding:
         return Unavailable(
             f"process {death.process} died: {death.cause}. The system is part of the pipeline "
             f"{self.root} and can only be restored with it: stop its other programs, restore it "
-            f"with 'stillframe pipeline restore {self.root}', and start the system with "
-            f"'stillframe restore {self._store.path} --pipeline {self.root}'"
+            f"with '{shell_command('pipeline', 'restore', self.root)}', and start the system with "
+            f"'{shell_command('restore', self._store.path, '--pipeline', self.root)}'"
         )
 
     def refusal(self, doing: str) -> UsageError:

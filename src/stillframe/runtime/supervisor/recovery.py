@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from stillframe.durable_files import shell_command
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.migration import Change, differences, listed, migrate
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
@@ -76,7 +77,7 @@ def changed_code(
     """Return the error for code that differs from `recorded`, the topology of `snapshot`, or of the
     store if that is None."""
     what = f"snapshot {snapshot}" if snapshot else f"the store {path}"
-    command = f"stillframe restore {path}{f' {snapshot}' if snapshot else ''}"
+    command = shell_command("restore", path, *filter(None, [snapshot]))
     return UsageError(
         f"the code differs from that of {what} ({listed(differences(recorded, topology))})",
         path=path,
