@@ -89,7 +89,7 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
         ),
         (
             events.SnapshotSkipped(SnapshotId("P1", 7)),
-            "a snapshot was due and skipped: P1-7 is still pending",
+            "a snapshot was due and skipped, because P1-7 was still pending",
         ),
         (
             events.ProcessDied("P3", "it was killed by SIGKILL"),
@@ -137,15 +137,39 @@ def test_skipped_snapshots_are_counted_in_one_line(
     printer = EventPrinter(process_count=5, is_json=False)
     for _ in range(8):
         printer.emit(events.SnapshotSkipped(SnapshotId("P1", 7)))
-    assert capsys.readouterr().err == ("a snapshot was due and skipped: P1-7 is still pending\n")
+    assert capsys.readouterr().err == (
+        "a snapshot was due and skipped, because P1-7 was still pending\n"
+    )
     later = time.monotonic() + SKIPPED_REPORT_S
     monkeypatch.setattr(time, "monotonic", lambda: later)
     for _ in range(2):
         printer.emit(events.SnapshotSkipped(SnapshotId("P1", 8)))
-    assert capsys.readouterr().err == (
-        "8 more snapshots were due and skipped: P1-8 is still pending; snapshots take longer than "
-        "--interval\n"
+    eight = (
+        "8 more snapshots were due and skipped, the last because P1-8 was still pending; snapshots "
+        "take longer than --interval\n"
     )
+    assert capsys.readouterr().err == eight
+    printer.say("stopping")
+    assert capsys.readouterr().err == (
+        "a snapshot was due and skipped, because P1-8 was still pending\nstopping\n"
+    )
+
+
+def test_skipped_snapshots_are_counted_when_no_other_one_is_skipped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next published snapshot reports them."""
+    printer = EventPrinter(process_count=5, is_json=False)
+    printer.emit(published(1))
+    for _ in range(9):
+        printer.emit(events.SnapshotSkipped(SnapshotId("P1", 8)))
+    capsys.readouterr()
+    printer.emit(published(2))
+    assert capsys.readouterr().err == ""
+    later = time.monotonic() + SKIPPED_REPORT_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    printer.emit(published(3))
+    assert capsys.readouterr().err.startswith("8 more snapshots were due and skipped, the last")
 
 
 def test_json_has_every_event_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:

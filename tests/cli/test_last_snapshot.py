@@ -68,7 +68,7 @@ def test_a_stop_during_a_snapshot_loses_nothing(
     (tmp_path / "block").touch()
     path = tmp_path / "store"
     system = start("run", "counting:counting", "--store", path, "--every", "200ms", cwd=tmp_path)
-    system.until("is still pending")
+    system.until("was still pending")
     system.process.send_signal(number)
     system.until("stopping after one last snapshot")
     refused = call("snapshot", path)
@@ -95,7 +95,7 @@ def test_a_stop_without_a_last_snapshot_says_what_is_lost(start: Start, tmp_path
     system = start("run", "counting:counting", "--store", path, *options, cwd=tmp_path)
     system.until("in transit")
     (tmp_path / "block").touch()
-    system.until("is still pending")
+    system.until("was still pending")
     code, _, err = system.end(signal.SIGTERM)
     current = Store.open(path).current()
     assert current is not None
@@ -112,7 +112,7 @@ def test_a_second_signal_stops_without_a_last_snapshot(start: Start, tmp_path: P
     system = start(
         "run", "counting:counting", "--store", tmp_path / "s", "--every", "200ms", cwd=tmp_path
     )
-    system.until("is still pending")
+    system.until("was still pending")
     system.process.send_signal(signal.SIGINT)
     system.until("stopping after one last snapshot")
     code, _, err = system.end(signal.SIGINT)
@@ -164,7 +164,7 @@ def test_a_system_whose_events_nobody_can_read_stops_after_a_last_snapshot(
     path = tmp_path / "store"
     options = ("--store", path, "--every", "200ms", "--json")
     system = start("run", "counting:counting", *options, cwd=tmp_path)
-    system.until("is still pending")
+    system.until("was still pending")
     assert system.process.stdout is not None
     system.process.stdout.close()
     system.until("the system stops: its events cannot be written to stdout: Broken pipe")

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from stillframe.cli.app import app
 from stillframe.errors import UsageError
 from stillframe.imports import load_topology
 from stillframe.runtime import os_process
@@ -100,6 +102,16 @@ def test_as_many_files_as_are_needed_are_enough(tmp_path: Path, flags: str, coun
     code, said = run_with(flags, count, tmp_path)
     assert code == 0, said
     assert "from snapshot P0-" in said
+
+
+def test_a_dashboard_that_could_not_open_files_says_so_at_its_start(
+    limit: Limit, tmp_path: Path
+) -> None:
+    """Rather than in answer to some request of a page."""
+    limit(16, 16)
+    result = CliRunner().invoke(app, ["watch", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "the dashboard needs up to 64 open files, and the hard limit of this" in result.stderr
 
 
 def test_with_fewer_files_nothing_starts(tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ def sentence(event: events.Event) -> str:
 def skipped_sentence(count: int, pending: SnapshotId) -> str:
     """Return in words that `count` snapshots were skipped, the last one because of `pending`."""
     if count == 1:
-        return f"a snapshot was due and skipped: {pending} is still pending"
+        return f"a snapshot was due and skipped, because {pending} was still pending"
     return (
-        f"{count} more snapshots were due and skipped: {pending} is still pending; snapshots take "
-        "longer than --interval"
+        f"{count} more snapshots were due and skipped, the last because {pending} was still "
+        "pending; snapshots take longer than --interval"
     )
 
 
@@ -127,9 +127,10 @@ class EventPrinter:
     of the last one age, latency and how many messages it caught.
 
     Of snapshots that succeed it prints only the first one of each epoch, and those that a process
-    took no part in. It prints the first snapshot that is skipped, and then how many were, at most
-    every ``SKIPPED_REPORT_S``. When an event cannot be written to stdout, `unwritten` says why, and
-    `on_unwritten` is called once: the system must stop in order, because it would continue unseen.
+    took no part in. It prints the first snapshot that is skipped, and then how many were: every
+    ``SKIPPED_REPORT_S``, and before any other line. When an event cannot be written to stdout,
+    `unwritten` says why, and `on_unwritten` is called once: the system must stop in order, because
+    it would continue unseen.
     """
 
     def __init__(self, *, process_count: int, is_json: bool) -> None:
@@ -142,6 +143,7 @@ class EventPrinter:
         self._last: SnapshotEntry | None = None
         self._last_at = 0.0
         self._skipped_count = 0
+        self._skipped_for: SnapshotId | None = None
         self._skipped_due = 0.0
         self.unwritten: OSError | None = None
         self.on_unwritten: Callable[[], None] = lambda: None
@@ -162,19 +164,22 @@ class EventPrinter:
                 self._last, self._last_at = entry, time.monotonic()
                 self._published_count += 1
                 if not is_first and not entry.excluded:
+                    self._say_skipped(self._skipped_due)
                     return
             case events.SnapshotSkipped(pending):
-                self._skip(pending)
+                self._skipped_count += 1
+                self._skipped_for = pending
+                self._say_skipped(self._skipped_due)
                 return
             case _:
                 pass
         self.say(sentence(event))
 
-    def _skip(self, pending: SnapshotId) -> None:
-        self._skipped_count += 1
+    def _say_skipped(self, due: float = 0.0) -> None:
         now = time.monotonic()
-        if now >= self._skipped_due:
-            self.say(skipped_sentence(self._skipped_count, pending))
+        if self._skipped_for is not None and self._skipped_count and now >= due:
+            line = skipped_sentence(self._skipped_count, self._skipped_for)
+            output.say(line, console=self._console)
             self._skipped_count, self._skipped_due = 0, now + SKIPPED_REPORT_S
 
     def _put(self, event: events.Event) -> None:
@@ -187,6 +192,7 @@ class EventPrinter:
 
     def say(self, line: str) -> None:
         """Write a line, above the status line if there is one."""
+        self._say_skipped()
         output.say(line, console=self._console)
 
     def showing(self) -> contextlib.AbstractContextManager[object]:

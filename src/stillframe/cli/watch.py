@@ -18,6 +18,7 @@ from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -68,6 +69,7 @@ def watch(
 ) -> None:
     """Serve a live dashboard of a system or pipeline and its snapshots until Ctrl-C. The first
     line of output is its link. Prometheus metrics are at /metrics."""
+    require_open_files(PROGRAM_FILE_COUNT, "the dashboard")
     address = Address.parse(listen or "127.0.0.1", port=PORT, may_be_any=True)
     token = token_for(address, token_file)
 
