@@ -184,7 +184,7 @@ def test_the_cut_of_a_snapshot_lies_where_states_were_recorded() -> None:
         ],
     )
     assert trace.snapshots == (SNAPSHOT, other)
-    assert trace.cut_of(SNAPSHOT) == (1, 2, 0)
+    assert trace.cut_of(SNAPSHOT) == trace.cut_of(str(SNAPSHOT)) == (1, 2, 0)
     with pytest.raises(UsageError, match=r"snapshot P2-2 has no cut: P1, P3 did not record"):
         trace.cut_of(other)
 

@@ -224,9 +224,11 @@ class Trace:
         """Return where `message` was accepted; None if it never was."""
         return self._accepted_in.get(message)
 
-    def cut_of(self, snapshot: SnapshotId) -> Cut:
+    def cut_of(self, snapshot: SnapshotId | str) -> Cut:
         """Return where the processes recorded their states for `snapshot`. UsageError if one
         recorded none, or two."""
+        if isinstance(snapshot, str):
+            snapshot = SnapshotId.parse(snapshot)
         found: dict[ProcessId, int] = {}
         for step, count in self.numbered():
             if isinstance(step, MarkerStep) and step.is_cut and step.snapshot == snapshot:

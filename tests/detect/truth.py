@@ -124,7 +124,7 @@ class Watched(World):
         super().__init__(topology, **options)
         self._look()
 
-    def take(self, choice: choices.Choice) -> None:
+    def take(self, choice: choices.Choice | str) -> None:
         """Let it happen, and look."""
         if isinstance(choice, choices.Initiate):
             initiated = self.known[self.epoch.number].initiated

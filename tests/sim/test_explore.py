@@ -463,7 +463,7 @@ def test_invariants_and_predicates_are_functions_of_a_global_state() -> None:
     assert replay(small, run).state().processes["P1"].balance == 101
     assert list(map(str, found.seen["both have paid"].run)) == ["P1 does pay", "P2 does pay"]
     lines = map(str, run)
-    assert replay(small, map(parse_choice, lines)).steps == replay(small, run).steps
+    assert replay(small, lines).steps == replay(small, run).steps
 
 
 @pytest.mark.parametrize(
@@ -480,6 +480,28 @@ def test_a_condition_that_is_none_is_reported(
     for conditions in ({"invariants": {"mine": function}}, {"predicates": {"mine": function}}):
         with pytest.raises(ApplicationError, match=sentence):
             explore(system(), **conditions)  # type: ignore[arg-type]
+
+
+def test_an_error_of_a_property_of_a_world_is_reported() -> None:
+    """With its name, as that of a condition is."""
+    for properties in ({"always": {"mine": lambda world: 1 / 0}}, {"sometimes": {"mine": len}}):
+        with pytest.raises(ApplicationError, match=r"mine raised (ZeroDivisionError|TypeError): "):
+            explore(system(), **properties)
+
+
+@pytest.mark.parametrize(
+    ("acts", "sentence"),
+    [
+        ({"P1": ("swim",)}, "acts: P1 does swim: P1 has no action 'swim'; it has pay"),
+        ({"P9": ("pay",)}, "acts: P9 does pay: there is no process 'P9'; there are P1, P2"),
+    ],
+)
+def test_actions_that_do_not_exist_are_reported(
+    acts: dict[str, tuple[str, ...]], sentence: str
+) -> None:
+    """They are no deviation of a repeated run."""
+    with pytest.raises(UsageError, match=f"^{sentence}$"):
+        explore(SmallSystem(topology=pair(), acts=acts))
 
 
 class Lender(Account):

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillframe.errors import UsageError
+from stillframe.errors import ApplicationError, UsageError
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Process, every
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim import choices, timed_run
 from stillframe.sim.network import Network
 from stillframe.sim.scripted_process import parse_script, scripted_topology
-from stillframe.sim.systems import Account, pair
+from stillframe.sim.systems import Account, Payment, pair
 from stillframe.sim.world import World
 from stillframe.topology import Topology
 from stillframe.trace import Event, MarkerStep
@@ -239,6 +239,25 @@ def test_only_ticks_in_which_something_happens_are_told() -> None:
     actions = [act(0, "P1", "pay"), act(1_000_000, "P1", "pay")]
     timed_run.play(pair(), actions, [400], tick=lambda number, world: numbers.append(number))
     assert numbers == [0, 400, 1_000_000, 1_000_001]
+
+
+class Careless(Account):
+    """Raises when it is paid."""
+
+    def receive(self, channel: Channel, message: Payment) -> None:
+        """Fail."""
+        raise KeyError("lost")
+
+
+def test_a_handler_that_raises_is_an_error_of_the_application() -> None:
+    """With its tick, its process and its exception."""
+    careless = Topology.mesh({"P1": Account(), "P2": Careless()})
+    with pytest.raises(
+        ApplicationError, match=r"^tick 1: process P2: receive\(\) raised"
+    ) as caught:
+        timed_run.play(careless, [(0, "P1 does pay")])
+    assert caught.value.process == "P2"
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize(

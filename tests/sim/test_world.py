@@ -495,6 +495,7 @@ def test_a_snapshot_is_seen_while_it_is_recorded() -> None:
     lines = ["P2 does pay", "P1 initiates P1-1", "deliver P2->P1"]
     world = after(*lines)
     found = world.recorded(S)
+    assert str(world.recorded(str(S))) == str(found)
     to_p1 = Channel("P2", "P1")
     assert {name: one.balance for name, one in found.processes.items()} == {"P1": 100}
     assert (found.channels, found.recording) == ({to_p1: (Payment(1),)}, (to_p1,))

@@ -110,7 +110,7 @@ class ActionRunner:
         except (NameError, TypeError, *DECODING_ERRORS) as error:
             given = repr([*arguments])[:200]
             raise UsageError(
-                f"process {self.id}: {action}() does not take {given}: {error}"
+                f"process {self.id}: {action}() does not take {given}: {error}", process=self.id
             ) from None
         return self.perform(action, *fitted, *arguments[len(fitted) :])
 
@@ -163,7 +163,8 @@ class ActionRunner:
             shown = f"{type(error).__name__}: {error}"
             raise ApplicationError(
                 f"process {self.id}: {handler}() raised {shown}"
-                + (f" on {arguments[1]!r} of channel {arguments[0]}" if handler == RECEIVE else "")
+                + (f" on {arguments[1]!r} of channel {arguments[0]}" if handler == RECEIVE else ""),
+                process=self.id,
             ) from error
 
     def _run_through(self, coroutine: Any) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from stillframe.cuts import CutView, observation_without
 from stillframe.cuts import Predicate as CutPredicate
 from stillframe.detect.view import yes_or_no
-from stillframe.errors import ApplicationError, UsageError
+from stillframe.errors import ApplicationError, StillframeError, UsageError, describe
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.protocol.recorder import Phase, Recorder
 from stillframe.sim import choices
@@ -121,13 +121,14 @@ def explore(
         progress: called with the number of histories that were visited.
 
     Raises:
-        UsageError: there are more than `history_count_max` histories, or a process does something
-            else when the same run is repeated.
+        UsageError: there is no such process or action; there are more than `history_count_max`
+            histories; or a process does something else when the same run is repeated.
         ApplicationError: a handler or a condition raised, or a condition did not return True or
             False.
     """
     always = {**always, **_properties(invariants, "it does not hold", where=False)}
     sometimes = {**sometimes, **_properties(predicates, "it holds", where=True)}
+    _check_acts(system)
     broken: dict[str, Finding] = {}
     seen: dict[str, Finding] = {}
     index_of = {history(replay(system, ())): 0}
@@ -140,7 +141,7 @@ def explore(
         states.add(global_state(world))
         for properties, kept in ((always, broken), (sometimes, seen)):
             for name, look in properties.items():
-                if name not in kept and (what := look(world)):
+                if name not in kept and (what := _asked(look, world, name)):
                     kept[name] = Finding(what, run)
         following.append([])
         for choice in enabled_choices(system, world, run):
@@ -158,6 +159,24 @@ def explore(
         progress(index)
     end_count = sum(not reached for reached in following)
     return Explored(len(states), len(runs), end_count, _count_runs(following), broken, seen)
+
+
+def _check_acts(system: SmallSystem) -> None:
+    world = replay(system, ())
+    for process, actions in system.acts.items():
+        for action in actions:
+            choice = choices.parse_choice(f"{process} does {action}")
+            if reason := disabled_reason(world, choice):
+                raise UsageError(f"acts: {choice}: {reason}")
+
+
+def _asked(look: Property, world: World, name: str) -> str:
+    try:
+        return look(world)
+    except StillframeError:
+        raise
+    except Exception as error:
+        raise ApplicationError(f"{name} raised {describe(error)}") from error
 
 
 def _play_again(system: SmallSystem, run: Run) -> World:
@@ -197,7 +216,7 @@ def _properties(
     return {name: make(name, condition) for name, condition in conditions.items()}
 
 
-def replay(system: SmallSystem, run: Iterable[choices.Choice]) -> World:
+def replay(system: SmallSystem, run: Iterable[choices.Choice | str]) -> World:
     """Return the world after `run`, such as that of a ``Finding``. Raises UsageError if something
     in it is not possible."""
     world = World(system.topology, network=system.network, recorder=system.recorder)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from stillframe.errors import StillframeError, UsageError
+from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Channel
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
@@ -59,6 +59,7 @@ def play(
     Raises:
         UsageError: an action is not possible when it is due, no message with a given name was sent,
             or the run does not end; the error names the tick.
+        ApplicationError: a handler raised; the error names the tick and the process.
     """
     script = system if isinstance(system, Script) else None
     if script is not None:
@@ -128,8 +129,11 @@ class TimedRun:
                     self._take(self._actions[self.cause][1])
                     self._taken_count += 1
                 self._deliver_due()
+            except ApplicationError as error:
+                where = f"tick {following}: {error}"
+                raise ApplicationError(where, process=error.process) from error.__cause__
             except StillframeError as error:
-                raise UsageError(f"tick {following}: {error}") from error
+                raise UsageError(f"tick {following}: {error}", process=error.process) from error
             yield following
             following = self._next_tick(following)
 

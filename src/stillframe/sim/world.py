@@ -234,9 +234,11 @@ class World:
             channels={channel: tuple(messages) for channel, messages in channels.items()},
         )
 
-    def recorded(self, snapshot: SnapshotId) -> RecordedSnapshot:
+    def recorded(self, snapshot: SnapshotId | str) -> RecordedSnapshot:
         """Return what is recorded for `snapshot` so far, whether it has ended or not. UsageError if
         it was not initiated in this epoch."""
+        if isinstance(snapshot, str):
+            snapshot = SnapshotId.parse(snapshot)
         if snapshot not in self.epoch.initiated:
             names = ", ".join(map(str, self.epoch.initiated)) or "none"
             raise UsageError(f"there is no snapshot {snapshot} in this epoch; there are {names}")
@@ -274,9 +276,12 @@ class World:
     def _decoded(self, state: ProcessState) -> Process:
         return ActionRunner(state.process, self.topology, state.encoded).process
 
-    def take(self, choice: choices.Choice) -> None:
-        """Take `choice`; a channel or recorder that detects a violation of its rules ends the run:
-        see `refusal`. UsageError if it is not enabled now, or a handler did what is not allowed."""
+    def take(self, choice: choices.Choice | str) -> None:
+        """Take `choice`, or the one with this text; a channel or recorder that detects a violation
+        of its rules ends the run: see `refusal`. UsageError if it is not enabled now, or a handler
+        did what is not allowed."""
+        if isinstance(choice, str):
+            choice = choices.parse_choice(choice)
         if reason := disabled_reason(self, choice):
             raise UsageError(f"{choice}: {reason}")
         taken = Taken(choice, self.now, len(self.steps))
