@@ -126,5 +126,5 @@ def test_a_process_that_is_there_twice_is_refused() -> None:
     """Each process has one state."""
     twice = (SNAPSHOT.state.processes[0], *SNAPSHOT.state.processes)
     state = msgspec.structs.replace(SNAPSHOT.state, processes=twice)
-    with pytest.raises(UsageError, match="another topology"):
+    with pytest.raises(UsageError, match="different topology"):
         start_states(msgspec.structs.replace(SNAPSHOT, state=state), DESCRIPTION)

@@ -96,7 +96,7 @@ def test_a_topology_that_is_not_the_one_of_the_snapshot_is_refused(store: Store)
     """Its classes could not hold what was recorded."""
     other = Topology({"A": Process()}, [])
     opened = stillframe.open_store(store.path, topology=other)
-    with pytest.raises(UsageError, match=r"A-2 in .* was taken of another topology"):
+    with pytest.raises(UsageError, match=r"A-2 in .* was taken with a different topology"):
         opened.load()
     assert len(opened.snapshots()) == 2
 

@@ -79,7 +79,7 @@ def check_start(start: Start, process: ProcessId, description: Description) -> N
         raise ProtocolViolation(
             f"process {process} is to start as {start.kind!r}, with channels from "
             f"{', '.join(sources) or 'none'} and to {', '.join(targets) or 'none'}: the "
-            "coordinator runs another topology, or bytes were lost"
+            "coordinator has a different topology, or bytes were lost"
         )
     for record in start.incoming:
         sent_count = record.received_count + sum(batch.count for batch in record.batches)
@@ -92,7 +92,7 @@ def _check_same(snapshot: Snapshot, noun: str, recorded: list[str], described: l
     extra = sorted(set(recorded) - set(described))
     if missing or extra or len(recorded) != len(described):
         raise UsageError(
-            f"snapshot {snapshot.id} is of another topology than the one to start: only in the "
+            f"snapshot {snapshot.id} has a different topology from the one to start: only in the "
             f"topology: {noun} {', '.join(missing) or '(none)'}; only in the snapshot: "
             f"{noun} {', '.join(extra) or '(none)'}",
             snapshot=snapshot.id,

@@ -233,8 +233,8 @@ class SnapshotStore:
         """Read a snapshot into memory, verified.
 
         Raises:
-            UsageError: there is no such snapshot, or it was taken with a different topology than
-                the store was opened with.
+            UsageError: there is no such snapshot, or it was taken with a different topology from
+                that of this object.
             NotConsistent: the books of the snapshot do not balance.
         """
         return self._reading(snapshot, self._load)
@@ -260,11 +260,11 @@ class SnapshotStore:
         description = self._reader.description_of(entry.id)
         if self.topology is not None and self.topology.description.hash != description.hash:
             raise UsageError(
-                f"snapshot {entry.id} in {self.path} was taken of another topology than the one "
-                "that the store was opened with",
+                f"snapshot {entry.id} in {self.path} was taken with a different topology from the "
+                "one that the store was opened with",
                 path=self.path,
                 snapshot=entry.id,
-                remedy="pass the topology that it was taken of, or none",
+                remedy="pass the topology that it was taken with, or none",
             )
         return LoadedSnapshot(entry, self._reader.load(entry.id), description, self.topology)
 

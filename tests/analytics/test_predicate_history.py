@@ -312,8 +312,8 @@ def test_snapshots_of_former_code_are_named(spark: SparkSession, tmp_path: Path)
     store.close()
     rows = detect(spark, path, "termination", topology=PURSES).collect()
     assert [row["failure"] for row in rows] == ["another topology"] * 2 + [None]
-    assert rows[0]["sentence"] == f"was taken with a different topology than {PURSES}"
-    with pytest.raises(UsageError, match="were taken with a different topology than"):
+    assert rows[0]["sentence"] == f"was taken with a different topology from {PURSES}"
+    with pytest.raises(UsageError, match="were taken with a different topology from"):
         detect(spark, path, "termination", topology=RING)
     rows = detect(spark, path, "select snapshot, epoch = 2 from snapshots").collect()
     assert [row["holds"] for row in rows] == [False, False, True]
@@ -353,7 +353,7 @@ def test_what_is_missing_where_tasks_run_is_said(
 
     assert opened().path == money
     with pytest.raises(
-        UsageError, match=r"on Spark's executors: .*different topology on Spark's executors than on"
+        UsageError, match=r"on Spark's executors: .*differs between Spark's executors and"
     ):
         opened(topology="0" * 64)
     with pytest.raises(UsageError, match=f"there is no module 'nowhere' .* same module in {money}"):

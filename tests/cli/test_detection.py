@@ -185,7 +185,7 @@ def test_the_topology_must_be_that_of_the_store(call: Call, money: Path, empty: 
     """One that does not say of which it is needs the option; another one is refused."""
     assert "give --topology MODULE:TOPOLOGY" in call("detect", money, "loss").stderr
     other = call("detect", money, "loss", "--topology", "examples.bank:bank")
-    assert "with a different topology than examples.bank:bank" in other.stderr
+    assert "with a different topology from examples.bank:bank" in other.stderr
     nothing = call("detect", empty, "loss", *PURSES)
     assert (nothing.exit_code, "holds no snapshot yet" in nothing.stderr) == (2, True)
 

@@ -129,7 +129,7 @@ def test_what_a_process_took_no_part_in_says_so(tmp_path: Path, call: Call) -> N
     asyncio.run(main())
     first, second = store.entries()[-2:]
     store.close()
-    words = f"R took no part, and its state is that of {first.id}"
+    words = f"R took no part: its state is from {first.id}"
     assert words in call("list", store.path).stderr
     assert words in call("show", store.path, second.id).stderr
     assert words not in call("show", store.path, first.id).stderr

@@ -132,8 +132,8 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
     assert result.exit_code == 1
     assert result.stderr == (
         f"FAIL: {rules} does not support channels that are {network}: of 6 seeds 3 broke off; of "
-        "30 snapshots 20 were published, none of them wrong, and 7 abandoned because their parts "
-        "contradicted each other\n"
+        "30 snapshots 20 were published, none of them wrong, and 7 were abandoned because "
+        "their fragments contradicted each other\n"
     )
     document = json.loads(call("sim", "run", "--seeds", "1..6", "--json", *options).stdout)
     assert document["ok"] is False

@@ -66,7 +66,7 @@ def test_the_topology_must_be_the_one_that_is_expected(
         store, "tests.analytics.bank:TOPOLOGY", store.description.hash
     )
     assert (known, topology) == ("tests.analytics.bank:TOPOLOGY", bank.TOPOLOGY)
-    with pytest.raises(UsageError, match="were taken with a different topology than tests"):
+    with pytest.raises(UsageError, match="were taken with a different topology from tests"):
         topology_of_store(store, known, "0" * 64)
     with pytest.raises(UsageError, match="give --topology"):
         topology_of_store(store, None, store.description.hash)

@@ -306,7 +306,7 @@ def test_of_very_many_processes_the_idle_ones_are_left_out() -> None:
     trace = Trace(names, [Event("P50", "tell", sent=(up, down)), Event("P70")])
     picture = layout.lay_out(trace)
     assert [line.process for line in picture.lines] == ["P50", "P70"]
-    assert [n.text for n in picture.notices] == ["98 processes without a step here are not"]
+    assert [n.text for n in picture.notices] == ["98 processes without a step here are hidden"]
     above, below = (arrow.path for arrow in picture.messages)
     assert above.end[1] < above.begin[1] < below.end[1]
 

@@ -257,7 +257,7 @@ def test_without_a_log_the_page_says_what_is_not_known(
     """And how to get it; each message that is drawn was held."""
     store, _, snapshots = logged
     page = show(snapshot_document(store, snapshots[0].id))
-    expect(page.get_by_text("nor which marker came first")).to_be_visible()
+    expect(page.get_by_text("or which marker arrived first")).to_be_visible()
     expect(page.get_by_text("--event-log DIR").first).to_be_visible()
     assert page.locator(".controls").count() == 0
 

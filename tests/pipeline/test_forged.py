@@ -165,7 +165,7 @@ def test_a_description_that_no_pipeline_has_is_damaged(
     """A name that leads elsewhere, an epoch or a position that cannot be: the file is named."""
     pipeline = line(tmp_path / "run")
     rewritten(pipeline.path / "pipeline.json", change)
-    with pytest.raises(Damaged, match=r"run/pipeline\.json describes an impossible pipeline"):
+    with pytest.raises(Damaged, match=r"run/pipeline\.json does not describe a valid pipeline"):
         Pipeline(pipeline.path)
 
 

@@ -245,7 +245,7 @@ def test_a_start_of_another_topology_is_refused() -> None:
         replace(start, channels=start.channels[1:]),
         replace(start, processes=(replace(start.processes[0], kind="X"), *start.processes[1:])),
     ):
-        with pytest.raises(UsageError, match="the initial state is of another topology"):
+        with pytest.raises(UsageError, match="the initial state has a different topology"):
             Replay(writers(), wrong)
     unsound = replace(start.channels[0], batches=())
     with pytest.raises(NotConsistent, match="channel P1->P3: 2 sent - 1 received"):

@@ -130,7 +130,7 @@ def test_a_wrong_list_of_the_missing_is_found() -> None:
     world.epoch.outcomes[S] = Abandoned(S, Reason.DEADLINE, ("P2",))
     violation = broken(world)
     assert violation.invariant is Invariant.WHOLE
-    assert violation.detail.endswith("but the parts of P1 were missing")
+    assert violation.detail.endswith("but the fragments of P1 were missing")
 
 
 def test_a_restore_from_what_was_never_published_is_found() -> None:

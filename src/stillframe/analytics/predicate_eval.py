@@ -141,7 +141,5 @@ def _topology(reference: str, expected: str) -> "Topology":
 
     topology = load_topology(reference)
     if topology.description.hash != expected:
-        raise UsageError(
-            f"{reference} is a different topology on Spark's executors than on the driver"
-        )
+        raise UsageError(f"{reference} differs between Spark's executors and the driver")
     return topology

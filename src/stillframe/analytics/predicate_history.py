@@ -243,7 +243,7 @@ def _evaluate_in_tasks(
     )
     manifests = {str(snapshot): each for snapshot, each in published.manifests.items()}
     ours = {name: each for name, each in manifests.items() if each.topology == spec.topology}
-    other = Answer(None, f"was taken with a different topology than {known}", OTHER_TOPOLOGY)
+    other = Answer(None, f"was taken with a different topology from {known}", OTHER_TOPOLOGY)
     found = dict.fromkeys(manifests.keys() - ours.keys(), other)
     return found | _run_tasks(spark, spec, ours)
 

@@ -212,7 +212,7 @@ def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extra
     if run.violation is not None:
         end_with_failure(f"seed {seed}: {run.violation}")
     if not subject.rules_fit:
-        ending = run.world.refusal or "nothing wrong was published, and nothing had to be"
+        ending = run.world.refusal or "no wrong snapshot was published, and none had to be"
         end_with_failure(f"seed {seed}: {subject.misfit}: {ending}")
     output.say(f"PASS: seed {seed}: {len(run.schedule)} choices, every promise was kept")
 
@@ -264,8 +264,8 @@ def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
         end_with_failure(
             f"{subject.misfit}: of {seeds} {tally.refused_count:,} broke off; of "
             f"{quantities.count(tally.snapshot_count, 'snapshot')} {tally.published_count:,} were "
-            f"published, none of them wrong, and {tally.inconsistent_count:,} abandoned because "
-            "their parts contradicted each other"
+            f"published, none of them wrong, and {tally.inconsistent_count:,} were abandoned "
+            "because their fragments contradicted each other"
         )
     output.say(
         f"PASS: {seeds}, {tally.choice_count:,} choices, "

@@ -421,7 +421,7 @@ def delete(path: StorePath, name: SnapshotName) -> None:
 def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
     """Say which processes took no part in a snapshot; nothing if all did."""
     return "".join(
-        f"; {process} took no part, and its state is that of {snapshot}"
+        f"; {process} took no part: its state is from {snapshot}"
         for process, snapshot in excluded.items()
     )
 

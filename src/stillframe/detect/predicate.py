@@ -374,7 +374,7 @@ def topology_of_store(store: Store, reference: str | None, expected: str) -> tup
     topology = load_topology(known)
     if topology.description.hash != expected:
         raise UsageError(
-            f"the snapshots in {store.path} were taken with a different topology than {known}: "
+            f"the snapshots in {store.path} were taken with a different topology from {known}: "
             "give the original one with --topology"
         )
     return known, topology

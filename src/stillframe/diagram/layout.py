@@ -96,7 +96,7 @@ def left_out(trace: Trace, shown: window.Window) -> str:
         sentences.append(f"{which} of {total:,} {'' if begin > 1 else 'steps '}are shown")
     if hidden := len(trace.processes) - len(shown.processes):
         processes = count(hidden, "process")
-        sentences.append(f"{processes} without a step here {'is' if hidden == 1 else 'are'} not")
+        sentences.append(f"{processes} without a step here {'is' if hidden == 1 else 'are'} hidden")
     return "; ".join(sentences)
 
 
@@ -213,7 +213,7 @@ class Plan:
         messages = count_messages(self.trace, self.trace.message_count)
         described = Sample.CUT, Sample.CAUGHT, Sample.ORPHAN
         sentences = [
-            f"{events} and {messages} of {processes}, ordered by what happened before what",
+            f"{events} and {messages} of {processes}, in the order of causes and effects",
             *(label.text for label in notices),
             *(row.full for row in rows if row.sample in described),
         ]

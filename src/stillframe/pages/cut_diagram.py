@@ -44,11 +44,11 @@ from stillframe.model import Channel, ChannelState, ProcessId, Snapshot
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
 
 WITHOUT_LOG = (
-    "A store knows each cut, the counts and the messages that were on the channels; not what the "
-    "processes did around the cut, nor which marker came first: the cuts of all processes stand "
-    "below each other here, and only the order of messages on one channel is true. "
-    "Let the system write an event log ('stillframe run --event-log DIR'), and pass it with "
-    "--event-log DIR."
+    "A store contains each cut, the counts and the messages in transit. It does not contain what "
+    "the processes did around the cut, or which marker arrived first. So the cuts of all "
+    "processes are drawn below each other, and only the order of the messages on each channel is "
+    "real. To see more, let the system write an event log ('stillframe run --event-log DIR'), and "
+    "pass it with --event-log DIR."
 )
 MESSAGE_COUNT_MAX, CHANNEL_MESSAGES_MAX = 120, 8
 """Messages drawn without a log, and of one channel: its first."""
@@ -59,8 +59,8 @@ _NEAR = 26.0
 """How far from the cut the nearest end of an arrow is."""
 FROM_LOG = (
     "From the event log: the steps of the snapshot, the messages that channels held, and what "
-    "happened right before and after the cut. The order from left to right is what happened before "
-    "what, not a clock."
+    "happened right before and after the cut. From left to right is the order of causes and "
+    "effects, not the time of a clock."
 )
 HELD_MAX, HELD_OF_CHANNEL_MAX = 60, 4
 """Messages drawn that channels held, and of one channel: its first."""
@@ -243,7 +243,7 @@ class _LoggedPlan(Plan):
         yield Row(Sample.RECORDED, 0, "event before the cut")
         yield Row(Sample.MARKER, 0, "marker")
         if Role.CAUGHT in self.roles.values():
-            sentence = "message that a channel held: sent before the cut, accepted after it"
+            sentence = "message in transit: sent before the cut, accepted after it"
             yield Row(Sample.CAUGHT, 0, sentence)
         yield Row(Sample.NOTHING, 0, "a process may have other events between two of these")
 
@@ -395,7 +395,7 @@ def _from_store(snapshot: Snapshot, note: str) -> CutDiagram:
     what = f"the cut of snapshot {name}, with {_caught(snapshot)} in transit"
     legend = [Row(Sample.CUT, 0, what)]
     if messages:
-        sentence = "message that a channel held: sent before the cut, received after it"
+        sentence = "message in transit: sent before the cut, received after it"
         legend.append(Row(Sample.CAUGHT, 0, sentence))
     texts = [left_out] if left_out else []
     curves: tuple[Curve, ...] = ()

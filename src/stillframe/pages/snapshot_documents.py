@@ -46,8 +46,8 @@ ENTRY_HEAD = (
 )
 """The properties that a page shows of a snapshot in a store besides those of all snapshots."""
 PIPELINE_VERIFIED = (
-    "the manifest is what was written, by its SHA-256; checkpoints of queries were not read for "
-    "this page, and of the logs at most the records that it shows"
+    "the SHA-256 of the manifest is right; of the logs only the records shown here were read, and "
+    "of the checkpoints of queries nothing"
 )
 DIFF_WORDS = {
     "noun": "message",
@@ -57,8 +57,8 @@ DIFF_WORDS = {
 }
 PIPELINE_DIFF_WORDS = {
     "noun": "record",
-    "note": "Compared are the states of services, the micro-batches of queries, and what was sent "
-    "and received on each channel. The state of queries is in their checkpoints: compare it with "
+    "note": "This compares the states of services, the micro-batches of queries, and the counts of "
+    "each channel. The state of queries is in their checkpoints: compare it with "
     "stillframe.spark.diff.",
     "equal": "Their manifests do not differ.",
     "same_count": "written in another epoch",
@@ -200,9 +200,10 @@ def _verified(entry: SnapshotEntry, snapshot: Snapshot) -> list[str]:
     bases = f", and of {count(entry.chain_length, 'snapshot')} that it is based on"
     what = f"what the snapshot holds{bases if entry.chain_length else ''}"
     channels = count(len(snapshot.state.channels), "channel")
-    books = "sent - received = in the channel, and the messages are those numbers, in order"
+    books = "sent - received = in the channel, and the messages have exactly those numbers, in "
+    "order"
     return [
-        f"every byte of {what} is what was written, by its SHA-256",
+        f"the SHA-256 of every file is right: no byte of {what} was changed",
         f"the books balance on {channels}: {books}: the cut is consistent",
     ]
 

@@ -123,7 +123,7 @@ def described_in(path: Path) -> Iterator[None]:
         yield
     except UsageError as error:
         raise Damaged(
-            f"{path} describes an impossible pipeline: {error}", path=path, remedy=FILE_ADVICE
+            f"{path} does not describe a valid pipeline: {error}", path=path, remedy=FILE_ADVICE
         ) from error
 
 

@@ -177,4 +177,4 @@ class Assembler:
 
 
 def _where(fragment: Fragment) -> str:
-    return f"part of snapshot {fragment.snapshot} from process {fragment.state.process!r}"
+    return f"fragment of snapshot {fragment.snapshot} from process {fragment.state.process!r}"

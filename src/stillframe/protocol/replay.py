@@ -230,7 +230,7 @@ def _check_start(start: GlobalState, topology: Topology) -> None:
     channels = [state.channel for state in start.channels]
     if kinds != list(description.processes.items()) or channels != list(description.channels):
         raise UsageError(
-            "the initial state is of another topology: its processes are "
+            "the initial state has a different topology: its processes are "
             f"{_shortened(', '.join(f'{process} ({kind})' for process, kind in kinds))}, its "
             f"channels {_shortened(', '.join(map(str, channels)))}"
         )

@@ -710,7 +710,7 @@ def _check_abandoned(known: Evidence, outcome: Abandoned) -> Iterator[Violation]
         awaited[step.process] -= {step.source, None} if step.is_cut else {step.source}
     missing = tuple(process for process, sources in awaited.items() if sources)
     if outcome.missing != missing and known.world.network is Fifo:
-        what = f"{outcome}; but the parts of {', '.join(missing)} were missing"
+        what = f"{outcome}; but the fragments of {', '.join(missing)} were missing"
         yield Violation(Invariant.WHOLE, what)
 
 

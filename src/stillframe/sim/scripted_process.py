@@ -111,7 +111,7 @@ class ScriptedProcess(Process):
     def receive(self, channel: Channel, message: ScriptedMessage) -> None:
         """Do the event that the message is for; once, if it accepts several at a time."""
         if message.is_never_received:
-            raise UsageError(f"message {message_name(message)} is never received, by the script")
+            raise UsageError(f"by the script, message {message_name(message)} is never received")
         if message.event not in self.done:
             self._do(message.event)
 

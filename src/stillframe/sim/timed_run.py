@@ -77,7 +77,7 @@ def play(
     for number in run.ticks():
         tick(number, world)
     if run.unmet:
-        raise UsageError(f"delays: nothing called {min(run.unmet)!r} was sent that can arrive")
+        raise UsageError(f"delays: no message called {min(run.unmet)!r} can arrive")
     return world
 
 

@@ -358,9 +358,7 @@ def _check_names(path: Path, description: Description) -> None:
             description.check_process(channel.source)
             description.check_process(channel.target)
     except (Damaged, UsageError) as error:
-        raise Damaged(
-            f"{path} describes something impossible: {error}", path=path, remedy=FILE_ADVICE
-        ) from error
+        raise Damaged(f"{path} is not valid: {error}", path=path, remedy=FILE_ADVICE) from error
 
 
 def _place(epoch: int, path: Path) -> FragmentPlace | None:

@@ -50,7 +50,7 @@ function fieldDifferences(diff) {
   return makePanel(
     "States",
     { id: "states" },
-    diff.field_count === 0 ? make("p", {}, "Every process recorded the same.") : filtered("states", "processes", entries),
+    diff.field_count === 0 ? make("p", {}, "The states are the same.") : filtered("states", "processes", entries),
     makeRest(diff.field_count - diff.fields.length, "field", ": stillframe diff prints all of them"),
   );
 }
@@ -91,7 +91,7 @@ function channelDifferences(diff) {
   return makePanel(
     "Channels",
     { id: "channels" },
-    diff.channel_count === 0 ? make("p", {}, "Every channel counted and held the same.") : filtered("channels", "channels", entries),
+    diff.channel_count === 0 ? make("p", {}, "The channels are the same.") : filtered("channels", "channels", entries),
     makeRest(diff.channel_count - diff.channels.length, "channel"),
   );
 }

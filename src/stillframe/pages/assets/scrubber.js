@@ -41,7 +41,7 @@ export function showScrubber(model) {
     make(
       "p",
       { class: "muted" },
-      `${model.unit === "tick" ? "The same execution by the clock" : "The same execution, whatever the snapshot does"}. Drag the diamond to say when the snapshot is initiated, and up or down to another process; drag the end of a marker to say when it comes. With the keyboard: Tab, then the arrow keys. A marker overtakes no message of its channel, and none overtakes it.`,
+      `${model.unit === "tick" ? "The same execution by the clock" : "The same execution, in steps"}. Drag the diamond sideways to choose when the snapshot is initiated, and up or down to choose the process. Drag the end of a marker to choose when it arrives. With the keyboard: Tab, then the arrow keys. Markers and messages of one channel never overtake each other.`,
     ),
     make("div", { class: "row" }, make("button", { type: "button", on: { click: again } }, "Reset"), outcome),
     make("div", { class: "stage sided" }, make("div", { class: "scrolling panel stage-picture" }, picture), side),
