@@ -13,7 +13,7 @@ import pytest
 
 from stillframe import durable_files
 from stillframe.errors import StoreError
-from stillframe.store import fragments, snapshot_directory
+from stillframe.store import fragments, layout, snapshot_directory
 from stillframe.store import store as store_module
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION, Transfer, global_state, publish, snapshot_of
@@ -269,6 +269,17 @@ def test_a_deleted_directory_of_snapshots_is_named_with_what_to_do(path: Path) -
     with pytest.raises(StoreError, match=rf"the directory {path} was deleted .* another --store"):
         publish(store, 4)
     store.close()
+
+
+def test_what_a_dead_writer_had_published_is_forced_to_the_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died between the rename and forcing that to the disk; the next one does it before anybody
+    relies on the snapshot."""
+    synced: list[Path] = []
+    monkeypatch.setattr(layout, "sync", synced.append)
+    Store.open_writer(path).close()
+    assert synced == [path / "snapshots"]
 
 
 def test_a_rename_that_cannot_be_forced_to_the_disk_is_taken_back(

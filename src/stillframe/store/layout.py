@@ -193,9 +193,15 @@ def is_published(path: Path, snapshot: SnapshotId) -> bool:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what a crashed writer left in the store at `path`; only the writer may."""
-    for left in unfinished(path / SNAPSHOTS):
+    """Remove what a crashed writer left in the store at `path`, and force to the disk what it had
+    published; only the writer may."""
+    snapshots = path / SNAPSHOTS
+    for left in unfinished(snapshots):
         shutil.rmtree(left)
+    if snapshots.is_dir():
+        # It may have died between the two steps of a publication. From here on the system relies
+        # on that snapshot: effects are committed that only it contains.
+        sync(snapshots)
     partial_path(path / HEAD).unlink(missing_ok=True)
 
 
