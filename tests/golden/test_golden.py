@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from stillframe import spark
 from stillframe.cli.app import app
+from stillframe.errors import Unavailable
 from stillframe.model import GlobalState, Snapshot, SnapshotId
-from stillframe.pipeline import Pipeline
+from stillframe.pipeline import Pipeline, locks
 from stillframe.pipeline.service import join
 from stillframe.runtime import run_file
 from stillframe.runtime.network.addresses import ANY_PORT
@@ -316,3 +317,23 @@ def test_a_continued_pipeline_is_refused_by_0_1_0(
     monkeypatch.setattr(Path, "replace", spy)
     CONTINUED[act](own / "shop.pipeline")
     assert (written[0].name, format_of(written[0])) == ("pipeline.json", FORMAT)
+
+
+@pytest.mark.parametrize("act", CONTINUED)
+def test_no_program_of_0_1_0_is_cut_off(
+    own: Path, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one runs, nothing is written: it would be refused what it needs, and lose its state."""
+    monkeypatch.setattr(pipeline_logs, "check_unused", lambda *_: None)
+    monkeypatch.setattr(locks, "WAIT_S", 0.0)
+    running = [
+        locks.participant_lock(own / f"{pipeline}.pipeline", participant)
+        for pipeline, participant in (("shop", "books"), ("counted", "till"))
+    ]
+    assert all(lock.acquire() for lock in running)
+    before = {one: one.read_bytes() for one in own.rglob("*.json")}
+    with pytest.raises(Unavailable, match=r"(still runs with an older|is running)"):
+        CONTINUED[act](own / "shop.pipeline")
+    assert {one: one.read_bytes() for one in own.rglob("*.json")} == before
+    for lock in running:
+        lock.release()

@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import FILE_ADVICE, replace_durably
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
-from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.locks import coordinating, participant_lock
 from stillframe.store import version_1
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.layout import explain_io_errors
@@ -177,23 +177,33 @@ def write_metadata(root: Path, metadata: Metadata) -> None:
         replace_durably(root / PIPELINE_FILE, seal(metadata))
 
 
-def begin_writing(root: Path, metadata: Metadata) -> None:
+def begin_writing(root: Path, metadata: Metadata, *, are_stopped: bool = False) -> None:
     """Write the metadata in this version of the format, before a program writes anything else: then
-    an older release refuses the pipeline. The caller holds the coordinator's lock."""
-    if metadata.format != FORMAT:
-        # No program of that release takes part any more.
-        shutil.rmtree(root / version_1.PENDING, ignore_errors=True)
-        write_metadata(root, metadata)
+    an older release refuses the pipeline. The caller holds the coordinator's lock.
+
+    Unavailable if a program of an older release still runs, whose state would be lost; the caller
+    can know that all `are_stopped`.
+    """
+    if metadata.format == FORMAT:
+        return
+    for name in () if are_stopped else metadata.dataflow.participants:
+        lock = participant_lock(root, name)
+        if not lock.acquire():
+            raise Unavailable(
+                f"{name} of the pipeline {root} still runs with an older release of Stillframe: "
+                "stop all programs of the pipeline before you start one with this release"
+            )
+        lock.release()
+    shutil.rmtree(root / version_1.PENDING, ignore_errors=True)
+    write_metadata(root, metadata)
 
 
-def metadata_to_write(root: Path) -> Metadata:
-    """Return the metadata for a program that will write, after ``begin_writing``. The caller holds
-    the lock of a participant: no restore can happen any more."""
-    metadata = read_metadata(root)
-    if metadata.format != FORMAT:
+def begin_taking_part(root: Path) -> None:
+    """Do what ``begin_writing`` does, for a program that will run a participant. It calls this
+    before it locks that, so that programs of this release do not take each other for older ones."""
+    if read_metadata(root).format != FORMAT:
         with coordinating(root, "the first start with this release"):
-            begin_writing(root, metadata)
-    return metadata
+            begin_writing(root, read_metadata(root))
 
 
 def checkpoint_path(root: Path, epoch: int, query: str) -> Path:

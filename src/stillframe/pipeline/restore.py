@@ -57,7 +57,7 @@ def restore(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> 
         check_channels(root, manifest)
         for cut in manifest.systems:
             Store.open(Path(cut.store)).verify(cut.snapshot)
-        begin_writing(root, metadata)
+        begin_writing(root, metadata, are_stopped=True)
         clear_pending(root)
         new = _metadata_after(metadata, manifest)
         place_services(root, new, manifest)

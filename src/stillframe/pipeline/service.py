@@ -15,7 +15,7 @@ import pyarrow as pa
 from stillframe.durable_files import local_path
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.metadata import metadata_to_write, read_metadata
+from stillframe.pipeline.metadata import begin_taking_part, read_metadata
 from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import Request, ServiceState
 from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
@@ -141,11 +141,12 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedSe
             f"service {name}: {codec.kind.__name__}.{min(codec.outboxes)} is an Outbox, and only "
             "processes of a system commit the entries of one"
         )
+    begin_taking_part(root)
     lock = participant_lock(root, name)
     if not lock.acquire():
         raise Unavailable(f"another program runs service {name}: stop that one first")
     try:
-        metadata = metadata_to_write(root)
+        metadata = read_metadata(root)
         stopped = stopped_service(root, metadata, name)
         positions = metadata.starts[name] if stopped is None else stopped[0]
         me = JoinedService(name, ServiceLogs(root, name, metadata, positions), codec, state)

@@ -32,8 +32,8 @@ from stillframe.pipeline.locks import Lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
 from stillframe.pipeline.metadata import (
     Metadata,
+    begin_taking_part,
     checkpoint_path,
-    metadata_to_write,
     read_metadata,
 )
 from stillframe.pipeline.pipeline import Pipeline
@@ -150,7 +150,7 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     if key not in _lent:
         _lent[key] = _hold(pipeline, source)
     # Now no restore of the pipeline can happen any more.
-    head = metadata_to_write(pipeline.path)
+    head = read_metadata(pipeline.path)
     return _appender(pipeline.path, head, head.dataflow.log(channel))
 
 
@@ -204,7 +204,7 @@ def start_query(
     run = _Run(_hold(pipeline, query), query)
     try:
         # Now no restore of the pipeline can happen any more.
-        head = metadata_to_write(pipeline.path)
+        head = read_metadata(pipeline.path)
         outgoing = head.dataflow.outgoing(query)
         if not outgoing and each_batch is None:
             raise UsageError(
@@ -305,6 +305,7 @@ class _Run:
 
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:
+    begin_taking_part(pipeline.path)
     lock = participant_lock(pipeline.path, query)
     if not lock.acquire():
         raise Unavailable(

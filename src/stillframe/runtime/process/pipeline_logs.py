@@ -14,7 +14,7 @@ import pyarrow as pa
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import ProcessState, SnapshotId
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.metadata import Metadata, metadata_to_write, read_metadata
+from stillframe.pipeline.metadata import Metadata, begin_taking_part, read_metadata
 from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import (
     Request,
@@ -62,12 +62,13 @@ class PipelineLogs:
         self._process = process
         self._system = system
         read_metadata(root).dataflow.check_participant(process, "service")
+        begin_taking_part(root)
         self._lock = participant_lock(root, process)
         if not self._lock.acquire():
             raise Unavailable(f"another program runs service {process}: stop that one first")
         try:
-            check_unused(root, read_metadata(root), process)
-            self._metadata = metadata_to_write(root)
+            self._metadata = read_metadata(root)
+            check_unused(root, self._metadata, process)
             self._ends = ServiceLogs(root, process, self._metadata, self._metadata.starts[process])
             self._ends.is_patient = False
             write_service_record(root, process, ServiceRecord(epoch=self._metadata.epoch))
