@@ -238,6 +238,10 @@ def test_a_program_knows_when_what_it_did_is_safe(tmp_path: Path) -> None:
                 await third
                 await until(lambda: committed == ["first", "third"])
                 assert len(marks) == 4  # "first" came again, with its key
+                # This task has begun the action in which the program joined, and is in none now.
+                taking = loop.create_task(take(system))
+                await me.until_safe()
+                await taking
                 waiting = loop.create_task(me.until_safe())
                 await asyncio.sleep(0)
                 receiving.cancel()

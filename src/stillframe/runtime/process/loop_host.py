@@ -265,6 +265,7 @@ class LoopHost(Host):
 
     def end(self) -> None:
         """End the action that was begun."""
+        self._loop_task = None
         self.boundary()
         self.action.release()
         self._changed.set()
