@@ -27,7 +27,7 @@ def test_two_accounts_are_explored_by_default(call: Call) -> None:
         ["runs", "102"],
     ]
     assert result.stderr.splitlines() == [
-        "PASS: every promise is kept",
+        "PASS: every invariant holds",
         "PASS: every cut is consistent",
         "PASS: every snapshot is published in the end",
         "seen: a channel held a message at the cut",
@@ -152,7 +152,7 @@ def test_a_handler_that_depends_on_chance_is_a_no(call: Call) -> None:
     """The shortest run is one action and its message."""
     result = call("sim", "explore", f"{HERE}:dicey")
     assert result.exit_code == 1
-    assert "FAIL: every promise is kept\n" in result.stderr
+    assert "FAIL: every invariant holds\n" in result.stderr
     assert "    P1 does talk\n    deliver P1->P2\n" in result.stderr
 
 

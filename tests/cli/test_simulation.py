@@ -90,7 +90,7 @@ def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call, find: Find) ->
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
     assert len(result.stdout.splitlines()) == 2 + len(COVERAGE)
-    assert result.stderr == "PASS: 6 seeds, 12,345 choices, 30 snapshots: every promise was kept\n"
+    assert result.stderr == "PASS: 6 seeds, 12,345 choices, 30 snapshots: every invariant held\n"
 
 
 def test_many_seeds_are_tried_on_all_cores(
@@ -147,7 +147,7 @@ def test_lai_yang_works_where_order_is_not_kept(call: Call, find: Find) -> None:
     options = ("--network", "reordering", "--rules", "lai-yang")
     result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 0
-    assert "every promise was kept" in result.stderr
+    assert "every invariant held" in result.stderr
     assert settings == [RunConfig(network=Network.REORDERING, recorder=LaiYangRecorder)]
 
 
@@ -197,7 +197,7 @@ def test_one_seed_is_shown_step_by_step(call: Call) -> None:
     at_ms = [float(line.split(" ms  ")[0]) for line in lines if not line.startswith(" " * 14)]
     assert result.exit_code == 0
     assert at_ms == sorted(at_ms)
-    assert result.stderr == f"PASS: seed 5: {len(at_ms)} choices, every promise was kept\n"
+    assert result.stderr == f"PASS: seed 5: {len(at_ms)} choices, every invariant held\n"
     assert any(line.startswith(" " * 14 + "snapshot P") for line in lines)
     assert call("sim", "run", "--seeds", "5..5", "--steps").stdout == result.stdout
 
@@ -205,7 +205,7 @@ def test_one_seed_is_shown_step_by_step(call: Call) -> None:
 def test_one_seed_as_json_has_its_schedule(call: Call) -> None:
     """With what could go wrong in it, and what happened."""
     document = json.loads(call("sim", "run", "--seeds", "5", "--steps", "--json").stdout)
-    assert (document["seed"], document["ok"], document["promise"]) == (5, True, None)
+    assert (document["seed"], document["ok"], document["invariant"]) == (5, True, None)
     assert document["faults"]["delay_ms_max"] > 0
     assert {"at_ms", "choice"} == set(document["schedule"][0])
     assert len(document["happened"]) > len(document["schedule"])
@@ -244,7 +244,7 @@ def test_a_handler_that_depends_on_chance_is_found_and_cut_down(call: Call) -> N
     says the same."""
     result = call("sim", "run", f"{HERE}:dicey", "--seeds", "1..3")
     assert result.exit_code == 1
-    assert result.stderr.startswith("SEED=1 broke a promise; looking for the shortest schedule")
+    assert result.stderr.startswith("SEED=1 broke an invariant; looking for the shortest schedule")
     assert "FAIL: seed 1: not kept: a snapshot changes nothing" in result.stderr
     assert len(result.stdout.splitlines()) == 2
     assert result.stdout.splitlines()[0].endswith(" does talk")
@@ -263,7 +263,7 @@ def test_a_broken_promise_as_json(call: Call) -> None:
     result = call("sim", "run", f"{HERE}:dicey", "--seeds", "1", "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert (document["ok"], document["promise"]) == (False, "UNCHANGED")
+    assert (document["ok"], document["invariant"]) == (False, "UNCHANGED")
     assert len(document["schedule"]) == 2 < document["choice_count_before"]
 
 

@@ -36,8 +36,8 @@ Columns = Mapping[str, Callable[[Item], object]]
 
 
 class _Unfailing:
-    """Text for the user's terminal, which may be closed: or Ctrl-C also ended ``| tee``.
-    That ends no command: it may have a last snapshot to take."""
+    """Text for stderr, whose reader may have ended: a terminal was closed, or Ctrl-C also ended ``|
+    tee``. That must not end a command that has a last snapshot to take."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

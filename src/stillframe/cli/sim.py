@@ -40,7 +40,7 @@ _ACTION = r"[^,()]+(?:\([^()]*\))?"
 _ACTIONS = re.compile(rf"(?:{_ACTION}(?:,|$))*")
 _SEEDS = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?", re.ASCII)
 ALWAYS = {
-    "every promise is kept": exploration.invariants_hold,
+    "every invariant holds": exploration.invariants_hold,
     "every cut is consistent": exploration.cuts_are_consistent,
     "every snapshot is published in the end": exploration.snapshots_are_published,
 }
@@ -104,7 +104,7 @@ def run(
     prove: str | None = PROVE,
 ) -> None:
     """Run real processes and recording rules in one thread, in virtual time: many seeds with
-    crashes, partitions and lost connections. Exit 1 if a promise is broken, and print the
+    crashes, partitions and lost connections. Exit 1 if an invariant is broken, and print the
     shortest schedule that breaks it."""
     if reference is not None and ":" not in reference:
         raise UsageError(
@@ -214,11 +214,11 @@ def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extra
     if not subject.rules_fit:
         ending = run.world.refusal or "no wrong snapshot was published, and none had to be"
         end_with_failure(f"seed {seed}: {subject.misfit}: {ending}")
-    output.say(f"PASS: seed {seed}: {len(run.schedule)} choices, every promise was kept")
+    output.say(f"PASS: seed {seed}: {len(run.schedule)} choices, every invariant held")
 
 
 def _try_seeds(subject: Subject, seeds: range) -> None:
-    """Run `seeds`; of the first that breaks a promise show the shortest schedule that does."""
+    """Run `seeds`; of the first that breaks an invariant show the shortest schedule that does."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         output.progress_bar("simulating seeds", *columns, total=len(seeds)) as update,
@@ -229,7 +229,7 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
         _put_tally(subject, tally)
         return
     seed = tally.broken[0]
-    output.say(f"SEED={seed} broke a promise; looking for the shortest schedule that does ...")
+    output.say(f"SEED={seed} broke an invariant; looking for the shortest schedule that does ...")
     with redirect_stdout(sys.stderr):
         config = subject.config()
         run = campaign.run_seed(seed, config)
@@ -269,7 +269,7 @@ def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
         )
     output.say(
         f"PASS: {seeds}, {tally.choice_count:,} choices, "
-        f"{quantities.count(tally.snapshot_count, 'snapshot')}: every promise was kept"
+        f"{quantities.count(tally.snapshot_count, 'snapshot')}: every invariant held"
     )
 
 
@@ -278,7 +278,7 @@ def _run_document(run: campaign.Run) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "ok": violation is None,
-        "promise": None if violation is None else violation.invariant.name,
+        "invariant": None if violation is None else violation.invariant.name,
         "detail": None if violation is None else violation.detail,
         "faults": vars(run.faults),
         "schedule": [{"at_ms": step.at_ms, "choice": str(step.choice)} for step in run.schedule],

@@ -155,7 +155,7 @@ def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participa
 
 
 def check_savepoint_name(name: str) -> None:
-    """Raise UsageError if a savepoint cannot have a name, or it looks like the id of a snapshot."""
+    """Raise UsageError if a name is not allowed for a savepoint, or looks like a snapshot id."""
     check_process_id(name)
     try:
         SnapshotId.parse(name)

@@ -225,7 +225,7 @@ class Tally(msgspec.Struct):
     Of the snapshots that ended `inconsistent_count` were abandoned because their parts contradicted
     each other. `refused_count` runs ended early because the rules found something wrong with a
     channel. `seen` says in how many runs each entry of `COVERAGE` was, and `broken` which seeds
-    broke a promise.
+    broke an invariant.
     """
 
     seed_count: int = 0
@@ -283,8 +283,8 @@ def _start_chunk_runner() -> None:
 def run_seeds(
     make_config: Callable[[], RunConfig], seeds: range, progress: Callable[[int], None]
 ) -> Tally:
-    """Run `seeds` on all cores up to the first chunk in which one breaks a promise; later ones are
-    not in the tally. `make_config` is called for each chunk, in the process that runs it, and
+    """Run `seeds` on all cores up to the first chunk in which one breaks an invariant; later ones
+    are not in the tally. `make_config` is called for each chunk, in the process that runs it, and
     `progress` with the number of further seeds that were run. UsageError as ``run_chunk``."""
     total = Tally()
     with closing(_tallies(make_config, seeds)) as tallies:
@@ -297,8 +297,8 @@ def run_seeds(
 
 
 def _tallies(make_config: Callable[[], RunConfig], seeds: range) -> Generator[Tally]:
-    """Yield what came of each chunk in their order, so that the lowest seed that breaks a promise
-    is named."""
+    """Yield what came of each chunk in their order, so that the lowest seed that breaks an
+    invariant is named."""
     chunks = (seeds[i : i + CHUNK_COUNT] for i in range(0, len(seeds), CHUNK_COUNT))
     run = partial(run_chunk, make_config)
     core_count = len(os.sched_getaffinity(0))

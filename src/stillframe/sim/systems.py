@@ -67,7 +67,7 @@ class Payer(Process):
             self.snapshot()
 
     def on_published(self, snapshot: SnapshotId) -> None:
-        """Remember the snapshot behind which the system will not roll back."""
+        """Remember the snapshot before which the system will not roll back."""
         self.safe = str(snapshot)
 
     def _pay(self, amount: int, part_count: int = 1) -> None:

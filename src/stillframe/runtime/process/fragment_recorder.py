@@ -69,8 +69,8 @@ class FragmentRecorder:
         self._thread.start()
 
     def takes_changes(self, base: SnapshotId) -> bool:
-        """Whether a fragment can be read that holds what changed since `base`: that one was put
-        aside, like all that it needs, and there are not too many of them."""
+        """Whether a fragment may hold only the changes since `base`: its fragment and all that this
+        needs were written here, and they are not too many."""
         self._forget_lost()
         link: SnapshotId | None = base
         for _ in range(CHAIN_LENGTH_MAX):

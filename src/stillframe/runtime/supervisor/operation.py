@@ -45,10 +45,10 @@ def create_store(path: Path, description: Description, reference: str) -> Store:
 
 
 def open_writer(path: Path, *, takes_over: bool = False) -> Store:
-    """Open the store of a system that continues. Unavailable if it is in use names the program. A
-    supervisor that `takes_over` gets a UsageError if a pipeline decides where the system continues,
-    and as for ``check_release``: before anything is written, which locks out an older release.
-    Other errors are as for ``Store.open_writer``."""
+    """Open the store of a system that continues. If the store is in use, Unavailable names the
+    program. A supervisor that `takes_over` gets a UsageError if a pipeline decides where the system
+    continues, and as for ``check_release``: before anything is written, which locks out an older
+    release. Other errors are as for ``Store.open_writer``."""
     try:
         store = Store.open_writer(path)
     except Unavailable as error:
