@@ -263,7 +263,8 @@ def test_without_a_log_the_page_says_what_is_not_known(
 
 
 def test_a_snapshot_of_a_pipeline_is_shown(show: Show, tmp_path: Path) -> None:
-    """States of services and queries, and the channels with how many records were on them."""
+    """States of services and queries, the channels with how many records were on them, and who
+    recorded unaligned."""
     shop = resting_shop(tmp_path / "shop.pipeline")
     commit(shop, 3, 1)
     shop.snapshot()
@@ -272,6 +273,7 @@ def test_a_snapshot_of_a_pipeline_is_shown(show: Show, tmp_path: Path) -> None:
     open_all(page, CHANNELS)
     till = dict(texts(page, "table[aria-label='state of till'] > tbody > tr"))
     assert till["sold"] == "18"
+    expect(page.get_by_text("aligned (books unaligned)")).to_be_visible()
     expect(page.get_by_text("1 channel held 2 records.")).to_be_visible()
     expect(page.get_by_text("2 records, which").first).to_be_visible()
     assert page.locator(".cut-panel").count() == 0

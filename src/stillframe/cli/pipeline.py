@@ -183,10 +183,9 @@ def _ended_like_ctrl_c() -> contextlib.AbstractContextManager[None]:
 def published(manifest: Manifest) -> str:
     """Say what a published snapshot is."""
     kind = "snapshot" if manifest.name is None else f"savepoint {manifest.name}, snapshot"
-    unaligned = f" ({', '.join(manifest.unaligned)} unaligned)" if manifest.unaligned else ""
     doubled = f"; {twice(manifest)}" if manifest.duplicate_count else ""
     return (
-        f"{kind} {manifest.snapshot}: {manifest.mode}{unaligned}, epoch {manifest.epoch}, "
+        f"{kind} {manifest.snapshot}: {manifest.mode_words}, epoch {manifest.epoch}, "
         f"{quantities.count(manifest.record_count, 'record')} on channels, recorded in "
         f"{quantities.duration(manifest.completed_at - manifest.initiated_at)}, published after "
         f"{quantities.duration(manifest.published_at - manifest.initiated_at)}{doubled}"

@@ -288,7 +288,7 @@ def pipeline_snapshot_document(
         "noun": "record",
         "rest": "they are in the logs of the pipeline",
         "verdict": verdict,
-        "mode": str(manifest.mode),
+        "mode": manifest.mode_words,
         "bases": [],
         "savepoints": [] if manifest.name is None else [manifest.name],
         "is_current": is_current,

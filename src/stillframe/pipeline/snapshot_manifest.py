@@ -190,6 +190,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(sorted({cut.target for cut in self.channels if cut.record_count}))
 
     @property
+    def mode_words(self) -> str:
+        """The mode, and who recorded unaligned nevertheless."""
+        unaligned = f" ({', '.join(self.unaligned)} unaligned)" if self.unaligned else ""
+        return f"{self.mode}{unaligned}"
+
+    @property
     def bytes(self) -> int:
         """The length of all files of its checkpoints; most are shared with other snapshots."""
         return sum(file.bytes for file in self.files)

@@ -133,7 +133,7 @@ def pipeline_row(manifest: Manifest) -> dict[str, Any]:
         "id": str(manifest.snapshot),
         "number": manifest.snapshot.number,
         "epoch": manifest.epoch,
-        "mode": str(manifest.mode),
+        "mode": manifest.mode_words,
         "completed_at": manifest.published_at,
         "duration_s": manifest.completed_at - manifest.initiated_at,
         "published_s": manifest.published_at - manifest.initiated_at,
