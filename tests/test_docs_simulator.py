@@ -14,7 +14,7 @@ def test_the_programs_of_the_page_print_what_it_shows(tmp_path: Path) -> None:
     """One after the other, in one namespace, as in a notebook."""
     names: dict[str, Any] = {"__name__": "notebook"}
     shown = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    assert len(shown) == 8
+    assert len(shown) == 9
     with contextlib.chdir(tmp_path):
         for program, expected in shown:
             with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -399,7 +399,7 @@ def test_wrong_arguments_say_what_is_right(
         (b"system\nP1: A\n\nP1 flies\n", "line 4: 'P1 flies' is not a choice"),
         (b"system\nP1: \x1b[31m\n", "line 2: '\\x1b' cannot be in a .run file"),
         (b"", "the file is empty"),
-        (b"#" * 1_000_001, "a .run file has at most 1,000,000 characters"),
+        (b"#" * 1_000_001, "run: a .run file has at most 1,000,000 characters"),
         (b"\xc3\xa9" * 1_000_000, "line 1: the first block must begin with 'system'"),
     ],
     ids=["no text", "no choice", "escapes", "empty", "too long", "long"],

@@ -34,7 +34,12 @@ OBSTACLES: list[tuple[Network, tuple[str, ...], str, str]] = [
     (Fifo, (), "deliver P1->P2", "0 messages and markers are on P1->P2"),
     (Fifo, (MESSAGE, MESSAGE), "deliver P1->P2 at 1", "channels are fifo: only the oldest can"),
     (Lossy, (MESSAGE, MESSAGE), "deliver P1->P2 at 1", "channels are lossy: only the oldest can"),
-    (Reordering, (MESSAGE,), "deliver P1->P2 at 1", "1 messages and markers are on P1->P2"),
+    (
+        Reordering,
+        (MESSAGE,),
+        "deliver P1->P2 at 1",
+        "1 messages and markers are on P1->P2, counted from 0",
+    ),
     (Fifo, (MESSAGE, "partition P1"), "deliver P1->P2", "a partition separates P1 and P2"),
     (Fifo, (MESSAGE,), "lose P1->P2", "channels are fifo: they lose nothing"),
     (Reordering, (MESSAGE,), "lose P1->P2", "channels are reordering: they lose nothing"),

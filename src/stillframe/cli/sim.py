@@ -131,7 +131,8 @@ def script(
     prove: str | None = PROVE,
     rewrite: bool = flag("--rewrite", "Write the outcome into the script."),
 ) -> None:
-    """Play a script step by step. Exit 1 if the outcome is not what the script says."""
+    """Play a script step by step. Exit 1 if the outcome is not what the script says.
+    docs/simulator.md describes the format."""
     path = script_path(name)
     play_script(path, Extras(trace, prove, (path,)), rewrite=rewrite)
 
@@ -489,7 +490,8 @@ def play(path: Path, text: str) -> scenario.Played:
     try:
         return scenario.play_text(text)
     except UsageError as error:
-        raise UsageError(f"{path.name}, {error}") from error
+        comma = "," if str(error).startswith("line ") else ":"
+        raise UsageError(f"{path.name}{comma} {error}") from error
 
 
 def read_script(path: Path) -> str:

@@ -686,7 +686,8 @@ def _no_frame(world: World, channel: Channel, position: int) -> Iterator[str]:
         yield f"there is no channel {channel}"
     count = len(world.channels[channel])
     if position >= count:
-        yield f"{count} messages and markers are on {channel}"
+        counted = ", counted from 0" if count else ""
+        yield f"{count} messages and markers are on {channel}{counted}"
 
 
 def _undeliverable(world: World, channels: tuple[Channel, ...], position: int) -> Iterator[str]:
