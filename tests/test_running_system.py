@@ -330,8 +330,7 @@ def test_a_program_that_forgets_to_stop_leaves_nothing_running(tmp_path: Path) -
 
 RUN = """
     import sys, stillframe
-    from stillframe.store.store import Store
-from tests.runtime import programs
+    from tests.runtime import programs
 
     system = stillframe.run(getattr(programs, sys.argv[1]), store=sys.argv[2], interval_s=None)
     print("runs", *(child.pid for child in system._system.children.values()), flush=True)
@@ -362,7 +361,7 @@ def test_ctrl_c_ends_a_program_that_waits_for_its_system(tmp_path: Path, name: s
             assert program.stdout is not None
             assert program.stdout.readline().startswith("runs")
         else:
-            _until((tmp_path / "store" / "running.json").exists)
+            _until((tmp_path / "store" / "running.json").exists, program)
         program.send_signal(signal.SIGINT)
         assert program.wait(timeout=30) != 0
         assert program.stderr is not None
@@ -438,7 +437,9 @@ def test_a_second_ctrl_c_stops_without_the_last_snapshot(tmp_path: Path) -> None
         while ended.stdout.readline() != "runs\n":
             pass
         ended.send_signal(signal.SIGINT)
-        _until(lambda: "SnapshotBegan" in (tmp_path / "store" / "history.ndjson").read_text())
+        _until(
+            lambda: "SnapshotBegan" in (tmp_path / "store" / "history.ndjson").read_text(), ended
+        )
         ended.send_signal(signal.SIGINT)
         assert ended.wait(timeout=30) != 0
         assert ended.stderr is not None
@@ -446,8 +447,9 @@ def test_a_second_ctrl_c_stops_without_the_last_snapshot(tmp_path: Path) -> None
     assert not (tmp_path / "store" / "running.json").exists()
 
 
-def _until(condition: Callable[[], bool]) -> None:
+def _until(condition: Callable[[], bool], program: "subprocess.Popen[str]") -> None:
     while not condition():
+        assert program.poll() is None, program.communicate()
         os.sched_yield()
 
 
