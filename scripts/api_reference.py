@@ -4,6 +4,7 @@ docs/api-spark.md. The second page needs PySpark."""
 
 import ast
 import enum
+import functools
 import importlib
 import inspect
 import re
@@ -121,14 +122,15 @@ SPARK = [
         "Whole stores",
         "",
         "stillframe.analytics",
-        "audit_store Audit detect summary Summary follow assemble diff_store Difference",
+        "audit_store Audit SnapshotAudit detect summary Summary EpochSummary Evaluation Verdict "
+        "Unevaluable follow assemble diff_store Difference",
     ),
     Section(
         "Tables of a store",
         "",
         "stillframe.analytics",
         "store_tables snapshot_history spread channel_history channel_spread compact_store "
-        "Compaction compacted_tables Compacted spark_errors",
+        "Compaction compacted_tables spark_errors",
     ),
     Section(
         "Event logs",
@@ -155,27 +157,30 @@ Examples are in [the history of a system](history.md) and in [pipelines](pipelin
 PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
-    AbandonedSnapshot Audit Compacted Compaction Dataflow DecodedMessage Difference Due
-    JoinedProcess JoinedService LaiYangRecorder LoadedSnapshot Manifest OutboxEntry Progress
-    Reason Recorder RunningSystem
-    SnapshotEntry SnapshotStore Summary Trace World
+    AbandonedSnapshot Assembler Audit AwaitedChannel ChannelCut Compaction Dataflow DecodedMessage
+    Difference Due EpochSummary Evaluation JoinedProcess JoinedService LaiYangRecorder
+    LoadedSnapshot Manifest OutboxEntry Played Progress Reason Recorder RunningSystem Snapshot
+    SnapshotAudit SnapshotEntry SnapshotStore Summary Trace Unevaluable Verdict World
     """.split()
 )
 """Classes whose objects are only returned: their constructors are not public."""
 MEMBERS = {
+    "Assembler": "",
     "Awaited": "",
-    "Compacted": "",
+    "ChannelCut": "sent_count received_count record_count duplicate_count",
     "Dataflow": "participants log",
     "Due": "items after",
     "JoinedService": "append boundary leave receive",
     "Keyed": "",
     "LaiYangRecorder": "",
-    "Manifest": "cut record_count duplicate_count",
+    "Manifest": "cut record_count duplicate_count unaligned",
     "Outbox": "put",
     "Progress": "awaited stragglers",
     "Recorder": "",
+    "Script": "",
     "StillframeError": "",
     "Topology": "mesh ring",
+    "World": "steps pending trace state recorded take",
 }
 """The public members of classes that have others, which only this package calls."""
 
@@ -225,7 +230,7 @@ def described(package: str, name: str) -> str:
 
 
 def _class(kind: type[Any]) -> Iterator[str]:
-    bases = [base.__name__ for base in kind.__bases__ if base.__module__.startswith("stillframe")]
+    bases = [base.__name__ for base in kind.__bases__ if base.__name__ in _public_names()]
     inherits = f"({', '.join(bases)})" if bases else ""
     head = f"class {kind.__name__}{inherits}"
     is_plain = issubclass(kind, enum.Enum | BaseException) or kind.__name__ in NOT_CONSTRUCTED
@@ -312,7 +317,9 @@ def _parameter(one: inspect.Parameter) -> str:
 def _default(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    if inspect.isfunction(value) or type(value).__module__.startswith("msgspec"):
+    if inspect.isclass(value):
+        return value.__name__
+    if repr(value).startswith("<") or type(value).__module__.startswith("msgspec"):
         return "..."
     return repr(value)
 
@@ -322,9 +329,29 @@ def _annotation(annotation: Any) -> str:
         return ""
     if annotation is None or annotation is type(None):
         return "None"
+    text = _type(annotation)
+    for long, short in _aliases().items():
+        text = text.replace(long, short)
+    return text
+
+
+def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("~", "").replace("NoneType", "None")
     return text.replace("'", "")
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    """Return the long unions that have public names."""
+    homes = {"Choice": "stillframe.sim", "Event": "stillframe.runtime.events"}
+    return {_type(getattr(importlib.import_module(home), n)): n for n, home in homes.items()}
+
+
+@functools.cache
+def _public_names() -> frozenset[str]:
+    sections = [section for _, sections in PAGES.values() for section in sections]
+    return frozenset(name for section in sections for name in names_of(section))
 
 
 def _alias_doc(package: str, name: str) -> str:
@@ -336,8 +363,7 @@ def _alias_doc(package: str, name: str) -> str:
         for before, after in pairwise(body):
             is_it = isinstance(before, ast.Assign) and ast.unparse(before.targets[0]) == name
             if is_it and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                assert isinstance(before, ast.Assign)
-                return f"``{name} = {ast.unparse(before.value)}``\n\n{after.value.value}"
+                return f"``{name} = {_type(getattr(module, name))}``\n\n{after.value.value}"
     raise LookupError(f"{package}.{name} has no docstring")
 
 

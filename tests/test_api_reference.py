@@ -62,6 +62,25 @@ def test_paths_are_also_text_and_snapshots_also_ids(name: str) -> None:
     assert re.findall(rf"\b(?:{snapshots}): str\b", signatures) == []
 
 
+ELSEWHERE = frozenset(
+    """
+    AbstractContextManager Any AsyncContextManager Awaitable Callable ContextManager DataFrame
+    Expression False Item Iterable Iterator Key Mapping None Path Schema Self Sequence SparkSession
+    StreamingQuery Table True Value
+    """.split()
+)
+"""What signatures name of Python, Arrow and Spark, and type variables."""
+
+
+def test_every_class_in_a_signature_is_public() -> None:
+    """Users can import it, and it has a heading."""
+    text = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
+    public = {name.rpartition(".")[2] for name in re.findall(r"^### `(\S+)`$", text, re.MULTILINE)}
+    signatures = "".join(re.findall(r"^```py\n(.*?)```$", text, re.MULTILINE | re.DOTALL))
+    named = set(re.findall(r"\b[A-Z]\w*[a-z]\w*", re.sub(r"'[^']*'", "", signatures)))
+    assert named - public == ELSEWHERE
+
+
 def test_a_docstring_becomes_markdown() -> None:
     """Sections become lists, and code keeps one tick on each side."""
     written = """Do ``this``

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 ON_SPARK = ("stillframe.spark", "stillframe.analytics")
 PACKAGES = (
     *("stillframe", "stillframe.pipeline", "stillframe.sim", "stillframe.trace"),
-    *("stillframe.tracefile", "stillframe.cuts", "stillframe.importer", *ON_SPARK),
+    *("stillframe.tracefile", "stillframe.cuts", "stillframe.importer"),
+    *("stillframe.runtime.events", *ON_SPARK),
 )
 NAMES = [
     (package, name) for package in PACKAGES for name in importlib.import_module(package).__all__
@@ -55,6 +56,8 @@ ALIASES = {
     ("stillframe", "ProcessId"),
     ("stillframe", "Quantities"),
     ("stillframe.cuts", "Predicate"),
+    ("stillframe.runtime.events", "Event"),
+    ("stillframe.sim", "Choice"),
     ("stillframe.trace", "Cut"),
     ("stillframe.trace", "Step"),
 }

@@ -175,8 +175,13 @@ def _keeps(before: Any, after: Any) -> bool:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One difference: its subject, for example ``class Account``, a sentence about it, and whether
-    recorded data is lost."""
+    """One difference between the code and that of a snapshot.
+
+    Attributes:
+        subject: what differs, for example ``class Account``.
+        sentence: how, as a sentence.
+        is_loss: whether recorded data is lost.
+    """
 
     subject: str
     sentence: str

@@ -203,13 +203,20 @@ class GlobalState(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A consistent global state, with where and when it was taken.
+    """A consistent global state, with where and when it was taken. Times are by the coordinator's
+    clock; the cut itself has no time.
 
-    `initiated_at` and `completed_at` are seconds since 1970 by the coordinator's clock: from the
-    request until the last fragment arrived. The cut itself has no time. `pause_s` is the longest
-    pause of any process, and `capture_s` the longest time until the fragment of any process was
-    encoded; both are 0 where they are not measured. `excluded` names the processes without channels
-    that took no part, each with the snapshot that its recorded state is from.
+    Attributes:
+        id: its id.
+        epoch: the epoch of the system.
+        initiated_at: when it was requested, in seconds since 1970.
+        completed_at: when the last fragment arrived, in seconds since 1970.
+        state: the states and messages, encoded.
+        pause_s: the longest pause of any process, in seconds; 0 if not measured.
+        capture_s: the longest time until a process had encoded its state, in seconds; 0 if not
+            measured.
+        excluded: processes without channels that took no part, each with the snapshot that its
+            recorded state is from.
     """
 
     id: SnapshotId

@@ -12,13 +12,8 @@ from stillframe.spark.session import import_with_pyspark, spark_session
 
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble
-    from stillframe.analytics.audit import Audit
-    from stillframe.analytics.compaction import (
-        Compacted,
-        Compaction,
-        compact_store,
-        compacted_tables,
-    )
+    from stillframe.analytics.audit import Audit, SnapshotAudit
+    from stillframe.analytics.compaction import Compaction, compact_store, compacted_tables
     from stillframe.analytics.full_snapshots import store_tables
     from stillframe.analytics.log_events import (
         LogMessage,
@@ -28,7 +23,13 @@ if TYPE_CHECKING:
         vector_clock,
     )
     from stillframe.analytics.log_verification import log_pieces, published_cuts, verify
-    from stillframe.analytics.predicate_history import Summary, detect, summary
+    from stillframe.analytics.predicate_history import (
+        EpochSummary,
+        Summary,
+        Unevaluable,
+        detect,
+        summary,
+    )
     from stillframe.analytics.snapshot_stats import (
         channel_history,
         channel_spread,
@@ -40,14 +41,19 @@ if TYPE_CHECKING:
     from stillframe.analytics.verdict_stream import follow
     from stillframe.analytics.verified_parquet import spark_errors
     from stillframe.analytics.wait_for_graphs import deadlocks
+    from stillframe.detect.predicate import Evaluation, Verdict
 
 __all__ = [
     "Audit",
-    "Compacted",
     "Compaction",
     "Difference",
+    "EpochSummary",
+    "Evaluation",
     "LogMessage",
+    "SnapshotAudit",
     "Summary",
+    "Unevaluable",
+    "Verdict",
     "assemble",
     "audit_store",
     "channel_history",
@@ -75,18 +81,19 @@ __all__ = [
 
 _MODULES = {
     "stillframe.analytics.assembly": "assemble",
-    "stillframe.analytics.audit": "Audit",
-    "stillframe.analytics.compaction": "Compacted Compaction compact_store compacted_tables",
+    "stillframe.analytics.audit": "Audit SnapshotAudit",
+    "stillframe.analytics.compaction": "Compaction compact_store compacted_tables",
     "stillframe.analytics.full_snapshots": "store_tables",
     "stillframe.analytics.log_events": "LogMessage event_rows locate marker_paths vector_clock",
     "stillframe.analytics.log_verification": "log_pieces published_cuts verify",
-    "stillframe.analytics.predicate_history": "Summary detect summary",
+    "stillframe.analytics.predicate_history": "EpochSummary Summary Unevaluable detect summary",
     "stillframe.analytics.snapshot_stats": "channel_history channel_spread marker_steps "
     "snapshot_history spread",
     "stillframe.analytics.store_diff": "Difference diff_store",
     "stillframe.analytics.verdict_stream": "follow",
     "stillframe.analytics.verified_parquet": "spark_errors",
     "stillframe.analytics.wait_for_graphs": "deadlocks",
+    "stillframe.detect.predicate": "Evaluation Verdict",
 }
 
 

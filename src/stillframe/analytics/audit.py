@@ -41,9 +41,19 @@ _Amounts = dict[SnapshotId, Amount]
 
 
 class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The result for one snapshot. One that is damaged has no other result, and sequence 0 if its
-    manifest cannot be read. `total` is the amount of states and messages together, if one was asked
-    for, and `difference` the excess over that of the first snapshot."""
+    """The result for one snapshot. One that is damaged has no other result.
+
+    Attributes:
+        id: the snapshot.
+        sequence: its place in the order of publishing; 0 if its manifest cannot be read.
+        message_count: how many messages are in transit.
+        states_amount: the amount in the states; None without that SQL.
+        messages_amount: the amount in the messages; None without that SQL.
+        total: both together; None without SQL.
+        difference: the excess of the total over that of the first snapshot.
+        damage: what was changed; None if nothing was.
+        contradiction: why the books do not balance; None if they do.
+    """
 
     id: SnapshotId
     sequence: int
@@ -62,9 +72,15 @@ class SnapshotAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on a store, with a sentence that names the first fault. `snapshots` are in the
-    order of publishing, unreadable and lost ones at the end. With `history_damage`, the first line
-    of the history that was changed, it is unknown which are lost."""
+    """The verdict on a store.
+
+    Attributes:
+        ok: whether nothing is wrong.
+        verdict: a sentence, which names the first fault.
+        snapshots: in the order of publishing, unreadable and lost ones at the end.
+        history_damage: the first line of the history that was changed; None if none was. It is then
+            unknown which snapshots are lost.
+    """
 
     ok: bool
     verdict: str

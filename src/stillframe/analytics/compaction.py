@@ -227,8 +227,12 @@ def _check_free(out: Path) -> None:
 
 
 class Compaction(msgspec.Struct, frozen=True):
-    """The result of ``compact_store``: the snapshots added and removed, in the order of publishing,
-    and the tables as they are now."""
+    """The result of ``compact_store``.
+
+    Attributes:
+        added: the snapshots added, in the order of publishing.
+        removed: the snapshots removed.
+    """
 
     added: tuple[SnapshotId, ...]
     removed: tuple[SnapshotId, ...]

@@ -83,7 +83,13 @@ class Answer(NamedTuple):
 
 
 class Unevaluable(msgspec.Struct, frozen=True):
-    """A snapshot that the predicate could not be evaluated on, and why."""
+    """A snapshot that the predicate could not be evaluated on.
+
+    Attributes:
+        snapshot: its id.
+        failure: the kind of failure.
+        sentence: why, as a sentence.
+    """
 
     snapshot: str
     failure: str
@@ -91,7 +97,13 @@ class Unevaluable(msgspec.Struct, frozen=True):
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
-    """The number of evaluated snapshots of an epoch, and the first in which the predicate held."""
+    """The answers of one epoch.
+
+    Attributes:
+        epoch: its number.
+        snapshot_count: how many snapshots of it were evaluated.
+        first: the first one in which the predicate held; None if there is none.
+    """
 
     epoch: int
     snapshot_count: int
@@ -99,10 +111,19 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers together. `shown` is the one that best describes the present: the newest snapshot
-    of the present epoch in which it holds, or the newest. `since` is the first there in which it
-    held, and `first` that of the earliest epoch. `not_stable` are two that show that it did not
-    stay."""
+    """All answers together.
+
+    Attributes:
+        snapshot_count: how many snapshots were evaluated.
+        present_count: how many of them are of the present epoch.
+        shown: the one that best describes the present: the newest of the present epoch in which the
+            predicate holds, or else the newest.
+        since: the first of the present epoch in which it held; None if there is none.
+        first: the first in which it held in the earliest epoch; None if there is none.
+        not_stable: two that show that it did not stay; None if none do.
+        epochs: the answers by epoch.
+        unasked: the snapshots that it could not be evaluated on.
+    """
 
     snapshot_count: int
     present_count: int

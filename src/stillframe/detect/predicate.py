@@ -235,7 +235,12 @@ NO_DEADLOCK = "no processes keep each other blocked"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The verdict over a predicate in a snapshot: whether it holds, and a sentence for the user."""
+    """The answer of a predicate on a snapshot.
+
+    Attributes:
+        holds: whether it holds.
+        sentence: why, as a sentence.
+    """
 
     holds: bool
     sentence: str
@@ -287,7 +292,15 @@ def asking(function: Callable[[SnapshotView], bool], name: str) -> StablePredica
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """A verdict on one snapshot. Times are seconds since 1970 (``model.Snapshot``)."""
+    """A verdict on one snapshot. Times are seconds since 1970.
+
+    Attributes:
+        snapshot: its id.
+        epoch: its epoch.
+        initiated_at: when it was requested.
+        completed_at: when the last fragment arrived.
+        verdict: the answer.
+    """
 
     snapshot: SnapshotId
     epoch: int

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 from stillframe.pipeline.dataflow import Dataflow, Log, channel
 from stillframe.pipeline.log import LogBatch
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.progress import Awaited, Progress
+from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.pipeline.service import JoinedService
-from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
 from stillframe.pipeline.stopped import NotAtRest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
 
 __all__ = [
     "Awaited",
+    "AwaitedChannel",
+    "ChannelCut",
     "Dataflow",
     "JoinedService",
     "Log",

@@ -45,8 +45,13 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Queries, services, and the logs between them; each has a unique name. `services` maps the
-    name of a service to the class of its state."""
+    """Queries, services, and the logs between them; each has a unique name.
+
+    Attributes:
+        queries: the names of the queries.
+        services: the name of each service, and that of the class of its state.
+        logs: the channels.
+    """
 
     queries: tuple[str, ...]
     services: dict[str, str]

@@ -23,8 +23,14 @@ from stillframe.protocol.aligner import Mode
 
 
 class AwaitedChannel(msgspec.Struct, frozen=True):
-    """A channel of an awaited participant: the barrier's position on it, None before its source has
-    appended it, and the participant's own, None if only the participant itself knows."""
+    """A channel of an awaited participant.
+
+    Attributes:
+        log: its name.
+        source: who appends to it.
+        position: how far the participant has read; None if only the participant itself knows.
+        barrier: the position of the barrier; None before its source has appended it.
+    """
 
     log: str
     source: str
@@ -35,9 +41,12 @@ class AwaitedChannel(msgspec.Struct, frozen=True):
 class Awaited(msgspec.Struct, frozen=True):
     """A participant that has not recorded, and its positions on the logs that it reads.
 
-    `since` is when it could first have recorded: when the last of its barriers was appended to its
-    logs, or when the snapshot began. It is None while it waits for the barriers of others. A
-    service that has not joined has no state that could be recorded: it must be started.
+    Attributes:
+        participant: its name.
+        since: when it could first have recorded: when the last of its barriers was appended to its
+            logs, or when the snapshot began. None while it waits for the barriers of others.
+        channels: the logs that it reads.
+        has_joined: False for a service that must be started: it has no state to record.
     """
 
     participant: str
@@ -67,7 +76,16 @@ class Awaited(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A pending snapshot. Times are seconds since 1970."""
+    """A pending snapshot. Times are seconds since 1970.
+
+    Attributes:
+        snapshot: its id.
+        mode: how it is taken.
+        initiated_at: when it was requested.
+        deadline_at: when it is abandoned.
+        recorded: when each participant recorded, for those that have.
+        awaiting: the other participants.
+    """
 
     snapshot: SnapshotId
     mode: Mode

@@ -42,10 +42,17 @@ MANIFEST = "manifest.json"
 class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A channel at the cut: one log as one of its targets reads it.
 
-    The source put the barrier at position `barrier`, before which it had sent `sent_counts` records
-    of each partition; the target had read up to `position`, `received_counts` records. The records
-    between are the state of the channel. In mode at-least-once the target may have read past the
-    barrier: after a restore it receives those records twice.
+    The records between the position of the target and the barrier are the state of the channel. In
+    mode at-least-once the target may have read past the barrier: after a restore it receives those
+    records twice.
+
+    Attributes:
+        log: the name of the channel.
+        target: who reads it.
+        position: the entry of the log up to which the target had read.
+        barrier: the entry at which the source put the barrier.
+        received_counts: how many records of each partition the target had read.
+        sent_counts: how many records of each partition were sent before the barrier.
     """
 
     log: str
@@ -112,7 +119,20 @@ class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``manifest.json``. Times are seconds since 1970; `name` is a savepoint's."""
+    """A published snapshot of a pipeline: the content of its ``manifest.json``. Times are seconds
+    since 1970.
+
+    Attributes:
+        snapshot: its id, such as ``shop-17``.
+        name: the name of the savepoint; None if it is not one.
+        epoch: the epoch of the pipeline.
+        mode: how it was taken.
+        initiated_at: when it was requested.
+        completed_at: when the last participant had recorded.
+        published_at: when all of it was on the disk.
+        dataflow: the queries, services and channels of the pipeline at that time.
+        channels: where the cut lies on each channel, for each target.
+    """
 
     format: int = FORMAT
     snapshot: SnapshotId

@@ -28,8 +28,8 @@ class _Pending(msgspec.Struct):
 
 
 class Assembler:
-    """Puts fragments together, any number of snapshots at once, all taken in `epoch`. Each must
-    have all processes and channels of `description`."""
+    """Puts fragments together, any number of snapshots at once, all of one epoch. Each must have
+    all processes and channels of the topology."""
 
     def __init__(self, description: Description, epoch: int) -> None:
         self.description = description

@@ -8,6 +8,7 @@ from stillframe.store.manifest import SnapshotEntry
 
 __all__ = [
     "AwaitingProcesses",
+    "Change",
     "CodeChanged",
     "ConnectionWarning",
     "EpochBegan",

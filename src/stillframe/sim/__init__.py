@@ -10,11 +10,29 @@ from typing import TYPE_CHECKING, Any
 from stillframe.public_names import public_attribute
 
 if TYPE_CHECKING:
+    from stillframe.model import Snapshot
+    from stillframe.protocol.assembler import Assembler
     from stillframe.protocol.lai_yang import LaiYangRecorder
     from stillframe.protocol.recorder import Recorder
     from stillframe.sim.campaign import Run, RunConfig, run_seed
-    from stillframe.sim.checker import Violation, check_run
-    from stillframe.sim.choices import Act, Deliver, Initiate, parse_choice
+    from stillframe.sim.checker import Invariant, Violation, check_run
+    from stillframe.sim.choices import (
+        Act,
+        Break,
+        Choice,
+        Connect,
+        Crash,
+        Deliver,
+        DeliverNotice,
+        Duplicate,
+        Expire,
+        Heal,
+        Initiate,
+        Lose,
+        Partition,
+        Restart,
+        parse_choice,
+    )
     from stillframe.sim.exploration import (
         Explored,
         Finding,
@@ -25,26 +43,44 @@ if TYPE_CHECKING:
     )
     from stillframe.sim.network import Network
     from stillframe.sim.scenario import Played, play_text
+    from stillframe.sim.scheduler import Faults, Load, Step
     from stillframe.sim.scripted_process import Script, parse_script
     from stillframe.sim.timed_run import play
     from stillframe.sim.world import RecordedSnapshot, StateView, World
 
 __all__ = [
     "Act",
+    "Assembler",
+    "Break",
+    "Choice",
+    "Connect",
+    "Crash",
     "Deliver",
+    "DeliverNotice",
+    "Duplicate",
+    "Expire",
     "Explored",
+    "Faults",
     "Finding",
+    "Heal",
     "Initiate",
+    "Invariant",
     "LaiYangRecorder",
+    "Load",
+    "Lose",
     "Network",
+    "Partition",
     "Played",
     "RecordedSnapshot",
     "Recorder",
+    "Restart",
     "Run",
     "RunConfig",
     "Script",
     "SmallSystem",
+    "Snapshot",
     "StateView",
+    "Step",
     "Violation",
     "World",
     "check_run",
@@ -59,14 +95,18 @@ __all__ = [
 ]
 
 _MODULES = {
+    "stillframe.model": "Snapshot",
+    "stillframe.protocol.assembler": "Assembler",
     "stillframe.protocol.lai_yang": "LaiYangRecorder",
     "stillframe.protocol.recorder": "Recorder",
     "stillframe.sim.campaign": "Run RunConfig run_seed",
-    "stillframe.sim.checker": "Violation check_run",
-    "stillframe.sim.choices": "Act Deliver Initiate parse_choice",
+    "stillframe.sim.checker": "Invariant Violation check_run",
+    "stillframe.sim.choices": "Act Break Choice Connect Crash Deliver DeliverNotice Duplicate "
+    "Expire Heal Initiate Lose Partition Restart parse_choice",
     "stillframe.sim.exploration": "Explored Finding SmallSystem explore initiations replay",
     "stillframe.sim.network": "Network",
     "stillframe.sim.scenario": "Played play_text",
+    "stillframe.sim.scheduler": "Faults Load Step",
     "stillframe.sim.scripted_process": "Script parse_script",
     "stillframe.sim.timed_run": "play",
     "stillframe.sim.world": "RecordedSnapshot StateView World",

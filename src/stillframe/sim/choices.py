@@ -126,6 +126,8 @@ Move = Act | Deliver | Initiate | Expire | DeliverNotice
 Fault = Lose | Duplicate | Break | Connect | Partition | Heal | Crash | Restart
 """A fault, or its end."""
 Choice = Move | Fault
+"""What happens next in a simulated world. ``str`` writes it as text, and ``parse_choice`` reads
+it."""
 
 FORMS = (
     "P1 does ACTION[(VALUE, ...)], deliver P1->P2 [at N], P1 initiates P1-1, "

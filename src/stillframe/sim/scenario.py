@@ -66,11 +66,9 @@ class Played(msgspec.Struct, frozen=True):
     """A script that was played.
 
     Attributes:
-        blocks: its blocks.
-        happened: the lines that describe the events of each.
+        happened: for each block of the file, the lines that describe what happened.
         tail: the comment below the last block.
         world: the world at the end.
-        narrator: describes what happened in the world.
     """
 
     blocks: tuple[Block, ...]

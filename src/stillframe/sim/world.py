@@ -161,7 +161,6 @@ class World:
 
     Attributes:
         now: the virtual time in seconds; by the clock of ``play`` in ticks.
-        epochs: the events of each epoch; the last one is the current one.
         restore_point: the snapshot to which a restart rolls back; None: the initial state.
         refusal: why the rules ended the run; empty if they did not.
 

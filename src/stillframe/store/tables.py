@@ -160,7 +160,13 @@ _COUNT_MAX = 2**63 - 1
 
 
 class DecodedMessage(msgspec.Struct, frozen=True):
-    """A message on a channel: its number, its class, and its fields by name."""
+    """A message on a channel, as plain values.
+
+    Attributes:
+        number: its number on the channel, from 1.
+        kind: the name of its class.
+        fields: its fields by name.
+    """
 
     number: int
     kind: str
