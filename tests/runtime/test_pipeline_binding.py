@@ -20,6 +20,7 @@ from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.policy import Policy
 from stillframe.runtime.control import OutputDirs
+from stillframe.runtime.supervisor import pipeline_binding
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
@@ -34,6 +35,7 @@ from tests.runtime.mixed import (
     Mint,
     careful,
     system,
+    tell,
 )
 from tests.runtime.test_event_logging import check_log
 
@@ -149,35 +151,45 @@ def test_a_death_ends_a_system_that_cannot_go_back_alone(tmp_path: Path) -> None
 def test_processes_are_notified_when_the_pipeline_has_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not when their own part is in the store: here the snapshot of the pipeline is abandoned after
-    that, and a death would take back what is before the cut. Outboxes commit no earlier either."""
+    """Not when their own part is in the store: twice the snapshot of the pipeline is abandoned
+    after that, and a death would take back what is before the cut. Outboxes commit no earlier
+    either, and the name of the pipeline's snapshot is forced to the disk before."""
     told = tmp_path / "told"
     monkeypatch.setenv("TOLD", str(told))
+    monkeypatch.setattr(pipeline_binding, "sync", lambda path: tell(f"forced {path.name}"))
     services = {**SERVICES, "till": CarefulTill}
     pipeline = Pipeline.create(tmp_path / "coins.pipeline", services=services, channels=CHANNELS)
     reference = "tests.runtime.mixed:careful"
 
-    async def main(store: Store) -> Manifest | Abandoned:
+    async def main(store: Store) -> list[Manifest | Abandoned]:
+        taken = []
         running = Supervisor(reference, store, SupervisorConfig(pipeline=pipeline.path))
         async with asyncio.timeout(60), running:
-            with join("mint", pipeline=pipeline.path, state=Mint()):  # and it records nothing
-                outcome = await asyncio.to_thread(pipeline.snapshot, "unaligned", timeout_s=1.0)
-                assert isinstance(outcome, Abandoned)
-            await until(lambda: len(store.entries()) == 1)
-            with minting(pipeline):
-                outcome = await asyncio.to_thread(pipeline.snapshot, "unaligned", timeout_s=30)
-                await until(lambda: told.exists() and told.read_text().endswith("committed\n"))
-            return outcome
+            for count in (1, 3):
+                with join("mint", pipeline=pipeline.path, state=Mint()):  # and it records nothing
+                    outcome = await asyncio.to_thread(pipeline.snapshot, "unaligned", timeout_s=1.0)
+                    assert isinstance(outcome, Abandoned)
+                await until(lambda count=count: len(store.entries()) == count)  # type: ignore[misc]
+                with minting(pipeline):
+                    take = pipeline.snapshot
+                    taken.append(await asyncio.to_thread(take, "unaligned", timeout_s=30))
+                    await until(
+                        lambda count=count: (
+                            told.exists()  # type: ignore[misc]
+                            and told.read_text().count("committed\n") > count // 2
+                        )
+                    )
+        return taken
 
     with contextlib.closing(
         Store.create(tmp_path / "store", description=careful.description, reference=reference)
     ) as store:
         taken = asyncio.run(main(store))
-    assert isinstance(taken, Manifest)
-    assert told.read_text().splitlines() == [
-        f"published {taken.systems[0].snapshot}",
-        "committed",
-    ]
+    expected = []
+    for manifest in taken:
+        assert isinstance(manifest, Manifest)
+        expected += ["forced snapshots", f"published {manifest.systems[0].snapshot}", "committed"]
+    assert told.read_text().splitlines() == expected
 
 
 def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -> None:
