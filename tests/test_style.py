@@ -53,7 +53,7 @@ PHRASES = re.compile(
     r"\b(somebody|nobody|anybody|whoever|people|so long|so many|so often|of which|in what|by itself"
     r"|of its own|of ours|of yours|is told|are told|was told|said to be|know(?:s)? of|see to"
     r"|go(?:es)? (?:on|back)|going (?:on|back)|(?:come|comes|came) back|came in|(?:is|are) gone"
-    r"|on (?:its|their) way|under way|giv(?:e|es|en) up|take(?:s)? (?:back|turns)|taken back"
+    r"|on its way|under way|giv(?:e|es|en) up|take(?:s)? (?:back|turns)|taken back"
     r"|stands? still|stood still|afresh|anew|beside|for ever)\b",
     re.IGNORECASE,
 )

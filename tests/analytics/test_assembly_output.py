@@ -179,7 +179,7 @@ def test_it_writes_only_into_a_store_of_its_own(spark: SparkSession, tmp_path: P
         assemble(spark, parts, tmp_path / "theirs")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "something").touch()
-    with pytest.raises(UsageError, match="is not empty and not a store"):
+    with pytest.raises(UsageError, match="is not empty and is not a store"):
         assemble(spark, parts, tmp_path / "files")
     for inside in (parts, parts / "e1" / "out", tmp_path):
         with pytest.raises(UsageError, match="which contains the fragments or is inside"):

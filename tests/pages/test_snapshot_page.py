@@ -289,7 +289,7 @@ def test_two_snapshots_of_a_pipeline_are_compared(show: Show, tmp_path: Path) ->
     sell(shop, 40)
     shop.snapshot()
     page = show(pipeline_diff_document(shop.path, shop.find("shop-1"), shop.find("shop-2")))
-    expect(page.get_by_text("stillframe.spark.diff compares that")).to_be_visible()
+    expect(page.get_by_text("compare it with stillframe.spark.diff")).to_be_visible()
     till = page.locator("details", has=page.locator("summary", has_text="till")).first
     till.locator("summary").first.click()
     expect(till.locator("table[aria-label='till sold']")).to_contain_text("18")

@@ -174,7 +174,7 @@ def test_a_rewritten_file_keeps_its_comments_and_is_a_fixed_point() -> None:
         "# first\n\n  # second\nsystem\n# about P1\nP1: A\nP2: C\nmessages: A>C\n"
         "----\n2 processes, 2 channels, 1 message\n\n"
         "# third\n#\nP1 does A\nawaited\n----\nP1 does A; sends A>C to P2\nP1 has done all\n"
-        "P2 waits for A>C from P1 to do C\n1 messages and markers are in transit\n\n"
+        "P2 waits for A>C from P1 to do C\n1 messages and markers are on their way\n\n"
         "# the\n\n# end\n"
     )
     again = play_text(run.text())

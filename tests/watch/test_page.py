@@ -202,7 +202,7 @@ def test_two_snapshots_of_a_pipeline_are_compared_by_clicking(
     page.get_by_role("button", name="Compare shop-2 with shop-1").click()
     expect(page).to_have_url(re.compile("#first=shop-1&second=shop-2$"))
     expect(page.get_by_text("held 2, then 1")).to_be_visible()
-    expect(page.get_by_text("stillframe.spark.diff compares that")).to_be_visible()
+    expect(page.get_by_text("compare it with stillframe.spark.diff")).to_be_visible()
     check_accessible(page)
 
 

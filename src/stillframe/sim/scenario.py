@@ -173,7 +173,7 @@ def _awaited(script: Script, world: World) -> list[str]:
             else f"{process} can do {event}"
         )
     on_the_way = sum(map(len, world.channels.values()))
-    return [*lines, f"{on_the_way} messages and markers are in transit"]
+    return [*lines, f"{on_the_way} messages and markers are on their way"]
 
 
 @dataclass
