@@ -39,6 +39,8 @@ SHOWN_COUNT = 3
 FORMER = {"is_current": "is_of_present_course"}
 WORDS = ("found", "sentence", "what", "why")
 """What is said in words for people, which may be said better one day."""
+NEW = ("version", "is_message_count_exact")
+"""Keys that 0.1.0 did not have."""
 
 COMMANDS = (
     "verify store",
@@ -94,12 +96,10 @@ def answer(root: Path, command: str) -> dict[str, Any]:
 
 
 def without_words(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document without what is said in words for people, and without its version, which
-    0.1.0 did not have; a key that was called otherwise then gets that name."""
+    """Return a document without what is said in words for people, and without the keys that 0.1.0
+    did not have; a key that was called otherwise then gets that name."""
     return {
-        FORMER.get(key, key): value
-        for key, value in document.items()
-        if key not in (*WORDS, "version")
+        FORMER.get(key, key): value for key, value in document.items() if key not in WORDS + NEW
     }
 
 
