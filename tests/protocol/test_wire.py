@@ -99,7 +99,7 @@ def test_another_version_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize(
     ("stream", "found", "is_open"),
     [
-        (wire.encode_ack(1), "only GREETING may", False),
+        (wire.encode_ack(1), "only GREETING is allowed", False),
         (b"GET / HTTP/1.1\r\n\r\n", "arrived where only GREETING is allowed", False),
         (b"\x00\x00\x20\x00\x01", "8192 bytes arrived; at most 4096", False),
         (b"\xff\xff\xff\xff\x02", "4294967295 bytes arrived", True),

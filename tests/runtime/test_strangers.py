@@ -39,8 +39,8 @@ OTHER_SECRET = bytes(32)
         (changed(source="C"), SECRET, "no channel from 'C' to B; known sources: A"),
         (changed(target="C"), SECRET, "this is B, not C: the address is out of date"),
         (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
-        (changed(epoch=0), SECRET, "epoch 0 is over: this is epoch 1"),
-        (changed(epoch=2), SECRET, "epoch 2 is not begun: this is epoch 1"),
+        (changed(epoch=0), SECRET, "epoch 0 has ended: this is epoch 1"),
+        (changed(epoch=2), SECRET, "epoch 2 has not begun: this is epoch 1"),
         (SAME, OTHER_SECRET, "wrong secret: this is not a process of this run"),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_process_refuses_what_does_not_belong_to_it(
         (changed(source="Z"), SECRET, "from 'Z' to the coordinator; known sources: A, B, C"),
         (changed(target="C"), SECRET, "this is the coordinator, not C"),
         (changed(topology_hash="f" * 64), SECRET, "start every process from the same topology"),
-        (changed(epoch=2), SECRET, "epoch 2 is not begun: this is epoch 1"),
+        (changed(epoch=2), SECRET, "epoch 2 has not begun: this is epoch 1"),
         (SAME, OTHER_SECRET, "wrong secret: this is not a process of this run"),
     ],
 )

@@ -112,7 +112,9 @@ def test_a_snapshot_is_taken_kept_and_restored_by_clicking(page: Page, system: R
     page.get_by_role("button", name="Take a savepoint").click()
     page.get_by_label("Name").fill("good.one")
     page.keyboard.press("Enter")
-    expect(page.locator(".bar .action-status")).to_contain_text("the savepoint 'good.one' exists")
+    expect(page.locator(".bar .action-status")).to_contain_text(
+        "the savepoint 'good.one' already exists"
+    )
     page.get_by_role("button", name=f"Restore {taken}").click()
     page.get_by_role("button", name="Leave it").click()
     assert Store.open(store).epoch == epoch
