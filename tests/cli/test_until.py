@@ -152,3 +152,14 @@ def test_a_restore_that_should_stop_is_never_live(
         result = call("restore", money, "--until", "deadlock")
     assert result.exit_code == 2
     assert "is in use" in result.stderr
+
+
+def test_a_function_is_looked_for_in_this_directory(
+    call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python looks beside the installed command, and not here."""
+    monkeypatch.chdir(money.parent)
+    Path("of_this_directory.py").write_text("def broke(view): return False\n", encoding="utf-8")
+    monkeypatch.setattr(run, "supervisor_of", lambda _: current_process())
+    result = call("restore", money, "--until", "of_this_directory:broke")
+    assert "is running, and keeps running after a restore" in result.stderr

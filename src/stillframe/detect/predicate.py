@@ -394,8 +394,10 @@ def topology_of_store(store: Store, reference: str | None, expected: str) -> tup
 
 
 def check_predicate_name(name: str) -> None:
-    """Raise a UsageError if no predicate has that name, or your function cannot be imported."""
+    """Raise a UsageError if no predicate has that name, or your function cannot be imported, from
+    the current directory too."""
     if name not in SHIPPED and not is_sql(name):
+        add_cwd_to_path()
         _own(name)
 
 
