@@ -134,12 +134,17 @@ def link_tree(source: Path, target: Path) -> None:
             link_into(path, target / path.relative_to(source))
 
 
+def no_wait(path: str, flags: int) -> int:
+    """Open a file, as the `opener` of ``open``. A pipe does not block: to be read, one without a
+    writer is empty; to be written, one without a reader is an OSError."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
     """Read a whole file of at most `bytes_max` bytes; Damaged if it is missing or longer,
     StoreError if it cannot be read."""
     try:
-        # Opened like this, a pipe without a writer is empty, and reading does not block.
-        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=no_wait) as file:
             # One byte more than expected shows whether the file is longer.
             content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -156,7 +161,9 @@ def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes
 def checksum_of(path: Path) -> int:
     """Return the CRC-32 of a file: it detects errors of a disk or a cable, not forgery."""
     checksum = 0
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=no_wait) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         while chunk := file.read(_CHUNK_BYTES):
             checksum = zlib.crc32(chunk, checksum)
     return checksum

@@ -178,7 +178,7 @@ def _files(log: Path, wanted: int | None) -> Iterator[Path]:
                 raise _foreign(directory)
             by_number: dict[int, Path] = {}
             for path in sorted(_visible(directory)):  # Parquet comes after Arrow
-                if (named := segment_of(path)) is None:
+                if (named := segment_of(path)) is None or path.is_fifo():
                     raise _foreign(path)
                 by_number[named[1]] = path
             yield from by_number.values()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import partial_path, write_new
+from stillframe.durable_files import no_wait, partial_path, write_new
 from stillframe.errors import Unavailable
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
@@ -168,7 +168,7 @@ def read_run_file(store: Path) -> RunFile | None:
     if the run file cannot be read."""
     path = store / FILE
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=no_wait) as file:
             encoded = file.read(_BYTES_MAX + 1)
         system = msgspec.json.decode(encoded, type=RunFile)
         return system if system.directory == identity(store) else None

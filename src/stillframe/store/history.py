@@ -31,6 +31,7 @@ import msgspec
 
 from stillframe.durable_files import (
     FILE_ADVICE,
+    no_wait,
     partial_path,
     read_file,
     shell_command,
@@ -212,7 +213,9 @@ class History:
         self.last_number += 2 * len(self.damages) + damaged_bytes // SHORTEST_LINE_BYTES
         self._length = sum(length for _, length in newer)
         with explain_io_errors(self._path, "written"):
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
+            # A store may come from a stranger: a link to a file of the user is not followed.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file = os.open(self._path, flags, 0o666)
             os.ftruncate(self._file, self._length)
             if not self._length:
                 self._append(_line(self._summary(), time.time()), is_forced=False)
@@ -518,5 +521,5 @@ def _opened(path: Path) -> Iterator[IO[bytes] | None]:
     with explain_io_errors(path, "read"), contextlib.ExitStack() as stack:
         file = None
         with contextlib.suppress(FileNotFoundError):
-            file = stack.enter_context(path.open("rb"))
+            file = stack.enter_context(open(path, "rb", opener=no_wait))
         yield file
