@@ -111,11 +111,10 @@ class Due(msgspec.Struct, Generic[Item], frozen=True):
         Raises:
             UsageError: the stored mark is of another history, and there is no `is_done`.
         """
-        stored = (mark or "").removesuffix(_FORKED)
+        stored = mark or ""
         known = [self.before, *(entry.key for entry in self.entries)]
-        is_known = stored in known
-        entries = self.entries[known.index(stored) :] if is_known else self.entries
-        if is_known and stored == (mark or ""):
+        if stored in known:
+            entries = self.entries[known.index(stored) :]
             return msgspec.structs.replace(self, entries=entries, before=stored)
         if is_done is None:
             raise UsageError(
@@ -124,10 +123,10 @@ class Due(msgspec.Struct, Generic[Item], frozen=True):
                 "in the same place. Store one mark for each outbox. If entries may have been "
                 "committed already, give after() an is_done that looks an item up by its name"
             )
-        entries = tuple(entry for entry in entries if not is_done(entry.item))
+        entries = tuple(entry for entry in self.entries if not is_done(entry.item))
         # If nothing is left, what is there is still the history of the stored mark: for example, a
         # process of an earlier epoch was late with what the present one has committed since.
-        found = self.mark.removesuffix(_FORKED) + _FORKED if entries else mark or ""
+        found = self.mark + _FORKED if entries else stored
         return msgspec.structs.replace(self, entries=entries, mark=found)
 
 
