@@ -203,7 +203,6 @@ PROGRAM = '''
     async def join(path: Path, books: Books) -> None:
         async with stillframe.join("B", topology=bank, store=path, state=books) as me:
             async for source, message in me:
-                assert isinstance(message, Coin)
                 books.total += message.amount
                 await me.send(source.source, Coin(1))
 
@@ -212,6 +211,9 @@ PROGRAM = '''
         with Pipeline(path).join_service("books", state=Books()) as me:
             for name, table in me:
                 print(name, table.num_rows)
+            name, table = me.receive()
+            if (received := me.receive(timeout_s=0.1)) is not None:
+                name, table = received
 '''
 WRONG = """
     import stillframe

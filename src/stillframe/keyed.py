@@ -167,7 +167,7 @@ class KeyedCut(Generic[Key, Value]):
         siblings: "list[KeyedCut[Key, Value]]",
     ) -> None:
         self.before: dict[Key, Any] = {}
-        self.total_count = len(rows) if changes is None else sum(map(len, changes))
+        self.total_count: int = len(rows) if changes is None else sum(map(len, changes))
         self._rows = rows
         self._siblings = siblings
         self._is_whole = changes is None

@@ -168,9 +168,9 @@ class Outbox(Generic[Item]):
             raise UsageError(f"Outbox({commit!r}): give the function that commits its entries")
         if count_max < 1:
             raise UsageError(f"Outbox(count_max={count_max}): give at least 1")
-        self.commit = commit
-        self.count_max = count_max
-        self.name = "the outbox"
+        self.commit: Commit = commit
+        self.count_max: int = count_max
+        self.name: str = "the outbox"
         self._entries: deque[OutboxEntry[Item]] = deque()
         self._committed = 0
         self._mark = ""

@@ -177,7 +177,9 @@ class SnapshotStore:
                     f"the store {path} does not record where its topology is defined: pass the "
                     "topology itself"
                 )
-        self.topology = load_topology(topology) if isinstance(topology, str) else topology
+        self.topology: Topology | None = (
+            load_topology(topology) if isinstance(topology, str) else topology
+        )
 
     def __repr__(self) -> str:
         return f"<store {self.path}>"

@@ -291,14 +291,16 @@ class Topology:
     ) -> None:
         if not processes:
             raise UsageError("a topology needs at least one process")
-        self.processes = {check_process_id(name): processes[name] for name in sorted(processes)}
+        self.processes: dict[ProcessId, Process | ExternalProcess] = {
+            check_process_id(name): processes[name] for name in sorted(processes)
+        }
         self.first: ProcessId = next(iter(processes))
         self.redistribute = redistribute
         self.codecs: dict[ProcessId, StateCodec] = {}
         self.accepts: dict[ProcessId, tuple[type[Message], ...]] = {}
         for name, process in self.processes.items():
             self.codecs[name], self.accepts[name] = _inspect(name, process)
-        self.description = self._describe(self._check_channels(channels))
+        self.description: Description = self._describe(self._check_channels(channels))
 
     @classmethod
     def mesh(

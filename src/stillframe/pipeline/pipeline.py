@@ -48,7 +48,7 @@ class Pipeline:
     """The pipeline in a directory, which may be used by any number of programs at once.
 
     Args:
-        path: its directory.
+        path: its directory; as an attribute, absolute.
 
     Raises:
         UsageError: there is no pipeline, so create it with ``Pipeline.create``; or the path is not
@@ -57,7 +57,7 @@ class Pipeline:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = local_path(path).absolute()
+        self.path: Path = local_path(path).absolute()
         read_metadata(self.path)
 
     @classmethod

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -73,6 +73,12 @@ class JoinedService:
         leaves, and its state is kept.
         """
         self._is_leaving = True
+
+    @overload
+    def receive(self, timeout_s: None = None) -> tuple[str, pa.Table]: ...
+
+    @overload
+    def receive(self, timeout_s: float) -> tuple[str, pa.Table] | None: ...
 
     def receive(self, timeout_s: float | None = None) -> tuple[str, pa.Table] | None:
         """End the current action, and begin another with the next records and their channel.

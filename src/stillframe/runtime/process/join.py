@@ -59,7 +59,7 @@ class JoinedProcess:
             await self._reenter_action()
             raise
 
-    async def __aiter__(self) -> AsyncIterator[tuple[Channel, Message]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[Channel, Any]]:
         """Yield channel and message, one atomic action a turn."""
         while True:
             self._host.end()
