@@ -1,6 +1,7 @@
 """Errors say what they are about in fields as well as in text."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from stillframe.errors import (
     Damaged,
     Refused,
     StillframeError,
+    StoreError,
     Unavailable,
     UsageError,
 )
@@ -94,6 +96,48 @@ def test_a_missing_snapshot_is_named(store: Store) -> None:
         with pytest.raises(UsageError) as caught:
             stillframe.open_store(store.path).load(name)
         assert fields(caught.value) == (str(store.path), None, name)
+
+
+def test_a_pipeline_that_does_not_exist_is_named(tmp_path: Path, store: Store) -> None:
+    """So is something else in its place, whichever of the two is wanted."""
+    stillframe.Pipeline.create(tmp_path / "p", queries=["q"], channels=[])
+    (tmp_path / "file").touch()
+    start = functools.partial(Store.create, description=DESCRIPTION)
+    wrong: list[tuple[Callable[[Path], object], Path]] = [
+        (stillframe.Pipeline, tmp_path / "nothing"),
+        (stillframe.Pipeline, store.path),
+        (stillframe.open_store, tmp_path / "nothing"),
+        (stillframe.open_store, tmp_path / "p"),
+        (start, tmp_path / "file"),
+        (start, tmp_path),
+    ]
+    for opened, path in wrong:
+        with pytest.raises((UsageError, StoreError)) as caught:
+            opened(path)
+        assert caught.value.path == str(path)
+        assert caught.value.remedy is not None
+
+
+def test_a_file_in_place_of_a_directory_is_reported_as_one(tmp_path: Path) -> None:
+    """Not as a disk that may be damaged."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="a file has that name"):
+        Store.create(tmp_path / "file", description=DESCRIPTION)
+
+
+def test_a_participant_in_use_is_named(tmp_path: Path) -> None:
+    """With its pipeline and what to do."""
+    pipeline = stillframe.Pipeline.create(
+        tmp_path / "p", services={"books": programs.Books}, channels=[]
+    )
+    with (
+        pipeline.join_service("books", state=programs.Books()),
+        pytest.raises(Unavailable) as caught,
+        pipeline.join_service("books", state=programs.Books()),
+    ):
+        pytest.fail("it has joined twice")
+    assert fields(caught.value) == (str(tmp_path / "p"), "books", None)
+    assert caught.value.remedy == "stop that one first"
 
 
 def test_a_missing_snapshot_of_a_pipeline_is_named(tmp_path: Path) -> None:

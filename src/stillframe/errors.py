@@ -25,7 +25,7 @@ class StillframeError(Exception):
 
     Attributes:
         path: the file or directory that the error is about.
-        process: the process that it is about.
+        process: the process that it is about; of a pipeline, the query or service.
         snapshot: the id of the snapshot that it is about, such as ``P1-17``.
         remedy: what to do about it. The text ends with it.
     """

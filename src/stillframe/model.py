@@ -31,11 +31,12 @@ _ARRAY32_HEADER_BYTES = 5
 COUNT_MAX = 2**32 - 1
 
 
-def check_process_id(text: str) -> ProcessId:
-    """Return `text` if it can name a process; a UsageError says what is allowed."""
+def check_process_id(text: str, what: str = "a process") -> ProcessId:
+    """Return `text` if it can name a process, or `what` has such names, too; a UsageError says what
+    is allowed."""
     if not isinstance(text, str) or _PROCESS_ID.fullmatch(text) is None:
         raise UsageError(
-            f"{text!r} cannot name a process: use 1 to 64 letters, digits, '_', '.' or '-', "
+            f"{text!r} cannot name {what}: use 1 to 64 letters, digits, '_', '.' or '-', "
             "starting with a letter and not ending with '.' or '-'"
         )
     return text

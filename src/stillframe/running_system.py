@@ -334,7 +334,7 @@ def _found(store: Store, snapshot: SnapshotId | str) -> SnapshotId | None:
             raise UsageError(
                 f"the store {store.path} holds no snapshot yet",
                 path=store.path,
-                remedy="leave out restore",
+                remedy="take one first, or leave out restore for a fresh start",
             )
         return None
     return snapshot if isinstance(snapshot, SnapshotId) else store.find(snapshot)

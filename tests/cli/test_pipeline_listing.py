@@ -202,7 +202,7 @@ def test_a_directory_without_a_pipeline_is_named(
         (tmp_path, f"{tmp_path} is not a pipeline"),
         (
             money,
-            f"{money} is a store, with the snapshots of a system of processes, and not a pipeline",
+            f"{money} is a store, with the snapshots of a system of processes, not a pipeline",
         ),
     ):
         before = sorted(tmp_path.rglob("*"))

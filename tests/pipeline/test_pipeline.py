@@ -15,7 +15,7 @@ from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.pipeline import Outcome
 from stillframe.pipeline.snapshot_manifest import MANIFEST, snapshot_path
-from tests.pipeline.money import changed, leave_behind, line
+from tests.pipeline.money import Account, changed, leave_behind, line
 
 NUMBERS = pa.schema([("number", pa.int64())])
 
@@ -171,3 +171,13 @@ def test_an_error_where_snapshots_are_told_is_not_lost(tmp_path: Path) -> None:
         pipeline.snapshot_every(0.01, timeout_s=0.0, happened=tell),
     ):
         assert told.wait(10)
+
+
+def test_records_that_are_no_table_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Such as those of pandas."""
+    pipeline = line(tmp_path / "run")
+    with (
+        pipeline.join_service("mint", state=Account()) as me,
+        pytest.raises(UsageError, match=r"takes a pyarrow\.Table, and no list: make one with"),
+    ):
+        me.append("coins", [1])

@@ -141,8 +141,11 @@ def dataflow(
 ) -> Dataflow:
     """Return a dataflow, with its names sorted and checked; arguments as ``Pipeline.create``."""
     described = Dataflow(
-        queries=tuple(sorted(check_process_id(name) for name in queries)),
-        services={check_process_id(name): services[name].__name__ for name in sorted(services)},
+        queries=tuple(sorted(check_process_id(name, "a query") for name in queries)),
+        services={
+            check_process_id(name, "a service"): services[name].__name__
+            for name in sorted(services)
+        },
         logs=tuple(sorted(logs, key=lambda log: log.name)),
     )
     check_dataflow(described)
@@ -289,7 +292,7 @@ def _alike(fields: Iterable[Any]) -> tuple[str, str] | None:
 
 
 def _check_log(log: Log, participants: list[str]) -> None:
-    check_process_id(log.name)
+    check_process_id(log.name, "a channel")
     for name in (log.source, *log.targets):
         if name not in participants:
             raise UsageError(

@@ -90,13 +90,16 @@ def read_metadata(root: Path) -> Metadata:
     if not (root / PIPELINE_FILE).exists():
         if (root / STORE_HEAD).exists():
             raise UsageError(
-                f"{root} is a store, with the snapshots of a system of processes, and not a "
-                "pipeline: use the commands that are not under 'stillframe pipeline', such as "
-                "'stillframe list'"
+                f"{root} is a store, with the snapshots of a system of processes, not a pipeline",
+                path=root,
+                remedy="use the commands that are not under 'stillframe pipeline', such as "
+                "'stillframe list', or stillframe.open_store in Python",
             )
         what = "is not a pipeline" if root.exists() else "does not exist"
         raise UsageError(
-            f"{root} {what}: give the directory in which the program created its pipeline"
+            f"{root} {what}",
+            path=root,
+            remedy="give the directory in which the program created its pipeline",
         )
     path = root / PIPELINE_FILE
     metadata = read_sealed(path, Metadata, advice=_ADVICE)
@@ -156,7 +159,7 @@ def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participa
 
 def check_savepoint_name(name: str) -> None:
     """Raise UsageError if a name is not allowed for a savepoint, or looks like a snapshot id."""
-    check_process_id(name)
+    check_process_id(name, "a savepoint")
     try:
         SnapshotId.parse(name)
     except UsageError:

@@ -292,6 +292,11 @@ class ServiceLogs(ParticipantLogs):
                 f"service {self._participant} does not write channel {log!r}; it writes "
                 f"{', '.join(self.writers) or 'none'}"
             )
+        if not isinstance(records, pa.Table):
+            raise UsageError(
+                f"channel {log} takes a pyarrow.Table, and no {type(records).__name__}: make one "
+                "with pyarrow.table(...) or pyarrow.Table.from_pandas(...)"
+            )
         if records.num_rows:
             writer.append(records)
 

@@ -86,7 +86,7 @@ class Pipeline:
         """
         root = local_path(path).absolute()
         described = dataflow(queries=queries, services=services, logs=channels)
-        chosen = check_process_id(root.stem if name is None else name)
+        chosen = check_process_id(root.stem if name is None else name, "a pipeline")
         with explain_io_errors(root, "made into a pipeline"):
             root.mkdir(parents=True, exist_ok=True)
             lock = Lock(root / COORDINATOR)
@@ -174,6 +174,9 @@ class Pipeline:
     def epoch(self) -> int:
         """The number of restores, plus 1."""
         return read_metadata(self.path).epoch
+
+    def __repr__(self) -> str:
+        return f"<pipeline {self.path}>"
 
     def timeline(self, query: str) -> dict[int, range]:
         """Return the current timeline of a query: epoch -> the numbers of its micro-batches.
@@ -325,7 +328,11 @@ class Pipeline:
             manifest = snapshot_manifest.read_manifest(self.path, snapshot)
             if manifest.epoch == metadata.epoch or manifest.snapshot == metadata.restored_from:
                 return manifest
-        raise UsageError(f"{self.path} has no snapshot to restore: take one while it runs")
+        raise UsageError(
+            f"{self.path} has no snapshot to restore",
+            path=self.path,
+            remedy="take one while it runs",
+        )
 
     def restore(
         self,

@@ -76,11 +76,13 @@ def fork(
             f"snapshot {manifest.snapshot} includes a system with its own store, "
             f"{manifest.systems[0].store}: such a pipeline cannot be forked"
         )
-    new_name = check_process_id(target.stem if name is None else name)
+    new_name = check_process_id(target.stem if name is None else name, "a pipeline")
     with explain_io_errors(target, "made"):
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
-            raise UsageError(f"{target} is not empty: give an empty or new directory")
+            raise UsageError(
+                f"{target} is not empty", path=target, remedy="give an empty or new directory"
+            )
     with coordinating(root, "a fork"):
         manifest = read_manifest(root, manifest.snapshot)
         verify_files(root, manifest, progress)
@@ -119,8 +121,10 @@ def _all_stopped(root: Path) -> Iterator[None]:
             lock = participant_lock(root, name)
             if not lock.acquire():
                 raise Unavailable(
-                    f"{name} is running: stop every query and service of the pipeline before a "
-                    "restore"
+                    f"{name} is running",
+                    path=root,
+                    process=name,
+                    remedy="stop every query and service of the pipeline before a restore",
                 )
             locks.callback(lock.release)
         yield

@@ -43,7 +43,7 @@ def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
     the current epoch began from one that is still needed."""
     metadata, every, chosen = read_metadata(root), readable_manifests(root), list(unwanted)
     if (why := _why_needed(metadata, every, chosen)) is not None:
-        raise UsageError(why)
+        raise UsageError(why, path=root, snapshot=metadata.restored_from)
     return _delete(root, metadata, every, chosen)
 
 

@@ -150,7 +150,12 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedSe
     begin_taking_part(root)
     lock = participant_lock(root, name)
     if not lock.acquire():
-        raise Unavailable(f"another program runs service {name}: stop that one first")
+        raise Unavailable(
+            f"another program runs service {name}",
+            path=root,
+            process=name,
+            remedy="stop that one first",
+        )
     try:
         metadata = read_metadata(root)
         stopped = stopped_service(root, metadata, name)

@@ -151,7 +151,7 @@ def describe_owner(store: Path) -> str:
         return ""
     if is_stopped(supervisor):
         return _explain_stopped(supervisor)
-    return f"its supervisor, process {supervisor.pid}, is running: there is nothing to resume"
+    return f"its supervisor, process {supervisor.pid}, is running: stop it first"
 
 
 def _explain_stopped(supervisor: OsProcess) -> str:

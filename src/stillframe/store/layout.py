@@ -94,8 +94,10 @@ def check_is_store(path: Path) -> None:
         return
     if (path / _PIPELINE_HEAD).exists():
         raise UsageError(
-            f"{path} is a pipeline, not a store: use the commands under 'stillframe pipeline', "
-            f"such as '{shell_command('pipeline', 'list', path)}'"
+            f"{path} is a pipeline, not a store",
+            path=path,
+            remedy="use the commands under 'stillframe pipeline', such as "
+            f"'{shell_command('pipeline', 'list', path)}', or stillframe.Pipeline in Python",
         )
     _check_no_snapshots(path)
     what = "is not a store" if path.exists() else "does not exist"
@@ -115,8 +117,9 @@ def check_unused(path: Path) -> None:
     foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
     if foreign:
         raise UsageError(
-            f"{path} is not empty and is not a store; it contains {first_names(foreign)}: give an "
-            "empty or new directory"
+            f"{path} is not empty and is not a store; it contains {first_names(foreign)}",
+            path=path,
+            remedy="give an empty or new directory",
         )
     _check_no_snapshots(path)
 
@@ -139,8 +142,9 @@ def make_store(path: Path, head: Head) -> None:
             )
         if existing.description.hash != head.description.hash:
             raise UsageError(
-                f"the store {path} was created for another topology: give another directory, or "
-                "delete that one, which has no snapshots"
+                f"the store {path} was created for another topology",
+                path=path,
+                remedy="give another directory, or delete that one, which has no snapshots",
             )
         # The epoch only rises. The snapshot that it began from is gone.
         head = msgspec.structs.replace(existing, reference=head.reference, restored_from=None)

@@ -83,7 +83,7 @@ def changed_code(
         path=path,
         snapshot=snapshot,
         remedy=f"preview the migration with '{command} --dry-run', and continue with '{command} "
-        "--migrate', or use the old code",
+        "--migrate' (in Python: migrate=True), or use the old code",
     )
 
 
