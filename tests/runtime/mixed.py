@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import stillframe
-from stillframe import Outbox
+from stillframe import Due, Outbox
 from stillframe.model import Channel, SnapshotId
 from stillframe.pipeline import channel
 
@@ -77,6 +77,16 @@ class CarefulTill(Till):
         tell(f"published {snapshot}")
 
 
+async def commit_later(due: Due[int]) -> None:
+    """Commit without keeping the process waiting, which a service cannot."""
+
+
+class WaitingTill(Till):
+    """Has an ``async`` commit function."""
+
+    effects: Outbox[int] = field(default_factory=lambda: Outbox(commit_later))
+
+
 @dataclass
 class Mint:
     """What the mint holds back."""
@@ -85,6 +95,7 @@ class Mint:
 
 
 system = stillframe.Topology({"till": Till(), "bank": Bank()}, [("till", "bank")])
+waiting = stillframe.Topology({"till": WaitingTill(), "bank": Bank()}, [("till", "bank")])
 careful = stillframe.Topology({"till": CarefulTill(), "bank": Bank()}, [("till", "bank")])
 
 CHANNELS = (

@@ -10,13 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from stillframe import Channel, Due, Message, Outbox, Process, Topology, every
 from stillframe.cli.app import app
 from stillframe.errors import StoreError, UsageError
-from stillframe.model import Abandoned, Snapshot, SnapshotId
+from stillframe.model import Abandoned, Batch, IncomingRecord, Snapshot, SnapshotId
 from stillframe.outbox import SafePoint, no_commit
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join as join_service
@@ -157,6 +158,8 @@ def test_a_notice_commits_nothing_behind_its_cut(
             await system.until(result.done)
             assert isinstance(result.result(), Abandoned)
             await system.until(lambda: not till.beats._safe._cuts and bool(calls))
+            if isinstance(host, LoopHost):
+                assert host._safe._cuts == {}
             assert [done.done() for done in waiting] == [True, False][: len(waiting)]
             await system.take()
             await system.until(lambda: len(calls) == 2)
@@ -307,6 +310,33 @@ def test_recorded_entries_are_committed_after_a_restore(tmp_path: Path, *, is_as
         async with LocalSystem(later, tmp_path / "two", starts=starts) as system:
             await system.until(lambda: bool(calls))
             assert [*calls[0]] == keys
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    run(main())
+
+
+def test_a_process_whose_first_commit_raises_receives_nothing(tmp_path: Path) -> None:
+    """What was in transit waits for the next restore, too: no step follows a failure."""
+    first = Till()
+    topology = Topology({"A": Quiet(), "till": first}, [("A", "till")])
+    again = Till(beats=Outbox(refuse))
+    later = Topology({"A": Quiet(), "till": again}, [("A", "till")])
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path / "one") as system:
+            system.hosts["A"].send("till", Beat(1))
+            system.hosts["A"].flush()
+            await system.until(lambda: first.count == 1)
+            taken = await system.take()
+        starts = start_states(taken, topology.description)
+        in_transit = Batch.of(2, [msgspec.msgpack.encode(Beat(2))])
+        incoming = (IncomingRecord("A", 1, (in_transit,)),)
+        starts["till"] = msgspec.structs.replace(starts["till"], incoming=incoming)
+        starts["A"] = msgspec.structs.replace(starts["A"], sent_counts={"till": 2})
+        async with LocalSystem(later, tmp_path / "two", starts=starts, may_fail=True) as system:
+            await system.until(lambda: bool(system.failures))
+            assert again.count == 1
 
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

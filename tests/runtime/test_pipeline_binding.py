@@ -33,9 +33,11 @@ from tests.runtime.mixed import (
     START,
     CarefulTill,
     Mint,
+    WaitingTill,
     careful,
     system,
     tell,
+    waiting,
 )
 from tests.runtime.test_event_logging import check_log
 
@@ -190,6 +192,25 @@ def test_processes_are_notified_when_the_pipeline_has_published(
         assert isinstance(manifest, Manifest)
         expected += ["forced snapshots", f"published {manifest.systems[0].snapshot}", "committed"]
     assert told.read_text().splitlines() == expected
+
+
+def test_a_service_that_commits_with_an_async_function_is_refused(tmp_path: Path) -> None:
+    """It reads its logs between two actions, never while it waits; the error says what to do."""
+    services = {**SERVICES, "till": WaitingTill}
+    pipeline = Pipeline.create(tmp_path / "coins.pipeline", services=services, channels=CHANNELS)
+    reference = "tests.runtime.mixed:waiting"
+
+    async def main(store: Store) -> None:
+        async with Supervisor(reference, store, SupervisorConfig(pipeline=pipeline.path)):
+            raise AssertionError("it runs")
+
+    with (
+        contextlib.closing(
+            Store.create(tmp_path / "store", description=waiting.description, reference=reference)
+        ) as store,
+        pytest.raises(Unavailable, match="till has async handlers or commit functions and is a"),
+    ):
+        asyncio.run(main(store))
 
 
 def test_a_system_without_a_service_of_the_pipeline_is_refused(tmp_path: Path) -> None:

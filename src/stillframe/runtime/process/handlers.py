@@ -79,7 +79,7 @@ class HandlerHost(Host):
     def _handle_replayed(self) -> None:
         """Deliver what was in transit at the cut, all of it before any action."""
         try:
-            while self.replayed_count:
+            while self.replayed_count and self.error is None:
                 item = self.mailbox.popleft()
                 assert isinstance(item, Delivery)
                 self._deliver(item, item.messages, 0)

@@ -168,8 +168,8 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
     if isinstance(host, AsyncHandlerHost):
         if logs is not None:
             raise UsageError(
-                f"process {launch.me.process} has async handlers and is a service of a "
-                "pipeline: declare its handlers with plain 'def'"
+                f"process {launch.me.process} has async handlers or commit functions and is a "
+                "service of a pipeline: declare them with plain 'def'"
             )
         await host.action.acquire()
     attach(
