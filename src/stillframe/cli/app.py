@@ -106,9 +106,7 @@ log_app = _group("log", f"Analyze the event logs of processes with Spark. {SPARK
 defer(log_app, "records", "verify", "Check all snapshots against an event log.")
 defer(log_app, "records", "clock", "Compute the vector clock of an event.")
 
-trace_app = _group(
-    "trace", "Import logs of other systems, and query the consistent cuts of executions."
-)
+trace_app = _group("trace", "Import logs of other systems, and query consistent cuts.")
 defer(trace_app, "trace", "import", "Convert a log with vector clocks into a trace.")
 defer(trace_app, "trace", "cuts", "Query the consistent cuts of a trace.")
 
