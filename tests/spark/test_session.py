@@ -1,5 +1,6 @@
 """Finding Java, and saying clearly what is missing."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,34 @@ def test_executors_of_a_cluster_can_reach_the_driver() -> None:
         assert settings(here)["spark.driver.host"] == "127.0.0.1"
     for there in ("spark://head:7077", "yarn", "k8s://https://head:6443"):
         assert not any(name.startswith("spark.driver") for name in settings(there))
+
+
+INTERRUPTED = """
+import os, signal
+import pyspark.java_gateway as gateway
+from stillframe.spark import spark_session
+
+launch = gateway.Popen
+
+def popen(*arguments, **options):
+    launched = launch(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGINT)
+    return launched
+
+gateway.Popen = popen
+spark_session(master="local[1]")
+"""
+
+
+def test_ctrl_c_leaves_no_java_process_behind() -> None:
+    """Also while Java is being launched: it has the same stdout, which is read until it ends."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stdout.endswith("KeyboardInterrupt\n")

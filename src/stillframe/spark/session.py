@@ -8,13 +8,15 @@ import importlib
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import IO, TYPE_CHECKING
 
 from stillframe.errors import Unavailable, UsageError
@@ -100,7 +102,7 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     builder = session_class.builder.master(master).appName(app_name)
     for setting, value in settings(master).items():
         builder = builder.config(setting, value)
-    with _java_stderr_in_file() as last_words:
+    with _interrupted_after_launch(), _java_stderr_in_file() as last_words:
         try:
             return builder.getOrCreate()
         except Exception as error:
@@ -110,6 +112,37 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
                 f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. Its "
                 f"last output was: {said or 'nothing'}"
             ) from error
+
+
+@contextlib.contextmanager
+def _interrupted_after_launch() -> Iterator[None]:
+    """Let Ctrl-C interrupt the body only while no Java process is being launched.
+
+    PySpark would leave that process without the directory in which it reports its port, and it
+    would never end. Once it runs, it ends with this program.
+    """
+    from pyspark import SparkContext  # noqa: PLC0415 - its version was checked
+
+    is_asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        is_asked = True
+        if SparkContext._gateway is not None:  # noqa: SLF001 - no public name says it
+            signal.default_int_handler(number, frame)
+
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is ask:  # a session that starts takes it for itself
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_asked:
+        raise KeyboardInterrupt
 
 
 def require_classic(spark: "SparkSession") -> None:
