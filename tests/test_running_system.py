@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +83,72 @@ def test_it_works_where_an_event_loop_is_running(tmp_path: Path) -> None:
             assert isinstance(taken, SnapshotEntry)
 
     asyncio.run(cell())
+
+
+CELLS = """
+import asyncio, stillframe
+from tests.runtime.programs import rally
+
+system = stillframe.run(rally, store="rally.store", interval_s=None)
+system
+# %%
+system.snapshot().id
+# %%
+(await asyncio.to_thread(system.savepoint, "kept")).savepoints
+# %%
+from stillframe import Process, Topology
+
+class Idle(Process):
+    n: int = 0
+
+here = Topology({"A": Idle()}, [])
+try:
+    stillframe.run(here, store="here.store")
+except stillframe.UsageError as error:
+    print(error)
+# %%
+system.stop().id
+"""
+
+
+def test_it_works_in_the_kernel_of_a_notebook(tmp_path: Path) -> None:
+    """In cells, whose loop is running, and awaited in one; a topology of a cell is refused."""
+    pytest.importorskip("nbclient", reason="needs the extra 'notebook'")
+    cells: list[dict[str, Any]] = [
+        {
+            "cell_type": "code",
+            "source": cell,
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+        }
+        for cell in CELLS.split("# %%\n")
+    ]
+    notebook = tmp_path / "run.ipynb"
+    notebook.write_text(
+        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4})
+    )
+    here = {"PYTHONPATH": str(ROOT), "JUPYTER_NO_CONFIG": "1"}
+    subprocess.run(
+        [str(Path(sys.executable).with_name("jupyter")), "execute", "--inplace", notebook.name],
+        cwd=tmp_path,
+        env={**os.environ, **here, "IPYTHONDIR": str(tmp_path / "ipython"), "HOME": str(tmp_path)},
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    shown = [
+        "".join(output.get("text") or output["data"]["text/plain"])
+        for cell in json.loads(notebook.read_text())["cells"]
+        for output in cell["outputs"]
+    ]
+    assert shown[:3] == [
+        "<system of rally.store, running>",
+        "SnapshotId(initiator='A', number=1)",
+        "('kept',)",
+    ]
+    assert "defined in this script or notebook" in shown[3]
+    assert shown[4] == "SnapshotId(initiator='A', number=3)"
 
 
 def test_snapshots_are_periodic_and_old_ones_are_removed(tmp_path: Path) -> None:
@@ -367,6 +434,28 @@ def test_ctrl_c_ends_a_program_that_waits_for_its_system(tmp_path: Path, name: s
         assert program.stderr is not None
         assert program.stderr.read().endswith("KeyboardInterrupt\n")
     assert not (tmp_path / "store" / "running.json").exists()
+
+
+TERMINATED = """
+    import signal, sys, stillframe
+    from tests.runtime.programs import rally
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with stillframe.run(rally, store=sys.argv[2], interval_s=None) as system:
+        print("runs", flush=True)
+        system.wait()
+"""
+
+
+def test_sigterm_as_an_exception_stops_in_order(tmp_path: Path) -> None:
+    """As the documents say: after a last snapshot."""
+    with _started(TERMINATED, "rally", str(tmp_path / "store")) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline().startswith("runs")
+        program.terminate()
+        assert program.wait(timeout=30) == 0
+    assert not (tmp_path / "store" / "running.json").exists()
+    assert len(stillframe.open_store(tmp_path / "store").snapshots()) == 1
 
 
 CHILD = """
