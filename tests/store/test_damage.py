@@ -282,7 +282,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a store"):
         Store.open_writer(tmp_path)
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UsageError, match=r"holds thesis\.tex"):
+    with pytest.raises(UsageError, match=r"contains thesis\.tex"):
         Store.create(tmp_path, description=DESCRIPTION)
     with pytest.raises(StoreError, match="could not be made into a store"):
         Store.create(tmp_path / "thesis.tex", description=DESCRIPTION)
