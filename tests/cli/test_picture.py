@@ -167,7 +167,7 @@ def test_a_script_is_drawn_as_the_trace_of_it_is(
     [
         ("lectur", "there is no file lectur: give a trace, a .run file, or an included script:"),
         ("lectur.run", "there is no script lectur.run"),
-        (".", ". is a directory: give a trace, or a script"),
+        (".", ". is a directory, but neither a store nor a pipeline: give one of these"),
     ],
 )
 def test_what_is_no_execution_is_named(call: Call, what: str, sentence: str) -> None:

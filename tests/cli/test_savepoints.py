@@ -21,7 +21,7 @@ def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
     """Whatever takes a snapshot takes the name, and the list shows it."""
     made = call("savepoint", money, "audited", "--snapshot", "A-1")
     assert (made.exit_code, made.stdout) == (0, "A-1\n")
-    assert call("list", money).stdout.splitlines()[2].split()[-1] == "audited"
+    assert "audited" in call("list", money).stdout.splitlines()[2].split()
     assert "snapshot A-1" in call("show", money, "audited").stderr
     assert call("verify", money, "audited").exit_code == 0
     assert json.loads(call("diff", money, "audited", "A-2", "--json").stdout)["fields"]

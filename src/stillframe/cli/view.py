@@ -50,7 +50,10 @@ def _read_execution(what: str) -> Execution:
         played = sim.play(script, sim.read_script(script))
         return Execution(script, played.world.trace(), played)
     if path.is_dir():
-        raise UsageError(f"{what} is a directory, and not a store or a pipeline")
+        raise UsageError(
+            f"{what} is a directory, but neither a store nor a pipeline: give one of these, a trace, "
+            "or a script that ends in .run"
+        )
     if not path.exists():
         raise UsageError(
             f"there is no file {what}: give a trace, a .run file, or an included script: "
