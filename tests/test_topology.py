@@ -194,7 +194,7 @@ class OtherCoin(Message, tag="Coin"):
         ),
         (
             lambda: Topology({"A": ExternalProcess(state=Counter, accepts=int)}, []),
-            r"process 'A' \(Counter\): <class 'int'> is no message class",
+            r"process 'A' \(Counter\): <class 'int'> is not a message class",
         ),
     ],
 )

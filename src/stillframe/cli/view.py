@@ -51,8 +51,8 @@ def _read_execution(what: str) -> Execution:
         return Execution(script, played.world.trace(), played)
     if path.is_dir():
         raise UsageError(
-            f"{what} is a directory, but neither a store nor a pipeline: give one of these, a trace, "
-            "or a script that ends in .run"
+            f"{what} is a directory, but neither a store nor a pipeline: give one of these, a "
+            "trace, or a script that ends in .run"
         )
     if not path.exists():
         raise UsageError(
