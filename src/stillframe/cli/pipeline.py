@@ -20,6 +20,7 @@ from rich.text import Text
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option, signals
 from stillframe.cli.options import INTERVAL, KEEP, KEPT, Timeout
+from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
@@ -342,10 +343,8 @@ def list_snapshots(path: PipelinePath) -> None:
     began = f", which started from {metadata.restored_from}" if metadata.restored_from else ""
     end = f"a restore starts from {latest}"
     if latest is None:
-        end = (
-            "there is nothing to restore: take a snapshot with 'stillframe pipeline snapshot "
-            f"{path}'"
-        )
+        command = shell_command("pipeline", "snapshot", path)
+        end = f"there is nothing to restore: take a snapshot with '{command}'"
     columns: output.Columns[Manifest] = {
         "snapshot": attrgetter("snapshot"),
         "name": attrgetter("name"),

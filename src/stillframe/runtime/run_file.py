@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import no_wait, partial_path, write_new
+from stillframe.durable_files import no_wait, partial_path, shell_command, write_new
 from stillframe.errors import Unavailable
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
@@ -122,8 +122,8 @@ def find_running(store: Path) -> RunFile:
         again = " and the options --listen, --tls and --external of its start"
         raise Unavailable(
             f"no system is running on the store {store}: its supervisor, process "
-            f"{system.supervisor.pid}, died; start a new one with 'stillframe resume "
-            f"{store}'{again if system.has_tls else ''}",
+            f"{system.supervisor.pid}, died; start a new one with "
+            f"'{shell_command('resume', store)}'{again if system.has_tls else ''}",
             path=store,
         )
     if is_stopped(system.supervisor):

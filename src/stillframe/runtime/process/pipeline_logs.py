@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stillframe.durable_files import shell_command
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import ProcessState, SnapshotId
 from stillframe.pipeline.locks import participant_lock
@@ -41,8 +42,8 @@ def check_unused(root: Path, head: Metadata, service: str) -> None:
     raise UsageError(
         f"service {service} ran alone in the current epoch of the pipeline {root}, and left: as "
         "a process of a system it would start again from the beginning of the epoch. Run it "
-        "alone again, or restore the pipeline from a snapshot of the system with 'stillframe "
-        f"pipeline restore {root}'"
+        "alone again, or restore the pipeline from a snapshot of the system with "
+        f"'{shell_command('pipeline', 'restore', root)}'"
     )
 
 
