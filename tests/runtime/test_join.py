@@ -255,7 +255,8 @@ def test_a_program_knows_when_what_it_did_is_safe(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_last_snapshot_answers_who_waits(tmp_path: Path) -> None:
-    """A stop in order makes everything safe before the epoch is over."""
+    """A stop in order makes everything safe before the epoch is over. Who no longer waits is
+    forgotten."""
     committed: list[str] = []
 
     async def main() -> None:
@@ -266,6 +267,10 @@ def test_the_last_snapshot_answers_who_waits(tmp_path: Path) -> None:
             async with join("J", topology=ordering, store=place, state=orders) as me:
                 receiving = loop.create_task(receive_all(me))
                 await system.until_running()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0):
+                        await me.until_safe()
+                assert not me._host._waiters
                 orders.effects.put("last")
                 waiting = loop.create_task(me.until_safe())
                 await asyncio.sleep(0)

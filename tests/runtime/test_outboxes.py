@@ -110,6 +110,49 @@ def test_entries_are_committed_when_their_snapshot_is_published(tmp_path: Path) 
     run(main())
 
 
+class Two(Process):
+    """Puts odd beats into one outbox, and even ones into another."""
+
+    odd: Outbox[int] = field(default_factory=lambda: Outbox(no_commit))
+    even: Outbox[int] = field(default_factory=lambda: Outbox(no_commit))
+
+    def receive(self, channel: Channel, message: Beat) -> None:
+        """Put it."""
+        (self.odd if message.count % 2 else self.even).put(message.count)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_each_outbox_of_a_process_is_committed_alone(tmp_path: Path, *, is_async: bool) -> None:
+    """In its own order, with its own marks, and one that waits for its receiver holds no other
+    up."""
+    calls: list[Due[int]] = []
+
+    def note(due: Due[int]) -> None:
+        calls.append(due)
+
+    two = Two(odd=Outbox(never if is_async else note), even=Outbox(note))
+    topology = Topology({"A": Quiet(), "two": two}, [("A", "two")])
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            for first in (1, 5):
+                for count in range(first, first + 4):
+                    system.hosts["A"].send("two", Beat(count))
+                system.hosts["A"].flush()
+                await system.until(lambda first=first: first + 3 in [*two.even])  # type: ignore[misc]
+                await system.take()
+                await system.until(lambda: not len(two.even))
+            assert [*two.odd] == ([1, 3, 5, 7] if is_async else [])
+
+    run(main())
+    found = [(due.outbox, due.items) for due in calls]
+    odd = [] if is_async else [("two.odd", [1, 3]), ("two.odd", [5, 7])]
+    assert sorted(found) == sorted([("two.even", [2, 4]), ("two.even", [6, 8]), *odd])
+    for name in ("two.odd", "two.even"):
+        dues = [due for due in calls if due.outbox == name]
+        assert [due.before for due in dues] == ["", *(due.mark for due in dues)][: len(dues)]
+
+
 class Quiet(Process):
     """Sends what the test sends."""
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
@@ -90,8 +91,10 @@ class Books:
         return wrong
 
     def has_doubles(self) -> bool:
-        """Return whether an invoice was paid more than once."""
-        with closing(connect(self._path)) as books:
+        """Return whether an invoice was paid more than once. It may be called while the till
+        writes: a reader only waits for a commit, and a writer would wait for a gap between two."""
+        uri = f"file:{self._path}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=STEP_TIMEOUT_S)) as books:
             query = "select invoice from paid group by invoice having count(*) > 1"
             return books.execute(query).fetchone() is not None
 
