@@ -4,12 +4,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from stillframe.errors import Unavailable, UsageError
-from stillframe.spark.queries import register
+from stillframe.spark.queries import register, start_query
 from stillframe.spark.session import add_package, find_java, settings, spark_session
 
 
@@ -117,7 +118,8 @@ def test_a_session_of_spark_connect_is_refused_with_the_reason(
 ) -> None:
     """Before anything of it is used; also where the environment asks for such a session."""
     session = cast(Any, ConnectSession())
-    for use in (register, add_package):
+    frame, pipeline = SimpleNamespace(sparkSession=session), cast(Any, None)
+    for use in (register, add_package, lambda _: start_query(cast(Any, frame), pipeline, "q")):
         with pytest.raises(UsageError, match=r"Spark Connect is not supported.*sparkContext"):
             use(session)
     monkeypatch.setenv("SPARK_REMOTE", "sc://server")

@@ -44,7 +44,7 @@ from stillframe.pipeline.snapshot_manifest import (
     read_manifest,
     snapshot_path,
 )
-from stillframe.spark.session import add_package, check_version
+from stillframe.spark.session import add_package, check_version, require_classic
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
 
@@ -196,9 +196,10 @@ def start_query(
         UsageError: there is no such query, or it writes nothing. `frame` has no Stillframe source,
             one of another query, or leaves out a channel that the query is declared to read. Its
             columns are not those of a channel that it writes. An option cannot be combined with
-            snapshots. Its checkpoint was edited.
+            snapshots. Its checkpoint was edited. The session is one of Spark Connect.
         Unavailable: another program runs this query.
     """
+    require_classic(frame.sparkSession)
     pipeline.dataflow.check_participant(query, "query")
     check_options(trigger or {}, options or {})
     run = _Run(_hold(pipeline, query), query)
