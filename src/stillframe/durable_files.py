@@ -45,13 +45,11 @@ def disk_advice(error: OSError) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "make room on that disk, or give another directory"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return "make it writable for this user, or give another directory"
+            return "give this user access to it, or give another directory"
         case errno.EEXIST | errno.ENOTDIR:
             return "a file has that name, or that of a directory above it: give another name"
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files ('ulimit -n')"
-        case errno.EEXIST | errno.ENOTDIR:
-            return "a file is there: move it away, or give another directory"
         case _:
             return "check that this directory exists and that its disk is healthy"
 

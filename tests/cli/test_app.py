@@ -195,7 +195,7 @@ def test_a_file_in_the_place_of_a_new_store_is_named(call: Call, tmp_path: Path)
     for store in (path, path / "store"):
         result = call("run", BANK, "--store", store)
         assert result.exit_code == 2
-        assert "a file is there: move it away, or give another directory" in result.stderr
+        assert "a file has that name, or that of a directory above it" in result.stderr
 
 
 def test_restore_needs_a_snapshot(call: Call, empty: Path) -> None:

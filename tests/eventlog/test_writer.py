@@ -268,7 +268,7 @@ def test_a_full_disk_costs_rows_and_is_told_once(
     assert (second.header.event_count, second.header.lost_count) == (4, 3)
     assert second.header.sent == {"P2": 0, "P5": 11}
     (trouble,) = logging.troubles
-    assert "No space left on device" in trouble
+    assert "No space left on device: make room on that disk" in trouble
 
 
 def test_what_is_lost_at_the_very_end_is_said(

@@ -213,11 +213,17 @@ def test_the_token_is_asked_for(store: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_served_says_what_to_do(store: Path, tmp_path: Path) -> None:
     """A port that is taken, a token that is none, a directory that is no store."""
     (tmp_path / "short").write_text("abc")
+    (tmp_path / "binary").write_bytes(b"\xff" * 64)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for arguments, words in (
             ((str(store), "--listen", taken), "give another address or port with --listen"),
             ((str(store), "--token-file", str(tmp_path / "short")), "holds no token"),
+            ((str(store), "--token-file", str(tmp_path / "binary")), "holds no token"),
+            (
+                (str(store), "--token-file", str(tmp_path / "no" / "such")),
+                "no/such cannot be read or written: No such file or directory: check",
+            ),
             ((str(tmp_path / "nothing"),), "does not exist"),
             ((str(store), "--detect", "nonsense"), "there is no predicate 'nonsense'"),
         ):

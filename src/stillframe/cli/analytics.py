@@ -68,7 +68,7 @@ def audit(
     """Check the bytes and message counts of all snapshots, and that the sum of both aggregates
     never changes. Exit 1 if a snapshot is invalid."""
     try:
-        with output.words().status("auditing on Spark"):
+        with output.status("auditing on Spark"):
             found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
     except Damaged as error:
         verdict = {"ok": False, "verdict": str(error)}

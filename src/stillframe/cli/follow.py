@@ -94,7 +94,7 @@ def follow(
         list_segments(event_log)
     stop = Stop()
     with signals(stop.ask, signal.SIGINT, signal.SIGTERM):
-        with output.words().status("starting Spark"):
+        with output.status("starting Spark"):
             spark = spark_session(master=where)
         signal.signal(signal.SIGINT, stop.ask)  # a session that starts takes Ctrl-C for itself
         if stop.is_asked:

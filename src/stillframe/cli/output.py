@@ -67,6 +67,12 @@ def is_lively(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
+def status(sentence: str) -> contextlib.AbstractContextManager[object]:
+    """Show on a terminal what the body does, and wipe that away at its end."""
+    console = words()
+    return console.status(sentence) if is_lively(console) else contextlib.nullcontext()
+
+
 def say(*lines: str, console: Console | None = None) -> None:
     """Write lines to stderr as they are, without markup; what cannot be printed is escaped."""
     console = console or words()

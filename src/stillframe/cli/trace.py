@@ -59,7 +59,7 @@ app = Commands()
 
 
 def _at_least(number: int, is_exact: bool) -> str:
-    return str(number) if is_exact else f"at least {number}"
+    return f"{number:,}" if is_exact else f"at least {number:,}"
 
 
 def parse_cut(text: str, trace: Trace) -> Cut:

@@ -106,7 +106,7 @@ def view(
 def _write_page(found: Execution, options: ViewOptions) -> None:
     assert options.out is not None
     title, chosen = found.path.stem, _chosen(found, options)
-    with output.words().status("drawing every step"):
+    with output.status("drawing every step"):
         page = player_document(found.trace, title=title, played=found.played, **chosen)
         text = self_contained_page.render(page, title=title).encode()
     write_atomically(options.out, [text], inputs=[found.path])

@@ -14,6 +14,7 @@ from stillframe.cli import output
 from stillframe.cli.command import Commands, argument, option
 from stillframe.cli.options import CLASSES, event_log_option
 from stillframe.detect.predicate import check_predicate_name
+from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
@@ -139,9 +140,13 @@ def token_for(address: Address, file: Path | None) -> str | None:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as made:
                 made.write(f"{secrets.token_urlsafe(TOKEN_BYTES)}\n")
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"the token in {file} cannot be read or written: {error}") from error
+        token = file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        raise StoreError(
+            f"the token in {file} cannot be read or written: {error.strerror or error}",
+            path=file,
+            remedy=disk_advice(error),
+        ) from error
     is_plain = token.replace("-", "").replace("_", "").isalnum()
     if not (TOKEN_CHARS_MIN <= len(token) <= TOKEN_CHARS_MAX and is_plain):
         raise UsageError(

@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stillframe.durable_files import disk_advice
 from stillframe.errors import Damaged
 from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_of, segment_path
 from stillframe.eventlog.row_encoder import STEP_ROW, ChannelCounts, RowEncoder, StepRow
@@ -288,9 +289,13 @@ class WriterThread(threading.Thread):
     def _report(self, error: Exception) -> None:
         if not self._is_reported:
             self._is_reported = True
+            why = str(error)
+            if isinstance(error, OSError):
+                place = error.filename or self._directory
+                why = f"{place}: {error.strerror or error}: {disk_advice(error)}"
             self._on_error(
                 f"the event log of process {self._header.process} in {self._log} cannot be "
-                f"written: {error}; the process continues, and the log counts the lost actions"
+                f"written: {why}; the process continues, and the log counts the lost actions"
             )
 
 
