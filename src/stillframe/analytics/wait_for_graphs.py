@@ -102,9 +102,9 @@ def _without_free(waits: DataFrame, wait_count_max: int) -> DataFrame:
     for snapshot, count in counts.items():
         if count > wait_count_max:
             raise UsageError(
-                f"snapshot {snapshot} has {count:,} waits left after {ROUND_COUNT_MAX} rounds, "
-                f"more than the {wait_count_max:,} that one task takes: raise wait_count_max, and "
-                "give tasks 1 kB of memory per wait"
+                f"snapshot {snapshot} has {count:,} unresolved waits, more than the "
+                f"{wait_count_max:,} that one task takes: raise wait_count_max, and give tasks 1 "
+                "kB of memory per wait"
             )
     return waits
 
