@@ -1,5 +1,6 @@
 """Finding Java, and saying clearly what is missing."""
 
+import logging
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.spark.queries import register, start_query
@@ -164,3 +167,20 @@ def test_ctrl_c_leaves_no_java_process_behind() -> None:
     )
     assert ended.returncode == -signal.SIGINT
     assert ended.stdout.endswith("KeyboardInterrupt\n")
+
+
+def test_an_error_of_a_query_is_raised_and_not_printed_as_well(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark's log of it has the traceback of Java, some 80 lines for a mistyped column."""
+    printed: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", printed.append)
+    logger = logging.getLogger("SQLQueryContextLogger")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(AnalysisException):
+            spark.range(1).selectExpr("sum(missing)")
+    finally:
+        logger.removeHandler(handler)
+    assert printed == []

@@ -34,6 +34,8 @@ JAVA_DIRECTORY = Path("/usr/lib/jvm")
 
 PYSPARK_VERSION_MIN = (4, 2)
 """From this version on, a source in Python decides where a micro-batch ends."""
+_ERROR_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""With these PySpark also prints each error that it raises, as JSON with the traceback of Java."""
 _INSTALL = "pip install 'stillframe[spark]' (Java 17, 21 or 25 too)"
 _CONNECT = "pyspark.sql.connect"
 _NEEDED_MODULE = "jdk.incubator.vector"
@@ -102,6 +104,9 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     builder = session_class.builder.master(master).appName(app_name)
     for setting, value in settings(master).items():
         builder = builder.config(setting, value)
+    logger_class = import_with_pyspark("pyspark.logger").PySparkLogger
+    for name in _ERROR_LOGGERS:
+        logger_class.getLogger(name).disabled = True
     with _interrupted_after_launch(), _java_stderr_in_file() as last_words:
         try:
             return builder.getOrCreate()
