@@ -63,7 +63,7 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         [("a", {"a": 1, "x": 2})],
         (
             "log, line 1, host 'a': the clock has 2 for host 'x', "
-            "which is unknown: it has no event in this log"
+            "which is unknown: it has no event in this log. Import all files of the log together"
         ),
     ),
     (

@@ -199,11 +199,14 @@ class Clocks:
         newest = []
         for other in learned:
             if known[other] > (count := len(self.order[other])):
-                what = f"reached only {count}: is a line missing?"
+                what = (
+                    f"reached only {count}: is a line missing?"
+                    if count
+                    else "is unknown: it has no event in this log. Import all files of the log "
+                    "together"
+                )
                 self.refuse(
-                    event,
-                    f"the clock has {known[other]} for host {self.name(other)}, which "
-                    f"{what if count else 'is unknown: it has no event in this log'}",
+                    event, f"the clock has {known[other]} for host {self.name(other)}, which {what}"
                 )
             newest.append(self.order[other][known[other] - 1])
         if len(newest) > 1:
