@@ -81,7 +81,9 @@ def test_the_commands_of_the_page_run_a_system(
     code, _, err = system.end(signal.SIGINT)
     assert code == 0
     assert "to continue from snapshot" in err
-    programs[-1].until("the coordinator does not answer at 127.0.0.1:")
+    said = programs[-1].until("the coordinator does not answer at 127.0.0.1:")
+    assert "Connection refused; is the system running?" in said
+    assert "Errno" not in said
     assert [program.end(signal.SIGINT)[0] for program in (programs[-1], joined[1])] == [0, 0]
     assert len(Store.open(tmp_path / "money").entries()) >= 2
 

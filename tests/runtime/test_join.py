@@ -71,6 +71,29 @@ async def waiting_system(
         store.close()
 
 
+def test_only_programs_of_others_are_to_join(tmp_path: Path) -> None:
+    """The supervisor starts the other processes itself, and says so."""
+    watch, store, said = Watch(), new_store(tmp_path, "joining"), list[str]()
+
+    def emit(event: events.Event) -> None:
+        watch.emit(event)
+        if isinstance(event, events.AwaitingProcesses):
+            said.append(system.waiting_for)
+
+    system = Supervisor(program("joining"), store, emit=emit)
+
+    async def main() -> None:
+        starting = asyncio.get_running_loop().create_task(system.__aenter__())
+        async with asyncio.timeout(60):
+            await watch.until(lambda: bool(said))
+        starting.cancel()
+        await asyncio.wait([starting])
+
+    asyncio.run(main())
+    store.close()
+    assert said[0] == "J to join, and for A, S to start"
+
+
 async def until_the_end(me: JoinedProcess, books: Books, system: Supervisor) -> list[Snapshot]:
     """Pass on while snapshots are taken; then kill S, and hear that the epoch is over."""
     passing = asyncio.get_running_loop().create_task(pass_on(me, books))
