@@ -94,7 +94,7 @@ class Stream:
         """Stand for all that goes before the start."""
         return self
 
-    writeStream = property(same)  # noqa: N815 - Spark's
+    sparkSession = writeStream = property(same)  # noqa: N815 - Spark's
     queryName = outputMode = option = options = start = same  # noqa: N815 - Spark's
 
     def foreachBatch(self, go: Any) -> "Stream":  # noqa: N802 - Spark's
