@@ -1,4 +1,4 @@
-"""The nouns: ids, channels, markers, recorded states, snapshots. All are frozen and plain values.
+"""Values: ids, channels, markers, recorded states, snapshots. All are frozen and plain values.
 
 Messages on a channel are numbered from 1. A process counts, per channel, how many it sent and how
 many it received, and a snapshot holds these counts at the cut. So a snapshot can be checked without

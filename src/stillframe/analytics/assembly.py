@@ -85,7 +85,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.verdict == CONSISTENT
 
     def refused(self, why: str) -> "Outcome":
-        """Return that a store cannot take them, whatever they are."""
+        """Return the same fragments as refused: the store cannot take them."""
         return msgspec.structs.replace(self, verdict=INCOMPLETE, why=why)
 
 
@@ -147,7 +147,7 @@ def _exclusive_writer(
 
 
 def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
-    """Name all topologies that snapshots will be of in the head of the store."""
+    """Add the topologies of the new snapshots to the head of the store."""
     new = {group.topology_hash: group.described.description for group in good}
     used = {d.hash for d in (*before.former, before.description)} | new.keys()
     head = before

@@ -199,7 +199,7 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield to_batch([*rows, *partition.known])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to executors without what only the driver needs."""
+        """Return the state to pickle for executors, without what only the driver needs."""
         return {"_store": self._store}
 
 

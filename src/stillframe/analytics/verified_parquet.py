@@ -233,7 +233,7 @@ def _write(
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield rows as tables that are worth a group of a file."""
+    """Yield rows as tables large enough for a row group."""
     held: list[pa.RecordBatch] = []
     row_count = byte_count = 0
     for batch in batches:

@@ -1,1 +1,1 @@
-"""The command line: words in, words out. What it does is done in the layers below."""
+"""The command line: it parses arguments and prints results. The layers below do the work."""

@@ -294,7 +294,7 @@ def _stdout_for_json() -> Iterator[None]:
 
 
 def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
-    """Say what a restore would do. Everything is read and decoded, and nothing is changed."""
+    """Print what a restore would do. Everything is read and decoded, and nothing is changed."""
     if pipeline is not None:
         raise UsageError("--dry-run is for systems outside a pipeline: leave out --pipeline")
     store = Store.open(path)

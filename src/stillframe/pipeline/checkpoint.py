@@ -1,4 +1,4 @@
-"""The only file that knows the directory in which Spark keeps the checkpoint of a query.
+"""The layout of Spark's checkpoint directory of a query, which only this module knows.
 
     metadata                     {"id": ...}: which query
     offsets/12                   the plan of micro-batch 12: v1, batch metadata, one line per source
@@ -101,7 +101,7 @@ def committed_at(checkpoint: Path, batch: int) -> float | None:
 
 
 def contradiction(checkpoint: Path) -> str | None:
-    """Return what in a checkpoint is impossible if only Spark wrote it, or None. A reset by hand
+    """Return what in a checkpoint Spark alone cannot have written, or None. A reset by hand
     shows: offsets or commits without each other, or state of a micro-batch that was never planned,
     which Spark would take for the base of a later one."""
     planned = planned_batch(checkpoint)

@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def crashed(self, error: Exception) -> None:
-        """We are at fault; the connection is closed after this."""
+        """Handle an error of this program; the connection is closed after this."""
         raise NotImplementedError
 
     def write_greeting(self, greeting: Greeting) -> None:

@@ -44,7 +44,7 @@ class _Endpoint:
         self.transport: Transport | None = None
 
     def detach(self, transport: Transport | None) -> None:
-        """`transport` is closed; does nothing if another has replaced it already."""
+        """Detach the closed `transport`; does nothing if another has replaced it already."""
         if self.transport is transport:
             self.transport = None
 
@@ -85,7 +85,7 @@ class OutgoingEndpoint(_Endpoint):
         return self.session.unacknowledged_bytes >= HOLD_BYTES
 
     def send_marker(self, marker: Marker, *, may_wait: bool) -> None:
-        """Put `marker` behind all that was sent; nothing may be pending.
+        """Put `marker` after all that was sent; nothing may be pending.
 
         If it `may_wait`, it leaves with the next batch, or alone when `release` is called.
         """
@@ -242,7 +242,8 @@ def make_send(
 def _enqueuer(
     kind: type[Message], pending: list[Message | msgspec.Raw]
 ) -> Callable[[Message], None]:
-    """Return what puts a message of class `kind` behind the pending ones, safe from changes."""
+    """Return a function that appends a message of class `kind` to the pending ones, safe from
+    changes."""
     if is_immutable(kind):
         return pending.append
     encode = msgspec.msgpack.Encoder().encode

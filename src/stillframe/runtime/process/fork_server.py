@@ -153,8 +153,8 @@ def why_not_shared(before: Footprint, after: Footprint) -> str | None:
 
 @contextlib.contextmanager
 def _ending_with(supervisor: int) -> Iterator[None]:
-    """Meanwhile the kernel kills this program when its supervisor ends, or the thread of that which
-    started it; what is forked continues."""
+    """Let the kernel kill this program when its supervisor ends, or the supervisor's thread that
+    started it; forked processes continue."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # it has ended before

@@ -137,7 +137,7 @@ class HandlerHost(Host):
             self._resume_actions()
 
     def _resume_actions(self) -> None:
-        """There is room again for the actions that found none."""
+        """Resume the actions that had found no room."""
         for act in self._waiting:
             self.loop.call_soon(act)
         self._waiting = ()
@@ -157,7 +157,7 @@ class HandlerHost(Host):
         self.mailbox.appendleft(Delivery(item.incoming, messages[done:], rest, item.frame_bytes))
 
     def _finish(self, item: Delivery) -> None:
-        """All messages of `item` were handed over."""
+        """Finish `item`: all its messages were handed over."""
         incoming, size = item.incoming, item.frame_bytes
         self.recorder.receive(incoming.source, item.batch)
         if size is not None and (sequence := incoming.session.handle(size)):

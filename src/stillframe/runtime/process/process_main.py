@@ -65,7 +65,7 @@ class SupervisorWatchdog:
 
 
 class _JoinRejected(StillframeError):
-    """Trying again would not help."""
+    """The join was rejected, and another attempt would not help."""
 
 
 async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
