@@ -85,7 +85,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.verdict == CONSISTENT
 
     def refused(self, why: str) -> "Outcome":
-        """Return the same fragments as refused: the store cannot take them."""
+        """Return this as incomplete, because the store cannot take it."""
         return msgspec.structs.replace(self, verdict=INCOMPLETE, why=why)
 
 
