@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 from stillframe import Channel, Due, Message, Outbox, Process, Topology, every
 from stillframe.cli.app import app
 from stillframe.errors import StoreError, UsageError
-from stillframe.model import Abandoned, Batch, IncomingRecord, Snapshot, SnapshotId
+from stillframe.model import Abandoned, Batch, IncomingRecord, Reason, Snapshot, SnapshotId
 from stillframe.outbox import SafePoint, no_commit
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join as join_service
 from stillframe.restore import start_states
+from stillframe.runtime import control
+from stillframe.runtime.coordinator.membership import Membership
 from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.sim import SmallSystem, World, explore, initiations
 from stillframe.sim.campaign import RunConfig, run_seed
@@ -236,6 +238,59 @@ def test_an_outbox_that_was_replaced_is_named(tmp_path: Path) -> None:
     world.take(Initiate("till", SnapshotId("till", 1)))
     assert isinstance(outcome := world.epoch.outcomes[SnapshotId("till", 1)], Abandoned)
     assert re.search(words.removeprefix("till: "), outcome.detail)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_notice_waits_for_an_older_snapshot_and_none_follows_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_complete: bool
+) -> None:
+    """It could show the notice at one process, and not its cause at another. When it ends, complete
+    or abandoned, the notice comes; it is no restore point itself, since the two overlap."""
+    calls: list[list[int]] = []
+    till, topology = system_of(lambda due: calls.append(due.items))
+    old = SnapshotId("A", 1)
+    mine, held = ("A", old), list[control.SnapshotMessage]()
+
+    async def main() -> None:
+        async with LocalSystem(topology, tmp_path) as system:
+            membership = system.coordinator.membership
+            take, told = membership._on_message, record_notices(membership, monkeypatch)
+
+            def hold(process: str, message: control.SnapshotMessage) -> None:
+                match message:
+                    case control.FragmentComplete(fragment) if (process, fragment.snapshot) == mine:
+                        held.append(message)
+                    case _:
+                        take(process, message)
+
+            monkeypatch.setattr(membership, "_on_message", hold)
+            await system.until(lambda: till.count > 10)
+            older, newer = system.coordinator.begin("A"), system.coordinator.begin("A")
+            await system.until(lambda: newer.done() and bool(held))
+            assert (told, calls, older.done()) == ([], [], False)
+            if is_complete:
+                take("A", held[0])
+            else:
+                system.coordinator._abandon(old, Reason.DEADLINE)
+            await system.until(lambda: older.done() and bool(calls))
+            assert told == [SnapshotId("A", 2)]
+            assert isinstance(older.result(), SnapshotEntry) is is_complete
+
+    run(main())
+
+
+def record_notices(membership: Membership, patch: pytest.MonkeyPatch) -> list[SnapshotId]:
+    """Return a list to which each snapshot is added of which processes are notified."""
+    told: list[SnapshotId] = []
+    broadcast = membership.broadcast
+
+    def record(message: control.ToProcess, **options: Any) -> None:
+        if isinstance(message, control.Published):
+            told.append(message.snapshot)
+        broadcast(message, **options)
+
+    patch.setattr(membership, "broadcast", record)
+    return told
 
 
 async def never(due: Due[int]) -> None:

@@ -160,6 +160,8 @@ def test_one_that_cannot_record_is_left_out_at_once(
             assert second.excluded == {"R": first.id}
             # Of its own cut, if it records one yet, it must not think that it is in the store.
             assert [type(message) for message in told] == [control.Initiate, control.Abandon]
+            # Nor when it comes back: it would be told of the newest that it may know.
+            assert system.coordinator._announced == {"A": second.id, "B": second.id, "R": first.id}
 
     asyncio.run(main())
 

@@ -3,18 +3,21 @@
 import asyncio
 import errno
 import socket
+import threading
 from dataclasses import field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stillframe import Channel, Process, SnapshotId, Topology
-from stillframe.model import Abandoned, Reason
+from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.protocol.recorder import Phase
 from stillframe.runtime import control
 from stillframe.runtime.coordinator.membership import CoordinatorConfig
 from stillframe.runtime.network.connection import DEAD_AFTER_S
 from stillframe.runtime.process.process_runtime import CoordinatorConnection
+from stillframe.store.manifest import SnapshotEntry
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Ball, Player
 
@@ -115,16 +118,34 @@ def test_a_snapshot_under_way_is_abandoned_when_a_process_comes_back(
     asyncio.run(main())
 
 
-def test_what_was_published_meanwhile_is_told_to_who_comes_back(tmp_path: Path) -> None:
+def test_what_was_published_meanwhile_is_told_to_who_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newest restore point, once, to the one that did not hear of it."""
     topology, a, b = rally()
+    gone, told = threading.Event(), asyncio.Event()
 
     async def main() -> None:
         async with asyncio.timeout(30), LocalSystem(topology, tmp_path, survives=True) as system:
+            publish, dial = system.store.publish, system.members["B"]._dial
+
+            def publish_late(snapshot: Snapshot) -> SnapshotEntry:
+                assert gone.wait(30)
+                return publish(snapshot)
+
+            async def dial_late(*arguments: Any) -> Any:
+                await told.wait()
+                return await dial(*arguments)
+
+            monkeypatch.setattr(system.store, "publish", publish_late)
+            monkeypatch.setattr(system.members["B"], "_dial", dial_late)
             result = system.coordinator.begin("A")
             await system.until(lambda: not system.coordinator._assembler.pending)
             former = cut(system, "B")
+            await system.until(lambda: not system.coordinator.membership.is_there("B"))
+            gone.set()
             entry = await result
+            told.set()
             await until_back(system, "B", former)
             assert not isinstance(entry, Abandoned)
             await system.until(lambda: a.published == b.published == [str(entry.id)])
