@@ -16,7 +16,6 @@ import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -120,13 +119,13 @@ class LogBatch(msgspec.Struct, frozen=True):
             at the next position.
         partition: their partition.
         offset: how many records of that partition come before them.
-        records: a ``pyarrow.RecordBatch`` with the columns of the channel.
+        records: with the columns of the channel.
     """
 
     position: int
     partition: int
     offset: int
-    records: Any
+    records: pa.RecordBatch
 
 
 def epoch_directory(root: Path, log: str, epoch: int) -> Path:
