@@ -149,6 +149,9 @@ def test_what_was_published_meanwhile_is_told_to_who_comes_back(
             await until_back(system, "B", former)
             assert not isinstance(entry, Abandoned)
             await system.until(lambda: a.published == b.published == [str(entry.id)])
+            await until_back(system, "B", cut(system, "B"))
+            names = [str(entry.id), str((await system.take()).id)]
+            await system.until(lambda: a.published == b.published == names)
 
     asyncio.run(main())
 
