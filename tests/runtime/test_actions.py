@@ -139,6 +139,24 @@ def test_a_snapshot_gets_its_turn_in_the_middle_of_a_batch() -> None:
     assert sum(batch.count for batch in record.batches) == 2000 - record.received_count
 
 
+def test_others_get_their_turn_between_small_frames() -> None:
+    """One read can hold thousands of them: a slow process that handled all at once would neither
+    accept a connection nor hear its coordinator meanwhile."""
+    slow = Slow()
+    network = network_of(Topology({"A": Process(), "B": slow}, [("A", "B")]))
+    slow._network = network
+    network.begin("A", "B")
+    link = network.link("A", "B")
+    for serial in range(1, 101):
+        network.hosts["A"].send("B", Tick(serial))
+        network.hosts["A"].flush()
+    while link.forth.queue:
+        link.deliver()
+    assert 0 < slow.received["A"] < 100
+    network.scheduler.run_all()
+    assert slow.received == {"A": 100}
+
+
 class Page(Message):
     """Something larger."""
 

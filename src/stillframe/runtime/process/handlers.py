@@ -36,6 +36,8 @@ class HandlerHost(Host):
     # True while a step is taken, and until ``begin``: nothing may come before ``start``.
     _is_stepping = True
     _burst_count = 1
+    # For how long messages were handled since others last had their turn.
+    _spent_s = 0.0
     _waiting: tuple[Callable[[], None], ...] = ()
 
     def begin(self, *, is_fresh: bool) -> None:
@@ -107,7 +109,7 @@ class HandlerHost(Host):
         if self._is_stepping or self.error is not None:
             return
         self._is_stepping = True
-        deadline = 0.0
+        began, deadline = self.loop.time(), 0.0
         try:
             while self.mailbox and self.error is None:
                 if self.is_blocked and isinstance(self.mailbox[0], Delivery):
@@ -135,6 +137,20 @@ class HandlerHost(Host):
             self.schedule_flush()
         if self._waiting and self.has_room:
             self._resume_actions()
+        self._spend(self.loop.time() - began)
+
+    def _spend(self, seconds: float) -> None:
+        """Let others have their turn after a while, as if in a step. One read can hold thousands of
+        small frames, and ``wake`` is called for each."""
+        self._spent_s += seconds
+        if self._spent_s > SLICE_S:
+            self._is_stepping = True
+            self.loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        """Others had their turn."""
+        self._spent_s, self._is_stepping = 0.0, False
+        self.wake()
 
     def _resume_actions(self) -> None:
         """Resume the actions that had found no room."""
