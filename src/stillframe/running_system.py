@@ -43,8 +43,8 @@ from stillframe.runtime.network.addresses import (
 from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.config import Placement, RunConfig
 from stillframe.runtime.supervisor.operation import (
+    check_keep,
     create_store,
-    keep_newest,
     last_snapshot,
     last_snapshot_limit_s,
     open_writer,
@@ -447,7 +447,7 @@ def run(
     try:
         if restore is not None:
             config = msgspec.structs.replace(config, restore=_found(writer, restore))
-        keep_newest(writer, config)
+        check_keep(config)
     except BaseException:
         writer.close()
         raise

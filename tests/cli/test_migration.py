@@ -106,7 +106,9 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
             (),
             "class Purse: note was removed: its recorded values are lost ... --dry-run', and cont",
         ),
+        ("changed", ("--keep", "1"), "class Purse: note was removed"),
         ("deaf", ("--migrate",), "B no longer accepts Coin"),
+        ("deaf", ("--migrate", "--keep", "1"), "B no longer accepts Coin"),
         ("purses", ("--pipeline", "x", "--migrate"), "--migrate is for systems outside a pipeline"),
         ("purses", ("--pipeline", "x", "--dry-run"), "--dry-run is for systems outside a pipeline"),
         ("changed", ("--migrate", "--initiator", "Q"), "there is no process 'Q'"),
@@ -115,13 +117,14 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
 def test_what_cannot_go_on_is_refused(
     call: Call, tmp_path: Path, name: str, options: tuple[str, ...], said: str
 ) -> None:
-    """With exit 2 and the reason; no epoch is begun."""
+    """With exit 2 and the reason; no epoch is begun, and no snapshot removed."""
     path = store_of(tmp_path, name)
     result = call("restore", path, *options, "--duration", "1ms")
     assert result.exit_code == 2
     for words in said.split(" ... "):
         assert words in result.stderr
-    assert Store.open(path).epoch == 1
+    store = Store.open(path)
+    assert (store.epoch, len(store.entries())) == (1, 2)
 
 
 def test_a_dry_run_without_a_snapshot(call: Call, empty: Path) -> None:

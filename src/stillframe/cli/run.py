@@ -42,7 +42,7 @@ from stillframe.runtime.os_process import current_process
 from stillframe.runtime.run_file import supervisor_of
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
-from stillframe.runtime.supervisor.operation import create_store, keep_newest, open_writer
+from stillframe.runtime.supervisor.operation import check_keep, create_store, open_writer
 from stillframe.runtime.supervisor.recovery import needs_agreement
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import readable_history
@@ -195,7 +195,7 @@ def _supervise(
     description = topology.description if config.may_migrate else store.description
     config.check_initiators(description)
     processes = description.processes
-    keep_newest(store, config)
+    check_keep(config)
     is_json = output.wants_json()
     with _stdout_for_json() if is_json else contextlib.nullcontext():
         printer = EventPrinter(process_count=len(processes), is_json=is_json)

@@ -71,11 +71,9 @@ def open_writer(path: Path, *, takes_over: bool = False) -> Store:
     return store
 
 
-def keep_newest(store: Store, config: RunConfig) -> None:
-    """Keep as many snapshots as `config` says from now on. A UsageError if a pipeline decides."""
-    if config.keep_count is None:
-        return
-    if config.pipeline is not None:
+def check_keep(config: RunConfig) -> None:
+    """Raise a UsageError if `config` says how many snapshots to keep, but a pipeline decides."""
+    if config.keep_count is not None and config.pipeline is not None:
         command = shell_command(
             "pipeline", "snapshot", config.pipeline, "--keep", config.keep_count
         )
@@ -83,12 +81,14 @@ def keep_newest(store: Store, config: RunConfig) -> None:
             "--keep cannot be used with a pipeline, whose snapshots need those of this system; "
             f"use '{command}'"
         )
-    store.keep(config.keep_count)
 
 
 @contextlib.asynccontextmanager
 async def periodic_snapshots(system: Supervisor, config: RunConfig) -> AsyncIterator[None]:
-    """Take the periodic snapshots of a running system while the body runs, if `config` has any."""
+    """Take the periodic snapshots of a running system while the body runs, if `config` has any.
+    From now on it keeps as many as `config` says: a start that fails removes none."""
+    if config.keep_count is not None:
+        system.store.keep(config.keep_count)
     if config.every_s is None or config.pipeline is not None:
         yield
         return
