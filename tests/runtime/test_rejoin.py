@@ -118,6 +118,23 @@ def test_a_snapshot_under_way_is_abandoned_when_a_process_comes_back(
     asyncio.run(main())
 
 
+def test_who_comes_back_records_no_snapshot_that_ended_meanwhile(tmp_path: Path) -> None:
+    """Their markers may still come, of those too that it has not seen."""
+    topology, _, _ = rally()
+
+    async def main() -> None:
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path, survives=True) as system:
+            number = (await system.take()).id.number
+            recorder = system.hosts["B"].recorder
+            unseen = [SnapshotId("B", number), SnapshotId("B", number + 1)]
+            assert [recorder.phase(one) for one in unseen] == [Phase.IDLE, Phase.IDLE]
+            await until_back(system, "B", cut(system, "B"))
+            await system.until(lambda: recorder.phase(unseen[0]) is Phase.ABANDONED)
+            assert recorder.phase(unseen[1]) is Phase.IDLE
+
+    asyncio.run(main())
+
+
 def test_what_was_published_meanwhile_is_told_to_who_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
