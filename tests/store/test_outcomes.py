@@ -86,7 +86,7 @@ def test_each_ending_is_told_once(system: System) -> None:
     system.publish(1)
     told, cursor = drain(system.path, OutcomeCursor())
     assert told == [f"P-2 {ABANDONED}", f"P-1 {PUBLISHED}"]
-    assert (cursor.epoch, list(cursor.under_way), cursor.last_number) == (3, ["P-3"], 3)
+    assert (cursor.epoch, list(cursor.pending), cursor.last_number) == (3, ["P-3"], 3)
     system.publish(3)
     found = OutcomeReader(system.path, timeout_s=None).after(cursor, LATER)
     (ending,) = found.outcomes
@@ -158,7 +158,7 @@ def test_nothing_is_lost_or_repeated_when_files_are_put_aside(
     names = [entry.split()[0] for entry in told]
     assert len(names) == len(set(names))
     assert {entry.split()[0] for entry in told if entry.endswith(PUBLISHED)} == published
-    assert set(cursor.under_way) == {f"P-{left}" for left in under_way}
+    assert set(cursor.pending) == {f"P-{left}" for left in under_way}
 
 
 def test_what_was_under_way_when_lines_were_lost_has_an_end(system: System) -> None:
@@ -177,7 +177,7 @@ def test_what_was_under_way_when_lines_were_lost_has_an_end(system: System) -> N
     again.close()
     told, after = drain(system.path, cursor)
     assert told == [f"P-1 {LOST}", f"P-2 {LOST}"]
-    assert list(after.under_way) == ["P-7"]
+    assert list(after.pending) == ["P-7"]
 
 
 def test_many_come_a_few_at_a_time(system: System) -> None:
@@ -272,3 +272,11 @@ def test_a_changed_line_is_told_no_sooner_than_what_comes_before_it(system: Syst
     told, cursor = drain(system.path, OutcomeCursor(), now=began_at)
     assert told == []
     assert drain(system.path, cursor)[0] == ["P-1 published", "None damaged"]
+
+
+def test_a_cursor_in_a_checkpoint_keeps_its_keys() -> None:
+    """A query goes on from the offset that an earlier release wrote."""
+    written = b'{"under_way":{"P-1":null},"endings":[{"snapshot":"P-2","how":"published"}]}'
+    cursor = msgspec.json.decode(written, type=OutcomeCursor)
+    assert (cursor.pending, len(cursor.outcomes)) == ({"P-1": None}, 1)
+    assert msgspec.json.encode(cursor) == written

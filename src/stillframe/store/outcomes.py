@@ -61,14 +61,14 @@ class SnapshotOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 class OutcomeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A position in the outcomes of a store: those up to `place` in the history have been read.
 
-    `under_way` are the snapshots that had started and not ended there; None for those reported as
+    `pending` are the snapshots that had started and not ended there; None for those reported as
     overdue. `outcomes` are the new ones since the cursor before.
     """
 
     place: history.HistoryCursor | None = None
     last_number: int = 0
     epoch: int | None = None
-    under_way: dict[str, Started | None] = {}
+    pending: dict[str, Started | None] = msgspec.field(default={}, name="under_way")
     outcomes: tuple[SnapshotOutcome, ...] = msgspec.field(default=(), name="endings")
 
 
@@ -98,7 +98,7 @@ class OutcomeReader:
         latest = now - self._timeout_s
         late = {
             snapshot: started
-            for snapshot, started in cursor.under_way.items()
+            for snapshot, started in cursor.pending.items()
             if started is not None and started.at < latest
         }
         outcomes = []
@@ -108,8 +108,8 @@ class OutcomeReader:
             how = PUBLISHED if is_published(self._store, SnapshotId.parse(snapshot)) else OVERDUE
             why = f"it did not end within {self._timeout_s:g} s of its start"
             outcomes.append(SnapshotOutcome(snapshot=snapshot, how=how, started=started, why=why))
-        under_way = cursor.under_way | dict.fromkeys(overdue)
-        return msgspec.structs.replace(cursor, under_way=under_way, outcomes=tuple(outcomes))
+        pending = cursor.pending | dict.fromkeys(overdue)
+        return msgspec.structs.replace(cursor, pending=pending, outcomes=tuple(outcomes))
 
     def _caught_up(self, cursor: OutcomeCursor) -> OutcomeCursor:
         """Return the cursor after the outcomes before the oldest line, up to that line."""
@@ -121,7 +121,7 @@ class OutcomeReader:
         def is_before(snapshot: SnapshotId) -> bool:
             return snapshot.number <= what.last_number and snapshot not in what.pending
 
-        pending = {SnapshotId.parse(name): started for name, started in cursor.under_way.items()}
+        pending = {SnapshotId.parse(name): started for name, started in cursor.pending.items()}
         unreported = [s for s in published if s.number > cursor.last_number or pending.get(s)]
         ended = [(s, PUBLISHED) for s in unreported if is_before(s)]
         if first is not None:
@@ -147,7 +147,7 @@ class OutcomeReader:
             cursor,
             place=None,
             last_number=max(cursor.last_number, chosen[-1][0].number),
-            under_way={s: started for s, started in cursor.under_way.items() if s not in reported},
+            pending={s: started for s, started in cursor.pending.items() if s not in reported},
             outcomes=tuple(outcomes),
         )
 
@@ -191,15 +191,15 @@ def _at_beginning(
 ) -> OutcomeCursor:
     """Return the cursor after the first line, when all outcomes before it were reported."""
     line, place = first
-    under_way: dict[str, Started | None] = {}
+    pending: dict[str, Started | None] = {}
     if isinstance(line, history.HistoryRecord):
         started = Started(line.at, None)
-        under_way = {str(s): cursor.under_way.get(str(s), started) for s in what.pending}
+        pending = {str(s): cursor.pending.get(str(s), started) for s in what.pending}
     return OutcomeCursor(
         place=place,
         last_number=cursor.last_number,
         epoch=cursor.epoch,
-        under_way=under_way,
+        pending=pending,
         outcomes=(_damaged(line),) if isinstance(line, Damaged) else (),
     )
 
@@ -218,7 +218,7 @@ def _until(steps: Iterable[history.PlacedRecord], now: float) -> Iterator[histor
 def _behind(cursor: OutcomeCursor, steps: list[history.PlacedRecord]) -> OutcomeCursor:
     """Return the cursor after some lines, or fewer if they have too many outcomes."""
     place, last_number, epoch = cursor.place, cursor.last_number, cursor.epoch
-    under_way = dict(cursor.under_way)
+    pending = dict(cursor.pending)
     outcomes: list[SnapshotOutcome] = []
     for line, after in steps:
         if len(outcomes) == OUTCOME_COUNT_MAX:
@@ -231,15 +231,15 @@ def _behind(cursor: OutcomeCursor, steps: list[history.PlacedRecord]) -> Outcome
             case history.EpochBegan(number) | history.TakenOver(number):
                 epoch = number
             case history.SnapshotBegan(snapshot):
-                under_way[str(snapshot)] = Started(line.at, epoch)
+                pending[str(snapshot)] = Started(line.at, epoch)
                 last_number = max(last_number, snapshot.number)
             case history.SnapshotPublished(snapshot) | history.SnapshotAbandoned(snapshot):
                 # One that could not start, on a full disk, has no line before this one.
-                started = under_way.pop(str(snapshot), Started(line.at, epoch))
+                started = pending.pop(str(snapshot), Started(line.at, epoch))
                 last_number = max(last_number, snapshot.number)
                 if started is not None:
                     outcomes.append(_outcome(line, snapshot, started))
-    return OutcomeCursor(place, last_number, epoch, under_way, tuple(outcomes))
+    return OutcomeCursor(place, last_number, epoch, pending, tuple(outcomes))
 
 
 def _damaged(damage: Damaged) -> SnapshotOutcome:
