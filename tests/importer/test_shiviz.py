@@ -436,3 +436,34 @@ def test_the_times_that_govector_writes_are_compared(tmp_path: Path) -> None:
     path = log(tmp_path, '20 a {"a":1}\nx\n19 a {"a":2}\ny\n')
     (warning,) = read_shiviz(path).executions[0].warnings
     assert warning.endswith("first at line 3, which happened after line 1")
+
+
+@pytest.mark.parametrize(
+    ("event", "line_2", "letter_count", "found"),
+    [
+        (r"(?:\w+)+!", "", 99, "regular expression in line 1"),
+        (".*", r"a .* (?:x+)+!", 99, "delimiter in line 2"),
+        ("(?:x|yz)*", "", 500_000, "regular expression in line 1"),
+    ],
+)
+def test_an_expression_of_the_log_itself_cannot_search_without_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    event: str,
+    line_2: str,
+    letter_count: int,
+    found: str,
+) -> None:
+    """Nested repetition takes exponential time, and alternatives take memory: both are refused."""
+    monkeypatch.setattr(shiviz, "_TRIAL_S", 1)
+    monkeypatch.setattr(shiviz, "_TRIAL_BYTES", 2**26)
+    text = f'(?<host>\\S+) (?<clock>{{.*}}) (?<event>{event})\n{line_2}\na {{"a":1}} '
+    with pytest.raises(UsageError, match=rf"the {found} of a.log takes more than 1 s .* --"):
+        read_shiviz(log(tmp_path, text + "x" * letter_count))
+
+
+def test_an_expression_of_the_log_itself_is_short(tmp_path: Path) -> None:
+    """Thousands of characters are refused before they are compiled."""
+    path = log(tmp_path, f"(?<clock>{'[' * 5000}\n\n{GOVECTOR}")
+    with pytest.raises(UsageError, match=r"more than 4,096 characters: .* --regex and --delimiter"):
+        read_shiviz(path)

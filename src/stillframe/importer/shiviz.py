@@ -7,12 +7,17 @@ the ends of lines. What lies between matches is passed over, as ShiViz does, but
 
 A file for ShiViz begins with two lines that are no part of the log: the expression, and the
 delimiter of executions or an empty line. As in ShiViz, each must match whole lines, but for blanks
-at their ends. Without them and without an expression from the caller, an event takes two lines, in
+at their ends. A search by one can take exponential time, so a child process with limits does it
+first. Without these lines and without an expression from the caller, an event takes two lines, in
 one of two layouts.
 """
 
 import io
+import json
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -33,6 +38,22 @@ HOST_FIRST = r"^(?:(?<timestamp>\d+) )?(?<host>\S*) (?<clock>{.*})[ \t]*\n(?<eve
 """Host and clock, and on the next line the event: what GoVector writes, with or without times."""
 
 TEXT_BYTES_MAX = 2**30
+_EXPRESSION_LENGTH_MAX = 4096
+_TRIAL_S, _TRIAL_BYTES = 10, 2**28
+"""Limits of CPU time and memory for an expression that a log contains. Each MB of the log adds one
+second, each byte 16."""
+_TRIAL = """
+import json, re, resource, sys
+regex, flags, spans, limits = json.loads(sys.stdin.buffer.readline())
+for name, limit in limits.items():
+    hard = resource.getrlimit(getattr(resource, name))[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(getattr(resource, name), (limit, limit))
+text = sys.stdin.buffer.read().decode()
+for begin, end in spans:
+    for match in re.compile(regex, flags).finditer(text, begin, end):
+        pass
+"""
 _GZIP_BEGIN = b"\x1f\x8b"
 _LINE_END = r"[ \t]*$"
 _LABELS_SHOWN_MAX = 5
@@ -106,19 +127,27 @@ def _open(
     """Return a file that errors call `name`, to be read once."""
     text = _read_text(path)
     first, second, log_begin = _split_header(text)
-    if regex is not None:
-        pattern = _compile_events(regex, "regular expression")
-    elif first:
-        pattern = _compile_events(f"^{first}{_LINE_END}", f"regular expression in line 1 of {name}")
-    else:
-        pattern = None
+    if max(len(first), len(second)) > _EXPRESSION_LENGTH_MAX:
+        raise UsageError(
+            f"the regular expression in line 1 of {name}, or the delimiter in line 2, has more "
+            f"than {_EXPRESSION_LENGTH_MAX:,} characters: remove both lines, and give shorter ones "
+            "with --regex and --delimiter"
+        )
     separator = None
     if delimiter is not None:
         separator = _compile(delimiter, "delimiter")
     elif second:
-        separator = _compile(f"^{second}{_LINE_END}", f"delimiter in line 2 of {name}")
+        what = f"delimiter in line 2 of {name}"
+        separator = _compile(f"^{second}{_LINE_END}", what)
+        _try(separator, what, "--delimiter", text, [("", log_begin, len(text))])
     spans = [*_spans(text, separator, log_begin)]
-    if pattern is None:
+    if regex is not None:
+        pattern = _compile_events(regex, "regular expression")
+    elif first:
+        what = f"regular expression in line 1 of {name}"
+        pattern = _compile_events(f"^{first}{_LINE_END}", what)
+        _try(pattern, what, "--regex", text, spans)
+    else:
         pattern = _choose_layout(name, text, spans)
     return _Reading(name, text, spans, pattern, progress)
 
@@ -141,6 +170,29 @@ def _compile_events(regex: str, what: str) -> re.Pattern[str]:
             "(?<host>...), (?<clock>...) and (?<event>...)"
         )
     return pattern
+
+
+def _try(
+    pattern: re.Pattern[str], what: str, option: str, text: str, spans: Sequence[_Span]
+) -> None:
+    """Search `spans` with a pattern from the log itself in a child process with limits; UsageError
+    if it exceeds them."""
+    cpu_s = _TRIAL_S + len(text) // 10**6
+    size = _TRIAL_BYTES + 16 * len(text)
+    limits = {"RLIMIT_CPU": cpu_s, "RLIMIT_AS": size, "RLIMIT_CORE": 0}
+    ranges = [span[1:] for span in spans]
+    header = json.dumps([pattern.pattern, pattern.flags, ranges, limits])
+    with tempfile.TemporaryFile() as file:
+        file.write(header.encode() + b"\n")
+        file.write(text.encode())
+        file.seek(0)
+        command = [sys.executable, "-I", "-S", "-c", _TRIAL]
+        done = subprocess.run(command, stdin=file, capture_output=True, check=False)
+    if done.returncode:
+        raise UsageError(
+            f"the {what} takes more than {cpu_s} s of CPU time or {size >> 20:,} MiB to search "
+            f"this log: give a simpler one with {option}"
+        )
 
 
 def _choose_layout(where: str, text: str, spans: Sequence[_Span]) -> re.Pattern[str]:
