@@ -25,6 +25,7 @@ ProcessId = str
 letter, digit or ``_`` last."""
 
 _PROCESS_ID = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9_])?")
+_DIGITS = re.compile(r"([0-9]+)")
 _decode_raw = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 ARRAY32 = 0xDD
 _ARRAY32_HEADER_BYTES = 5
@@ -40,6 +41,14 @@ def check_process_id(text: str, what: str = "a process") -> ProcessId:
             "starting with a letter and not ending with '.' or '-'"
         )
     return text
+
+
+def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return the key that sorts names for people: ``P2`` before ``P10``."""
+    parts = _DIGITS.split(name)
+    for index in range(1, len(parts), 2):
+        parts[index] = parts[index].lstrip("0")
+    return [(len(p) if index % 2 else 0, p) for index, p in enumerate(parts)], name
 
 
 class Channel(msgspec.Struct, frozen=True, order=True):

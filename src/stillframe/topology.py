@@ -18,7 +18,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
-from stillframe.model import Channel, ProcessId, ProcessState, check_process_id
+from stillframe.model import Channel, ProcessId, ProcessState, check_process_id, natural_order
 from stillframe.process import Message, Process, accepted_messages, field_types, receive_annotation
 from stillframe.state_codec import StateCodec
 
@@ -222,7 +222,8 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
         """Raise a UsageError that lists the processes if `process` is none of them."""
         if process not in self.processes:
             raise UsageError(
-                f"there is no process {process!r}; there are {', '.join(self.processes)}"
+                f"there is no process {process!r}; there are "
+                f"{', '.join(sorted(self.processes, key=natural_order))}"
             )
 
     def initiators(self, first: ProcessId) -> tuple[ProcessId, ...]:
@@ -340,7 +341,7 @@ class Topology:
                 if end not in self.processes:
                     raise UsageError(
                         f"channel {channel}: there is no process {end!r}; "
-                        f"there are {', '.join(self.processes)}"
+                        f"there are {', '.join(sorted(self.processes, key=natural_order))}"
                     )
             if source == target:
                 raise UsageError(f"channel {channel}: a channel joins two different processes")

@@ -74,6 +74,13 @@ def test_at_the_deadline_it_is_abandoned_and_names_who_is_missing() -> None:
     assert made.pending == (S2,)
 
 
+def test_who_is_missing_is_named_in_natural_order() -> None:
+    """P2 comes before P10."""
+    made = Assembler(describe(["P10", "P2"], []), epoch=1)
+    made.begin(S1, 100.0, timeout_s=10.0)
+    assert made.missing(S1) == ("P2", "P10")
+
+
 def test_books_that_do_not_balance_are_never_published() -> None:
     """More received than sent: an effect without its cause."""
     made = assembler(S1)

@@ -215,6 +215,7 @@ joining = Topology(
 )
 shelving = Topology({"A": Source(), "J": ExternalProcess(state=Shelf, accepts=Tick)}, [("A", "J")])
 ordering = Topology({"A": Sink(), "J": ExternalProcess(state=Orders, accepts=Tick)}, [("J", "A")])
+all_joining = Topology({f"J{n}": ExternalProcess(state=Books) for n in (2, 10)}, [])
 only_joining = Topology({"J": ExternalProcess(state=Books)}, [])
 trio = Topology.mesh({"A": Sink(), "B": Sink(), "C": Sink()})
 separate = Topology({"A": Source(limit=9), "B": Sink(), "R": Sink()}, [("A", "B")])

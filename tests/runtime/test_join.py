@@ -71,16 +71,21 @@ async def waiting_system(
         store.close()
 
 
-def test_only_programs_of_others_are_to_join(tmp_path: Path) -> None:
-    """The supervisor starts the other processes itself, and says so."""
-    watch, store, said = Watch(), new_store(tmp_path, "joining"), list[str]()
+@pytest.mark.parametrize(
+    ("name", "awaited"),
+    [("joining", "J to join, and for A, S to start"), ("all_joining", "J2, J10 to join")],
+)
+def test_only_programs_of_others_are_to_join(tmp_path: Path, name: str, awaited: str) -> None:
+    """The supervisor starts the other processes itself, and says so, in natural order."""
+    watch, store, said = Watch(), new_store(tmp_path, name), list[str]()
 
     def emit(event: events.Event) -> None:
         watch.emit(event)
         if isinstance(event, events.AwaitingProcesses):
             said.append(system.waiting_for)
+            assert str(event) == awaited
 
-    system = Supervisor(program("joining"), store, emit=emit)
+    system = Supervisor(program(name), store, emit=emit)
 
     async def main() -> None:
         starting = asyncio.get_running_loop().create_task(system.__aenter__())
@@ -91,7 +96,7 @@ def test_only_programs_of_others_are_to_join(tmp_path: Path) -> None:
 
     asyncio.run(main())
     store.close()
-    assert said[0] == "J to join, and for A, S to start"
+    assert said[0] == awaited
 
 
 async def until_the_end(me: JoinedProcess, books: Books, system: Supervisor) -> list[Snapshot]:

@@ -17,7 +17,7 @@ from stillframe.cli.command import Commands, argument, conclude, end_with_failur
 from stillframe.cli.options import KEEP, MASTER, StorePath
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
-from stillframe.model import SnapshotId
+from stillframe.model import SnapshotId, natural_order
 from stillframe.trace import Position
 
 if TYPE_CHECKING:  # spark_session.session says what to do if PySpark is missing
@@ -213,7 +213,7 @@ def why(row: Fields) -> str:
         return _sentence(found[0])
     if row["missing"]:
         absent = "has no log" if row["snapshot"] is None else "did not record"
-        return f"{', '.join(row['missing'])} {absent}"
+        return f"{', '.join(sorted(row['missing'], key=natural_order))} {absent}"
     return ""
 
 

@@ -23,12 +23,11 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import ClockedEvent, Clocks, Progress, Step
-from stillframe.model import Channel, ProcessId, check_process_id
+from stillframe.model import Channel, ProcessId, check_process_id, natural_order
 from stillframe.trace import Event, MessageId, Trace, clean_label
 
 _NAME_LENGTH_MAX = 64
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.]+")
-_DIGITS = re.compile(r"([0-9]+)")
 _encode_content = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -253,7 +252,7 @@ def name_processes(hosts: Iterable[str]) -> dict[str, ProcessId]:
 
     The hosts are in natural order: ``p2`` before ``p10``.
     """
-    ordered = sorted(hosts, key=_counting_order)
+    ordered = sorted(hosts, key=natural_order)
     names = {host: host for host in ordered if _can_name_a_process(host)}
     taken = set(names)
     twin_counts: Counter[str] = Counter()
@@ -283,10 +282,3 @@ def _free_name(host: str, taken: set[str], twin_counts: Counter[str]) -> Process
         ending = f"-{twin_counts[name] + 1}"
         candidate = name[: _NAME_LENGTH_MAX - len(ending)].rstrip("-.") + ending
     return check_process_id(candidate)
-
-
-def _counting_order(host: str) -> tuple[list[tuple[int, str]], str]:
-    parts = _DIGITS.split(host)
-    for index in range(1, len(parts), 2):
-        parts[index] = parts[index].lstrip("0")
-    return [(len(p) if index % 2 else 0, p) for index, p in enumerate(parts)], host

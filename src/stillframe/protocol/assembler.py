@@ -15,6 +15,7 @@ from stillframe.model import (
     Reason,
     Snapshot,
     SnapshotId,
+    natural_order,
 )
 from stillframe.protocol.policy import LastRecorded
 from stillframe.topology import Description
@@ -34,6 +35,7 @@ class Assembler:
     def __init__(self, description: Description, epoch: int) -> None:
         self.description = description
         self._epoch = epoch
+        self._processes = sorted(description.processes, key=natural_order)
         self._incoming = {p: description.incoming(p) for p in description.processes}
         self._outgoing = {p: description.outgoing(p) for p in description.processes}
         self._pending: dict[SnapshotId, _Pending] = {}
@@ -46,7 +48,7 @@ class Assembler:
     def missing(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
         """Return the processes whose fragments of a pending `snapshot` are missing."""
         have = self._pending[snapshot].fragments
-        return tuple(process for process in self.description.processes if process not in have)
+        return tuple(process for process in self._processes if process not in have)
 
     def times(self, snapshot: SnapshotId) -> tuple[float, float]:
         """Return when a pending `snapshot` began, and its deadline."""

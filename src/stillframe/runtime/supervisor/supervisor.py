@@ -25,7 +25,7 @@ import msgspec
 from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
 from stillframe.migration import listed
-from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId, natural_order
 from stillframe.protocol import wire
 from stillframe.protocol.policy import AbandonmentLimit, Policy
 from stillframe.restore import Start
@@ -126,7 +126,7 @@ class Epoch:
             self.children.launch(self._launch(process, secret))
         joining = system.topology.processes.keys() - set(system.local_processes)
         if joining:
-            system.emit(self._awaiting(sorted(joining)))
+            system.emit(self._awaiting(joining))
         began = time.monotonic()
         running, timeout_s = coordinator.membership.running, system.config.timeout_s
         while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
@@ -156,13 +156,13 @@ class Epoch:
         """What is awaited until all processes run, in words."""
         if self.coordinator is None:
             return "the remaining processes of an earlier run to terminate"
-        missing = self.coordinator.membership.missing
+        missing = sorted(self.coordinator.membership.missing, key=natural_order)
         if missing and self._system.is_taking_over:
             return f"{listed(missing)} to reconnect"
         return str(self._awaiting(missing))
 
     def _awaiting(self, missing: Collection[ProcessId]) -> events.AwaitingProcesses:
-        local = self._system.local_processes
+        local, missing = self._system.local_processes, sorted(missing, key=natural_order)
         return events.AwaitingProcesses(
             processes=tuple(process for process in missing if process not in local),
             starting=tuple(process for process in missing if process in local),
