@@ -412,6 +412,8 @@ def table_of(rows: list[Row]) -> pa.Table:
 def write_part(path: Path, span: SegmentHeader, table: pa.Table, row_group_count: int) -> None:
     """Write a complete file of a log."""
     texts = ["kind", "channel", "snapshot"]
-    with pq.ParquetWriter(path, SCHEMA, use_dictionary=texts, store_schema=False) as writer:
+    with pq.ParquetWriter(
+        path, SCHEMA, use_dictionary=texts, store_schema=False, write_page_checksum=True
+    ) as writer:
         writer.add_key_value_metadata({HEADER_KEY.decode(): msgspec.json.encode(span).decode()})
         writer.write_table(table, row_group_size=row_group_count)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stillframe.analytics.log_checks import (
@@ -17,6 +18,8 @@ from stillframe.analytics.log_checks import (
     check_group,
     plan_splits,
 )
+from stillframe.errors import Damaged
+from stillframe.eventlog.segments import SCHEMA
 from tests.eventlogs import Execution, Fault, corrupt, faults_of, write
 from tests.nightly import seeds
 
@@ -48,6 +51,23 @@ def faults_in(findings: list[dict[str, Any]]) -> set[Fault]:
         if row["what"] in (*FAULTS, MARKER_NOT_ACCEPTED)
         for number in ((None,) if row["first"] is None else range(row["first"], row["last"] + 1))
     }
+
+
+@pytest.mark.parametrize("column", SCHEMA.names)
+def test_a_changed_byte_of_any_column_is_damage(column: str, tmp_path: Path) -> None:
+    """Also of those that no rule needs."""
+    chance = random.Random(1)
+    write(Execution(chance).log(), tmp_path, 1, chance)
+    path = next(tmp_path.rglob("*.parquet"))
+    group = pq.read_metadata(path).row_group(0)
+    chunks = (group.column(index) for index in range(group.num_columns))
+    chunk = next(one for one in chunks if one.path_in_schema.split(".")[0] == column)
+    begin = chunk.dictionary_page_offset or chunk.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[begin + chunk.total_compressed_size - 1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match=f"{path} is not an intact file of an event log"):
+        found_in(tmp_path)
 
 
 @pytest.mark.slow

@@ -65,8 +65,6 @@ COUNTS = pa.schema(
 are of its actions."""
 
 _SNAPSHOT = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}-[0-9]{1,18}")
-_COLUMNS = ["event", "channel", "number", "snapshot", "recorded"]
-_NOTHING = SCHEMA.empty_table().select(_COLUMNS)
 _NONE: Ints = np.empty(0, np.int64)
 SPLITS = (
     "path STRING, "  # of the file
@@ -148,12 +146,12 @@ def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Yield the counts (`COUNTS`) of each split of a log (`SPLITS`)."""
     for batch in batches:
         for piece in batch.to_pylist():
-            found = read_rows(Path(piece["path"]), [piece["row_group"]], _COLUMNS)
+            found = read_rows(Path(piece["path"]), [piece["row_group"]], SCHEMA.names)
             number = -1
             for number, table in enumerate(found):
                 yield from _count(piece, number, table).to_batches()
             if number < 0:  # it is empty, but states what came before it
-                yield from _count(piece, 0, _NOTHING).to_batches()
+                yield from _count(piece, 0, SCHEMA.empty_table()).to_batches()
 
 
 def _count(piece: dict[str, Any], number: int, table: pa.Table) -> pa.Table:
