@@ -44,7 +44,7 @@ def check_process_id(text: str, what: str = "a process") -> ProcessId:
 
 
 def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Return the key that sorts names for people: ``P2`` before ``P10``."""
+    """Return the key of the natural order of names: ``P2`` before ``P10``."""
     parts = _DIGITS.split(name)
     for index in range(1, len(parts), 2):
         parts[index] = parts[index].lstrip("0")
