@@ -1,5 +1,6 @@
 """Former names of commands and options work for one release, and print the present ones once."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,15 @@ import pytest
 import typer.main
 
 from stillframe.cli.app import app
-from stillframe.cli.command import DeferredCommand
+from stillframe.cli.command import Command, DeferredCommand
 from stillframe.cli.renamed import COMMANDS, OPTIONS, rename_command
 from tests.cli.conftest import Call
 
 ROOT = Path(__file__).parent.parent.parent
 CHANGELOG = ROOT / "CHANGELOG.md"
+FORMER = (Path(__file__).parent / "commands-0.1.0.txt").read_text().splitlines()
+"""Every command of 0.1.0 with each of its options, as its own parser listed them."""
 UNTIL = "Stillframe 0.3 will remove the old name"
-ARGUMENTS = {"spark verify --clock": ["P1#1", "nowhere"], "sim": ["no_such_module:x"]}
-"""Where ``nowhere`` is not all that a command needs to get to its work."""
-BY_DEFAULT = ["nowhere", *["A-1"] * 2]
 
 
 def arguments(command: Any) -> list[str]:
@@ -56,11 +56,62 @@ def test_every_former_command_does_what_its_new_name_does(
     assert "Usage:" not in now.stderr
 
 
+def names_in_the_changelog() -> dict[str, str]:
+    """Return its table of commands and options, old -> new."""
+    _, table = CHANGELOG.read_text(encoding="utf-8").split("#### Commands and options\n")
+    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", table.split("\n#### ")[0], re.MULTILINE)
+    return dict(rows)
+
+
+@pytest.mark.parametrize("line", FORMER)
+def test_every_former_command_line_means_what_the_changelog_says(
+    line: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all its options, and with each in two words; each new name is said once."""
+    understood: list[Any] = []
+
+    def record(command: Command, ctx: Any) -> None:
+        understood.append((command.name, ctx.params))
+
+    monkeypatch.setattr(Command, "invoke", record)
+    table = names_in_the_changelog()
+    words = line.split()
+    name = next((n for n in (" ".join(words[:2]), words[0]) if n in table), words[0])
+    if line.startswith("sim lecture"):
+        table["sim"], name = "sim script", "sim"
+    rest = words[len(name.split()) :]
+    former = [*name.split(), *(part for one in rest for part in one.split("=", 1))]
+    new = table.get(name, name).split()
+    new += ["=".join([table.get(o, o), *v]) for o, *v in (one.split("=", 1) for one in rest)]
+    told = call(*former)
+    for arguments in (words, new):
+        call(*arguments)
+    assert [understood[0]] * 3 == understood, told.stderr
+    given = {one.partition("=")[2] for one in rest} - {""}
+    assert given <= values(understood[0][1])
+    replaced = [w for w in (name, *(one.split("=")[0] for one in rest)) if w in table]
+    replaced = [w for w in replaced if not line.startswith("sim lecture")]
+    assert told.stderr.splitlines() == [f"'{w}' is now '{table[w]}'; {UNTIL}" for w in replaced]
+
+
+def values(params: dict[str, Any]) -> set[str]:
+    """Return the values that a command would get, one by one."""
+    listed = (v if isinstance(v, list | tuple) else [v] for v in params.values())
+    return {str(getattr(value, "value", value)) for some in listed for value in some}
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--clock=P1#2", "logs"], ["logs", "--clock=P1#2"], ["--clock", "P1#2", "logs"]]
+    "arguments",
+    [
+        ["--clock=P1#2", "logs"],
+        ["logs", "--clock=P1#2"],
+        ["--clock", "P1#2", "logs"],
+        ["logs", "--store", "money", "--clock", "P1#2"],
+        ["--store=money", "--clock=P1#2", "logs"],
+    ],
 )
 def test_the_clock_of_an_event_is_a_command_however_it_was_asked(arguments: list[str]) -> None:
-    """Its option is an argument now, behind the log."""
+    """Its option is an argument now, behind the log; a store was and is of no use to it."""
     assert rename_command(["spark", "verify", *arguments]) == ["log", "clock", "logs", "P1#2"]
 
 
@@ -101,6 +152,8 @@ def test_a_value_that_looks_like_a_former_option_stays(call: Call) -> None:
         (["sim", "--help"], False),
         (["sim", "--seeds", "3"], True),
         (["sim", "--json", "--seeds", "3..3"], True),
+        (["sim", "--seeds", "3", "--trace", "lecture"], True),
+        (["sim", "--seeds", "3", "--schedule", "failing.run"], True),
     ],
 )
 def test_a_script_needs_no_subcommand_and_seeds_do(

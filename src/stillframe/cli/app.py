@@ -13,6 +13,8 @@ SPARK = "Needs stillframe[spark] and Java 17, 21 or 25."
 SCRIPT_SUFFIX = ".run"
 SCRIPTS = Path(__file__).parent.parent / "sim" / "runs"
 """The scripts that are part of Stillframe."""
+_SIM_OPTIONS = {"--seeds", "--schedule", "--network", "--rules", "--trace", "--prove"}
+"""The options of ``sim run`` and ``sim script`` that have a value."""
 
 
 class Root(TyperGroup):
@@ -32,16 +34,21 @@ class Simulator(TyperGroup):
         """Parse the arguments; see ``TyperGroup``."""
         first = args[0] if args else ""
         if first not in {*self.commands, "--help"}:
-            is_word = bool(first) and not first.startswith("-") and ":" not in first
-            is_script = is_word or any(map(_is_script, args))
+            what = _first_argument(args)
+            is_script = what.endswith(SCRIPT_SUFFIX) or (what != "" and ":" not in what)
             args = ["script", *args] if is_script else renamed.rename_sim(args)
         return super().parse_args(ctx, args)
 
 
-def _is_script(name: str) -> bool:
-    return name.endswith(SCRIPT_SUFFIX) or (
-        "/" not in name and (SCRIPTS / f"{name}{SCRIPT_SUFFIX}").exists()
-    )
+def _first_argument(args: list[str]) -> str:
+    """Return the first of the arguments of ``sim`` that is no option and no value of one."""
+    words = iter(args)
+    for word in words:
+        if word in _SIM_OPTIONS:
+            next(words, "")
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _group(name: str, words: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:

@@ -53,6 +53,7 @@ def rename_command(args: list[str]) -> list[str]:
     if args[:2] == ["spark", "verify"] and (clock := _split_option(args[2:], _CLOCK)) is not None:
         event, rest = clock
         _announce(f"spark verify {_CLOCK}")
+        _, rest = _split_option(rest, "--store") or ([], rest)  # a clock has no use for it
         return [*COMMANDS[f"spark verify {_CLOCK}"].split(), *rest, *event]
     for count in (2, 1):
         old = " ".join(args[:count])
