@@ -88,7 +88,7 @@ def whole_stream(source: pa.NativeFile) -> pa.RecordBatchReader | None:
     while True:
         try:
             kind = messages.read_next_message().type
-        except (StopIteration, pa.ArrowInvalid, OSError) as error:
+        except (StopIteration, pa.ArrowInvalid, pa.ArrowMemoryError, OSError) as error:
             # Rows that were appended later are left out: Arrow has not seen them.
             rest_bytes = max(size, source.tell()) - following
             is_too_long = rest_bytes > _GROUP_BYTES_MAX
@@ -111,8 +111,10 @@ def _is_cut_short(rest: bytes) -> bool:
     """
     if _MESSAGE_BEGINS.startswith(rest.rstrip(b"\0")):
         return True
+    if not rest.startswith(_MESSAGE_BEGINS) or (len(rest) >= 8 and not _MESSAGE_HEAD.match(rest)):
+        return False
     source = pa.BufferReader(rest)
-    if not rest.startswith(_MESSAGE_BEGINS) or _is_message(source):
+    if _is_message(source):
         return False
     # If bytes are missing, Arrow has asked for more than there are.
     return source.tell() == len(rest) and not any(
