@@ -1,0 +1,186 @@
+"""A reader that knows nothing but ``docs/pipeline-format.md`` reads what Stillframe reads."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stillframe.pipeline import LogBatch, Pipeline
+from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.pending_snapshot import ServiceState
+from stillframe.pipeline.stopped import stopped_service
+from tests.golden import recording
+from tests.pipeline.format_reader import ENTRY, Reader, content_of
+from tests.store.format_reader import NotReadable
+
+PIPELINES = ("data/shop.pipeline", "data/counted.pipeline", "data-2/shop.pipeline")
+"""Those of version 1, one with a query of Spark, and of version 2."""
+Records = list[tuple[int, int, dict[str, Any]]]
+
+
+@pytest.fixture(params=PIPELINES)
+def root(request: pytest.FixtureRequest) -> Path:
+    """A pipeline that was recorded."""
+    return recording.HERE / str(request.param)
+
+
+def plain(value: Any) -> Any:
+    """Return what a value of Stillframe is in JSON, with version 2 as format of each part."""
+    return of_version_2(json.loads(msgspec.json.encode(value)))
+
+
+def of_version_2(value: Any) -> Any:
+    """Return a document with this format in all its parts."""
+    if isinstance(value, list):
+        return [of_version_2(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: 2 if key == "format" else of_version_2(one) for key, one in value.items()}
+
+
+def rows(batches: Iterable[LogBatch]) -> Records:
+    """Return partition, offset and columns of each record."""
+    return [
+        (batch.partition, batch.offset + number, row)
+        for batch in batches
+        for number, row in enumerate(batch.records.to_pylist())
+    ]
+
+
+def fields(state: ServiceState) -> tuple[str, Any]:
+    """Return the class of a service and its fields."""
+    return state.kind, msgspec.msgpack.decode(state.encoded)
+
+
+def read_all(reader: Reader) -> dict[str, Any]:
+    """Return all that the reader of the document finds in a pipeline."""
+    flow = reader.metadata["dataflow"]
+    return {
+        "metadata": of_version_2(reader.metadata),
+        "manifests": {one: of_version_2(reader.manifest(one)) for one in reader.snapshots()},
+        "logs": {
+            log["name"]: reader.records(reader.metadata, log["name"], 0, reader.tail(log["name"]))
+            for log in flow["logs"]
+        },
+        "in transit": {one: reader.in_transit(one) for one in reader.snapshots()},
+        "states": {one: reader.states(one) for one in reader.snapshots()},
+        "services": {name: reader.service(name) for name in flow["services"]},
+    }
+
+
+def read_with_stillframe(root: Path) -> dict[str, Any]:
+    """Return the same as Stillframe finds it."""
+    pipeline, metadata = Pipeline(root), read_metadata(root)
+    manifests = {str(one.snapshot): one for one in pipeline.snapshots()}
+    return {
+        "metadata": plain(metadata),
+        "manifests": {name: plain(one) for name, one in manifests.items()},
+        "logs": {log.name: rows(pipeline.records(log.name)) for log in metadata.dataflow.logs},
+        "in transit": {
+            name: {
+                (cut.log, cut.target): rows(
+                    pipeline.records(cut.log, snapshot=name, target=cut.target)
+                )
+                for cut in one.channels
+            }
+            for name, one in manifests.items()
+        },
+        "states": {
+            name: {
+                fragment.participant: fragment.service and fields(fragment.service)
+                for fragment in one.fragments
+            }
+            for name, one in manifests.items()
+        },
+        "services": {
+            name: None if found is None else (found[0], fields(found[1]))
+            for name in metadata.dataflow.services
+            for found in [stopped_service(root, metadata, name)]
+        },
+    }
+
+
+def test_the_document_suffices(root: Path) -> None:
+    """Metadata, manifests, logs, records in transit and states are the same."""
+    found = read_all(Reader(root))
+    assert found == read_with_stillframe(root)
+    assert any(found["logs"].values())
+    in_transit = [records for one in found["in transit"].values() for records in one.values()]
+    assert any(in_transit) == (root.name == "shop.pipeline")
+
+
+@pytest.mark.parametrize("name", [PIPELINES[0], PIPELINES[2]])
+def test_the_document_says_how_to_find_damage(name: str, tmp_path: Path) -> None:
+    """A changed byte of any file that the reader opens is found; it opens all but locks, those of
+    former epochs and for display, and what no timeline reaches."""
+    root = shutil.copytree(recording.HERE / name, tmp_path / "shop.pipeline")
+    untouched = set()
+    for path in sorted(path for path in root.rglob("*.*") if path.suffix != ".lock"):
+        content = path.read_bytes()
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        try:
+            read_all(Reader(root))
+        except NotReadable:
+            pass
+        else:
+            untouched.add(path.relative_to(root).as_posix())
+        path.write_bytes(content)
+    assert untouched == {
+        "last-snapshot.json",
+        *(f"participants/epoch-1/{one}.json" for one in ("books", "till", "positions/books")),
+        "participants/epoch-2/positions/books.json",
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pipeline.json",
+        "participants/epoch-2/books.json",
+        *(f"channels/sales/epoch-2/0000000000000000000{number}.json" for number in (4, 5)),
+        "snapshots/shop-5/manifest.json",
+    ],
+)
+def test_no_changed_byte_of_a_sealed_file_is_overlooked(name: str, tmp_path: Path) -> None:
+    """Each of them, of one file of each kind."""
+    content = (recording.DATA_2 / "shop.pipeline" / name).read_bytes()
+    for number, changed in enumerate(each_changed(content)):
+        (path := tmp_path / f"{number % 8}.json").write_bytes(changed)
+        with pytest.raises(NotReadable, match="changed"):
+            Reader.unseal(path, "format")
+
+
+def test_no_changed_byte_of_a_data_file_is_overlooked(tmp_path: Path) -> None:
+    """Each of them, of the file of one entry."""
+    directory = recording.DATA_2 / "shop.pipeline/channels/sales/epoch-2"
+    entry = Reader.unseal(directory / "00000000000000000004.json", ENTRY)
+    (file,) = entry["content"]["files"]
+    content = content_of(directory / "data" / file["name"], file["checksum"])
+    for changed in each_changed(content):
+        (path := tmp_path / "changed.parquet").write_bytes(changed)
+        with pytest.raises(NotReadable, match="changed"):
+            content_of(path, file["checksum"])
+
+
+def each_changed(content: bytes) -> Iterator[bytes]:
+    """Yield bytes with a bit of each of them changed in turn."""
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        yield bytes(changed)
+
+
+def test_the_reader_needs_nothing_of_stillframe() -> None:
+    """Only Python and pyarrow are loaded with it."""
+    code = (
+        "import sys; import tests.pipeline.format_reader; "
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"stillframe", "msgspec"} & {*done.stdout.split()}
