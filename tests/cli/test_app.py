@@ -228,6 +228,13 @@ def test_commands_are_those_of_the_design() -> None:
     assert {name: [*root.commands[name].commands] for name in GROUPS} == GROUPS
 
 
+def test_the_help_of_a_narrow_terminal_is_whole() -> None:
+    """No description of a command or group ends in dots, however little room there is."""
+    root: Any = typer.main.get_command(app)
+    for command in root.commands.values():
+        assert command.get_short_help_str(10) == command.get_short_help_str(200)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_help_of_a_group_says_what_it_needs(group: str, call: Call) -> None:
     """Spark and Java for stores and logs, and nothing for the others."""

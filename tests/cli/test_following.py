@@ -22,6 +22,7 @@ from typer.testing import Result
 
 pytest.importorskip("pyspark", reason="needs PySpark")
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -271,26 +272,47 @@ def test_the_time_to_follow_begins_when_it_does(
 
 
 class Failing(Query):
-    """A query that ends with an error."""
+    """A query of which a method fails, after a signal came or without one."""
 
-    def __init__(self, stop: follow.Stop, *, is_interrupted: bool) -> None:
+    def __init__(self, stop: follow.Stop, method: str, error: Exception, *, is_asked: bool) -> None:
         super().__init__(begins_s=1)
         self._stop = stop
-        self._is_interrupted = is_interrupted
+        self._is_asked = is_asked
+        self._errors = {method: error}
 
     def awaitTermination(self, timeout: float) -> bool:  # noqa: N802 - Spark's
-        """Fail, perhaps because Ctrl-C came to those who work for it."""
-        self._stop.is_asked = self._is_interrupted
-        raise StreamingQueryException("it needs them")
+        """Let the time go by until the signal comes."""
+        self._stop.is_asked = self._is_asked
+        return self._fail("awaitTermination")
+
+    def stop(self) -> None:
+        """Stop, or fail."""
+        self._fail("stop")
+
+    def _fail(self, method: str) -> bool:
+        if method in self._errors:
+            raise self._errors[method]
+        return True
 
 
-def test_a_query_that_ctrl_c_ends_has_not_failed() -> None:
-    """Ctrl-C comes to all processes of a terminal; any other end of them is told."""
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("awaitTermination", StreamingQueryException("it needs them")),
+        ("awaitTermination", Py4JNetworkError("Answer from Java side is empty")),
+        ("stop", Py4JError("Cannot call methods on a stopped SparkContext.")),
+    ],
+)
+def test_a_query_that_a_signal_ends_has_not_failed(method: str, error: Exception) -> None:
+    """Ctrl-C comes to all processes of a terminal, and SIGTERM to Java, too, if systemd sends it;
+    any other end of them is told."""
     stop = follow.Stop()
-    follow._wait(cast(StreamingQuery, Failing(stop, is_interrupted=True)), None, stop)
+    query: Any = Failing(stop, method, error, is_asked=True)
+    follow._wait(query, None, stop)
     stop = follow.Stop()
-    with pytest.raises(StreamingQueryException):
-        follow._wait(cast(StreamingQuery, Failing(stop, is_interrupted=False)), None, stop)
+    query = Failing(stop, method, error, is_asked=False)
+    with pytest.raises(type(error)):
+        follow._wait(query, None, stop)
 
 
 class Follower:

@@ -53,7 +53,7 @@ def _first_argument(args: list[str]) -> str:
 
 def _group(name: str, words: str, group: type[TyperGroup] = TyperGroup) -> typer.Typer:
     made = typer.Typer(help=words, no_args_is_help=True, rich_markup_mode=None, cls=group)
-    app.add_typer(made, name=name)
+    app.add_typer(made, name=name, short_help=f"{words.partition('.')[0]}.")
     return made
 
 

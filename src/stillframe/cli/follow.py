@@ -138,28 +138,31 @@ def _wait(
 ) -> None:
     """Wait until the query ends, its time has passed, or `stop` is set.
 
-    Ctrl-C reaches the processes that evaluate, too. That the query fails without them is no error
-    then, and Spark regards their tasks as not done.
+    Ctrl-C reaches the processes that evaluate, too, and SIGTERM may reach Java: systemd sends it to
+    all. That the query fails without them is no error then, and Spark regards their tasks as not
+    done.
     """
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - it is there
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - it is there
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
     end = math.inf
     try:
-        while not stop.is_asked and clock() < end:
-            if query.awaitTermination(_POLL_S):
-                break
-            if stop_s is not None and end == math.inf:
-                # The time begins when what was there at first has been judged.
-                status = query.status
-                is_beginning = status["message"].startswith("Initializing")
-                is_waiting = not status["isTriggerActive"] and not is_beginning
-                if is_waiting or query.lastProgress is not None:
-                    end = clock() + stop_s
-    except PySparkException:
+        try:
+            while not stop.is_asked and clock() < end:
+                if query.awaitTermination(_POLL_S):
+                    break
+                if stop_s is not None and end == math.inf:
+                    # The time begins when what was there at first has been judged.
+                    status = query.status
+                    is_beginning = status["message"].startswith("Initializing")
+                    is_waiting = not status["isTriggerActive"] and not is_beginning
+                    if is_waiting or query.lastProgress is not None:
+                        end = clock() + stop_s
+        finally:
+            query.stop()
+    except (Py4JError, PySparkException):
         if not stop.is_asked:
             raise
-    finally:
-        query.stop()
 
 
 def _when(row: Fields) -> tuple[bool, float, int]:
