@@ -24,6 +24,7 @@ from stillframe.store.store import Store
 from tests.analytics import bank
 from tests.analytics.chains import make_chains
 from tests.store import samples
+from tests.store.format_reader import NotReadable, read_compacted
 
 pytestmark = pytest.mark.spark
 
@@ -60,6 +61,8 @@ def check_same(out: Path, store: Path, names: list[str]) -> None:
     """Check that the tables are what the store says of these snapshots."""
     catalog, expected = read_catalog(out), expected_rows(store, names)
     assert catalog.columns.keys() == expected.keys()
+    of_document = {table: sorted(map(repr, rows)) for table, rows in read_compacted(out).items()}
+    assert of_document == expected | {"snapshots": texts(here(out, "snapshots"))}
     for name, rows in expected.items():
         assert texts(here(out, name)) == rows
     for name in (*expected, "snapshots"):
@@ -135,6 +138,20 @@ def test_all_snapshots_become_few_tables_and_more_are_added(
     for name, rows in expected_rows(store, [*names, "P-7", "P-8"]).items():
         assert texts(tables[name].toArrow()) == rows
     assert compact_store(spark, store, out) == compaction.Compaction((), (), second.catalog)
+
+
+def test_the_document_says_how_to_find_damage_to_a_table(three: tuple[Path, Path]) -> None:
+    """A changed byte of any file of this version is found."""
+    _, out = three
+    files = [out / "tables.json", *sorted(version_path(out, 1).rglob("*.parquet"))]
+    assert len(files) > 4
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        with pytest.raises(NotReadable, match="changed"):
+            read_compacted(out)
+        path.write_bytes(content)
+    assert {row["snapshot"] for row in read_compacted(out)["snapshots"]} == {"P1-1", "P1-2"}
 
 
 def test_any_snapshot_can_be_taken_out_and_parts_become_one_before_they_are_many(
@@ -385,6 +402,7 @@ def test_tables_of_version_1_are_read_and_written_again(
     assert here(out, "processes").column_names[0] == "snapshot"
     found = {name: texts(table.toArrow()) for name, table in compacted_tables(spark, out).items()}
     assert found == before
+    assert {name: sorted(map(repr, rows)) for name, rows in read_compacted(out).items()} == before
     compact_store(spark, store, out)
     check_same(out, store, ids)
     assert read_catalog(out).format == FORMAT

@@ -1,4 +1,4 @@
-"""A reader of stores and fragments that was written from ``docs/store-format.md`` alone.
+"""A reader of stores, fragments and compacted tables, written from ``docs/store-format.md`` alone.
 
 It imports nothing of Stillframe: Python, and pyarrow for Parquet.
 """
@@ -28,6 +28,18 @@ FRAGMENT = (
     "format snapshot process epoch run began_from topology moment_s recorded_at completed_at "
     "pause_s capture_s base sent received files"
 )
+TABLES = "format version snapshots columns parts index"
+COLUMNS = {
+    "processes": ["_snapshot", "_process", "_kind", "_encoded"],
+    "channels": "snapshot source target sent_count received_count message_count encoded".split(),
+    "messages": ["_snapshot", "_source", "_target", "_number", "_kind"],
+    "snapshots": (
+        "snapshot sequence epoch initiator initiated_at completed_at published_at pause_s "
+        "capture_s waiting_s publishing_s total_s bytes process_count channel_count message_count "
+        "chain_length bases savepoints is_restore_point topology"
+    ).split(),
+}
+"""The columns of the store in compacted tables; those of keyed fields have the first two."""
 NAMES_OF_VERSION_1 = {
     "parent": "bases",
     "under_way": "pending",
@@ -377,6 +389,37 @@ class Reader:
                     found[row[identity]] = row
                 require(not row["_is_removed"] or process in (bases or {}), f"a key in {link}")
         return [*found.values()]
+
+
+def read_compacted(out: Path) -> dict[str, list[Row]]:
+    """Return the rows of each compacted table, each file with its length, hash and rows."""
+    catalog = unseal(out / "tables.json", TABLES, {})
+    parts, columns = catalog["parts"], catalog["columns"]
+    require("snapshots" not in columns, "a keyed field has the name of the index")
+    index = [] if catalog["index"] is None else [catalog["index"]]
+    every = [({*catalog["snapshots"]}, {"snapshots": index})]
+    every += [({*map(id_of, part["snapshots"])}, part["files"]) for part in parts]
+    tables: dict[str, list[Row]] = {table: [] for table in (*columns, "snapshots")}
+    for snapshots, files in every:
+        require(snapshots <= catalog["snapshots"].keys(), "a part has other snapshots")
+        for table, of_table in files.items():
+            own = COLUMNS.get(table, ["_snapshot", "_process", "_key"])
+            values = columns.get(table, ())[table not in COLUMNS :]  # the first is the key
+            names = [*own, *(column["name"] for column in values)]
+            former = [one.removeprefix("_") if one in own else one for one in names]
+            for file in of_table:
+                path = out / f"v{catalog['version']:06}" / table / file["name"]
+                content = path.read_bytes()
+                require(len(content) == file["bytes"], f"{path} has another length")
+                require(hashlib.sha256(content).hexdigest() == file["hash"], f"{path} changed")
+                rows = pq.read_table(path, partitioning=None)
+                known = [former, names] if catalog["format"] == 1 else [names]
+                require(rows.column_names in known, f"{path} has the columns {rows.column_names}")
+                rows = rows.rename_columns(names)
+                require(rows.num_rows == file["row_count"], f"{path} has {rows.num_rows} rows")
+                require({*rows.column(0).to_pylist()} <= snapshots, f"{path} has other snapshots")
+                tables[table] += rows.to_pylist()
+    return tables
 
 
 class Fragments:
