@@ -4,8 +4,11 @@ It imports nothing of Stillframe: Python, and pyarrow for Parquet.
 """
 
 import base64
+import decimal
 import hashlib
 import itertools
+import json
+import math
 import re
 import zlib
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.store.format_reader import NotReadable, Row, decoded, id_of, require, unseal
+from tests.store.format_reader import EVENTS, NotReadable, Row, decoded, id_of, require, unseal
 
 PIPELINE = "format name dataflow epoch restored_from segments batches starts"
 ENTRY = "format number epoch offsets content"
@@ -58,6 +61,35 @@ def content_of(path: Path, checksum: int) -> bytes:
     content = path.read_bytes()
     require(zlib.crc32(content) == checksum, f"{path} changed")
     return content
+
+
+def partition_of(key: list[Any], count: int) -> int:
+    """Return the partition of a key; its times are integers."""
+    return zlib.crc32(f"[{','.join(map(_json, key))}]".encode()) % count
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        if value == 0 or 1e-5 <= abs(value) < 1e16:
+            digits = f"{decimal.Decimal(repr(value)):f}"
+            return digits if "." in digits else f"{digits}.0"
+        number, exponent = f"{decimal.Decimal(repr(value)).normalize():e}".split("e")
+        return f"{number}e{int(exponent)}"
+    if isinstance(value, bytes):
+        value = base64.b64encode(value).decode()
+    if isinstance(value, decimal.Decimal):
+        value = str(value)
+    return json.dumps(None if isinstance(value, float) else value, ensure_ascii=False)
+
+
+def keys_of(table: pa.Table, columns: list[str]) -> list[list[Any]]:
+    """Return the values of some columns in each row, with times as integers."""
+    found = []
+    for column in (table.column(name) for name in columns):
+        is_time = pa.types.is_temporal(column.type)
+        stored = column.cast(f"int{column.type.bit_width}") if is_time else column
+        found.append(stored.to_pylist())
+    return [list(values) for values in zip(*found, strict=True)]
 
 
 class Reader:
@@ -199,6 +231,10 @@ class Reader:
                 content = pa.BufferReader(content_of(path, file["checksum"]))
                 rows = pq.read_table(content, columns=schema.names).cast(schema)
                 require(rows.num_rows == file["record_count"], f"{path} has {rows.num_rows} rows")
+                described = log_of(document, log)
+                for key in keys_of(rows, described["key"]) if described["key"] else ():
+                    place = partition_of(key, described["partition_count"])
+                    require(place == file["partition"], f"{path} is of another partition")
                 for row in rows.to_pylist():
                     found.append((file["partition"], offsets[file["partition"]], row))
                     offsets[file["partition"]] += 1
@@ -218,6 +254,17 @@ class Reader:
         """Return class and fields of each participant in a snapshot; None of a query."""
         fragments = self.manifest(snapshot)["fragments"]
         return {one["participant"]: state_of(one["service"]) for one in fragments}
+
+    def abandoned(self) -> list[Row]:
+        """Return the abandoned snapshots, the oldest first."""
+        path = self.root / "abandoned.json"
+        found: list[Row] = (
+            self.unseal(path, "format snapshots")["snapshots"] if path.exists() else []
+        )
+        for one in found:
+            known = {"type", *EVENTS["SnapshotAbandoned"].split()}
+            require(one["type"] == "SnapshotAbandoned" and one.keys() == known, f"{path}: {one}")
+        return found
 
     def service(self, name: str) -> tuple[dict[str, int], tuple[str, Any]] | None:
         """Return positions, class and fields of a service that does not run; None if it has not

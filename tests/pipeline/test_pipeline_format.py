@@ -1,7 +1,12 @@
 """A reader that knows nothing but ``docs/pipeline-format.md`` reads what Stillframe reads."""
 
+import datetime
+import decimal
 import json
+import math
+import random
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
-from stillframe.pipeline import LogBatch, Pipeline
+from stillframe.errors import UsageError
+from stillframe.pipeline import LogBatch, Pipeline, channel
+from stillframe.pipeline.coordinator import abandoned_snapshots
+from stillframe.pipeline.log import spread
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
+from stillframe.pipeline.service import join
 from stillframe.pipeline.stopped import stopped_service
 from tests.golden import recording
-from tests.pipeline.format_reader import ENTRY, Reader, content_of
+from tests.golden.systems import Till
+from tests.pipeline.format_reader import ENTRY, Reader, content_of, keys_of, partition_of
 from tests.store.format_reader import NotReadable
 
 PIPELINES = ("data/shop.pipeline", "data/counted.pipeline", "data-2/shop.pipeline")
@@ -113,6 +124,67 @@ def test_the_document_suffices(root: Path) -> None:
     assert any(found["logs"].values())
     in_transit = [records for one in found["in transit"].values() for records in one.values()]
     assert any(in_transit) == (root.name == "shop.pipeline")
+
+
+def some_doubles() -> list[float]:
+    """Return doubles of all sizes, and around the places where another notation begins."""
+    chance = random.Random(3)
+    edges = [sign * 10.0**power for power in range(-8, 24) for sign in (1, -1)]
+    near = [math.nextafter(edge, towards) for edge in edges for towards in (0.0, math.inf)]
+    other: list[float] = [struct.unpack("<d", chance.randbytes(8))[0] for _ in range(500)]
+    return [*edges, *near, *other, 0.0, -0.0, math.inf, -math.inf, math.nan]
+
+
+INSTANTS = [datetime.datetime(2024, 5, 17, 12, second, tzinfo=datetime.UTC) for second in range(20)]
+KEYS: dict[str, tuple[Any, list[Any]]] = {
+    "int": (pa.int64(), [0, -1, 2**63 - 1, -(2**63), None]),
+    "unsigned": (pa.uint64(), [2**64 - 1]),
+    "double": (pa.float64(), some_doubles()),
+    "float": (pa.float32(), [0.1, 1e-5, 1e16, 3.4e38]),
+    "bool": (pa.bool_(), [True, False, None]),
+    "text": (pa.string(), [*map(chr, range(256)), "\u2028", "\U0001f600", "", 'a"b\\c/']),
+    "bytes": (pa.binary(), [b"", b"\0\xff", b"abc"]),
+    "decimal": (pa.decimal128(9, 2), [decimal.Decimal("1.50"), decimal.Decimal(-70000)]),
+    "time": (pa.timestamp("us"), INSTANTS),
+    "instant": (pa.timestamp("ms", "UTC"), INSTANTS),
+    "day": (pa.date32(), [datetime.date(1969, 1, day) for day in range(1, 20)]),
+    "hour": (pa.time64("us"), [datetime.time(hour) for hour in range(20)]),
+}
+
+
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in KEYS), ("int", "text"), ("double", "day")])
+def test_the_partition_of_a_key_is_that_of_the_document(kinds: tuple[str, ...]) -> None:
+    """For values of each type that can be a key."""
+    count = min(len(KEYS[kind][1]) for kind in kinds)
+    table = pa.table({kind: pa.array(KEYS[kind][1][:count], KEYS[kind][0]) for kind in kinds})
+    log = channel(
+        "log", table.schema, source="a", targets=["b"], partition_count=997, key=table.column_names
+    )
+    found = spread(table, log)
+    assert sum(rows.num_rows for _, rows in found) == count
+    for partition, rows in found:
+        for key in keys_of(rows, table.column_names):
+            assert partition_of(key, 997) == partition, key
+
+
+def test_a_nested_column_is_no_key(tmp_path: Path) -> None:
+    """Nothing could be appended to such a channel."""
+    schema = pa.schema({"k": pa.list_(pa.int64())})
+    nested = channel("log", schema, source="a", targets=["b"], partition_count=2, key=["k"])
+    with pytest.raises(UsageError, match="channel log: the key 'k' is of type list"):
+        Pipeline.create(tmp_path / "p", services={"a": Till, "b": Till}, channels=[nested])
+
+
+def test_abandoned_snapshots_are_read_from_the_document_alone(tmp_path: Path) -> None:
+    """None was in the recorded pipelines."""
+    root = shutil.copytree(recording.DATA_2 / "shop.pipeline", tmp_path / "shop.pipeline")
+    assert Reader(root).abandoned() == []
+    with join("till", pipeline=root, state=Till()):
+        Pipeline(root).snapshot("unaligned", timeout_s=0.05)
+    found = Reader(root).abandoned()
+    assert found == plain(abandoned_snapshots(root))
+    (one,) = found
+    assert "till" in one["missing"]
 
 
 @pytest.mark.parametrize("name", [PIPELINES[0], PIPELINES[2]])

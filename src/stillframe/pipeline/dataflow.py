@@ -327,3 +327,10 @@ def _check_log(log: Log, participants: list[str]) -> None:
             f"channel {log.name}: the key {unknown[0]!r} is not a column; the columns are "
             f"{', '.join(columns)}"
         )
+    nested = [name for name in log.key if log.arrow_schema.field(name).type.num_fields]
+    if nested and log.partition_count > 1:
+        raise UsageError(
+            f"channel {log.name}: the key {nested[0]!r} is of type "
+            f"{log.arrow_schema.field(nested[0]).type}: choose columns of numbers, text, bytes or "
+            "times"
+        )
