@@ -54,7 +54,7 @@ PHRASES = re.compile(
     r"|of its own|of ours|of yours|is told|are told|was told|said to be|know(?:s)? of|see to"
     r"|go(?:es)? (?:on|back)|going (?:on|back)|(?:come|comes|came) back|came in|(?:is|are) gone"
     r"|on its way|under way|giv(?:e|es|en) up|take(?:s)? (?:back|turns)|taken back"
-    r"|stands? still|stood still|afresh|anew|beside|for ever)\b",
+    r"|stands? still|stood still|afresh|anew|beside|for ever|(?:messages|records) on channels)\b",
     re.IGNORECASE,
 )
 """Phrases for which plain English has a role, a technical verb or a shorter construction."""

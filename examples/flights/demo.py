@@ -109,14 +109,14 @@ class Run:
         """Return whether the pipeline has finished: all flights are replayed, and no channel has
         records. Once true in one consistent snapshot, it stays true.
 
-        An aligned snapshot never has records on channels, so it cannot tell.
+        An aligned snapshot never has records in transit, so it cannot tell.
         """
         replayed = service_state(manifest, "feed", Replay).flight_count
         is_quiet = manifest.mode is Mode.UNALIGNED and manifest.record_count == 0
         return is_quiet and replayed == self._flight_count
 
     def is_under_way(self, manifest: Manifest) -> bool:
-        """Return whether enough was replayed for the kill, with records on channels."""
+        """Return whether enough was replayed for the kill, with records in transit."""
         replayed = service_state(manifest, "feed", Replay).flight_count
         if replayed == self._flight_count:
             return True
@@ -134,7 +134,7 @@ def line_of(manifest: Manifest) -> str:
     books = service_state(manifest, "compensation", Books)
     return (
         f"{manifest.snapshot!s:<10} {manifest.mode!s:<9} {latency_s(manifest):5.2f} s   "
-        f"{replay.flight_count:>7,} flights   {manifest.record_count:>7,} records on channels   "
+        f"{replay.flight_count:>7,} flights   {manifest.record_count:>7,} records in transit   "
         f"{books.total:>10,} EUR booked"
     )
 
@@ -183,7 +183,7 @@ def run_broken(run: Run, console: Console) -> Manifest:
         run.findings.restore_s = time.monotonic() - began
         console.print(
             f"\n[bold]restored {restored.snapshot}[/bold] in {run.findings.restore_s:.2f} s, with "
-            f"{restored.record_count:,} records on channels"
+            f"{restored.record_count:,} records in transit"
         )
         run.start()
         return run.take_snapshots(run.is_finished)
@@ -271,7 +271,7 @@ def _print_figures(console: Console, run: Run, took_s: float) -> None:
         caught = [manifest.record_count for manifest in taken]
         console.print(
             f"  {mode!s:<9}  {len(taken)} snapshots in {_range([latency_s(m) for m in taken])}, "
-            f"{min(caught):,} to {max(caught):,} records on channels",
+            f"{min(caught):,} to {max(caught):,} records in transit",
             highlight=False,
             soft_wrap=True,
         )

@@ -2,7 +2,7 @@
 
 ``differences`` says in words how the topologies differ. Recorded fields keep their values, under a
 new name if the class says so (``renamed``); a new field gets its initial value in the topology, and
-a removed field is reported as lost. Messages on channels are encoded again for their current
+a removed field is reported as lost. Messages in transit are encoded again for their current
 classes; if one cannot be read any more, the snapshot is refused. Counts are kept, so that the books
 of the new snapshot balance like those of the old.
 

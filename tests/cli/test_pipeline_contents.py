@@ -25,8 +25,7 @@ def test_states_and_books_are_shown(call: Call, shop: Pipeline) -> None:
     assert "sales till books 3 1 2 0" in lines
     assert "totals books audit 1 1 0 0" in lines
     assert (
-        "snapshot shop-1: aligned (books unaligned), epoch 1, 2 records on channels"
-        in result.stderr
+        "snapshot shop-1: aligned (books unaligned), epoch 1, 2 records in transit" in result.stderr
     )
 
 

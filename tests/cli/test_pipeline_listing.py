@@ -21,7 +21,7 @@ def rows_of(stdout: str) -> list[list[str]]:
 
 
 def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
-    """Id, name, timeline, mode and epoch; records on channels; size of the checkpoints. Who
+    """Id, name, timeline, mode and epoch; records in transit; size of the checkpoints. Who
     recorded unaligned in an aligned snapshot, because nothing runs, is named."""
     shop.snapshot()
     commit(shop, 0, 0)

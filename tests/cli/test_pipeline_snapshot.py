@@ -27,10 +27,10 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_snapshot_is_taken_and_described(call: Call, shop: Pipeline) -> None:
-    """The id goes to stdout; mode, epoch, records on channels and times to stderr."""
+    """The id goes to stdout; mode, epoch, records in transit and times to stderr."""
     result = call("pipeline", "snapshot", shop.path, "--mode", "unaligned")
     assert (result.exit_code, result.stdout) == (0, "shop-1\n")
-    assert "snapshot shop-1: unaligned, epoch 1, 3 records on channels, recorded" in result.stderr
+    assert "snapshot shop-1: unaligned, epoch 1, 3 records in transit, recorded" in result.stderr
     assert "published after" in result.stderr
     assert "twice" not in result.stderr
 

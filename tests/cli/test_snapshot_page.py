@@ -37,7 +37,7 @@ def test_a_snapshot_becomes_a_page(call: Call, money: Path, tmp_path: Path) -> N
     """What ``show --json`` prints is in it; without a name it is the newest."""
     result = call("view", money, "--snapshot", "A-1", "--out", tmp_path / "a.html")
     assert result.exit_code == 0, result.output
-    assert re.search(r"a\.html: snapshot A-1 of 2 processes, 5 messages caught", result.stderr)
+    assert re.search(r"a\.html: snapshot A-1 of 2 processes, 5 messages in transit", result.stderr)
     document = document_in(tmp_path / "a.html")
     shown = json.loads(call("show", money, "A-1", "--json").stdout)
     assert document["kind"] == "snapshot"

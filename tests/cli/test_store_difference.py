@@ -43,7 +43,7 @@ CANNED = Difference(
     ),
     messages=frame(
         *(
-            {"source": "A", "target": "B", "number": 15, "caught": side}
+            {"source": "A", "target": "B", "number": 15, "side": side}
             | {"kind": "Coin", "message": f'{{"amount":{amount}}}'}
             for amount, side in enumerate(SIDES, 1)
         )
@@ -66,8 +66,8 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 
 
 def test_what_differs_is_shown_as_diff_does(call: Call, money: Path, find: Find) -> None:
-    """Fields, keys, channels, and the messages that only one caught; of many keys the first, which
-    is said; exit 1 as for 'diff'."""
+    """Fields, keys, channels, and messages in transit in only one; of many keys the first, which is
+    said; exit 1 as for 'diff'."""
     find(CANNED)
     result = call("store", "diff", money, "A-1", "A-3")
     assert result.exit_code == 1, result.output
@@ -143,7 +143,7 @@ def test_spark_finds_what_differs(call: Call, money: Path, find: Find, tmp_path:
         ("removed", '"k2"', "2", None),
     ]
     assert [(row["only_before"], row["only_after"]) for row in found["channels"]] == [(1, 1)]
-    assert [(row["caught"], row["message"]) for row in found["messages"]] == [
+    assert [(row["side"], row["message"]) for row in found["messages"]] == [
         ("after", '{"at":2}'),
         ("before", '{"at":1}'),
     ]

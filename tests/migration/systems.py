@@ -61,7 +61,7 @@ def snapshot_of(
     fields: dict[ProcessId, dict[str, Any]] | None = None,
     messages: dict[tuple[ProcessId, ProcessId], list[Any]] | None = None,
 ) -> Snapshot:
-    """Return a snapshot: each process as it starts but for `fields`, these messages on channels."""
+    """Return a snapshot: each process as it starts but for `fields`, these messages in transit."""
     states = []
     for name, kind in topology.description.processes.items():
         start = topology.processes[name]

@@ -218,7 +218,7 @@ class Chaos:
                 if isinstance(error, UsageError) and not entry.directory.exists():
                     continue  # it was let go meanwhile
                 raise
-            self.done["messages caught"] += check_snapshot(snapshot)
+            self.done["messages in transit"] += check_snapshot(snapshot)
             self.done["snapshots checked"] += 1
             self.checked.add(str(entry.id))
 

@@ -52,7 +52,7 @@ shops = Topology.mesh({f"S{number}": Shop() for number in range(1, SHOP_COUNT + 
 
 
 def check_snapshot(snapshot: Snapshot) -> int:
-    """Check one snapshot against what the shops counted; return how many messages it caught.
+    """Check one snapshot against what the shops counted; return how many are in transit.
 
     The money is all there, every account too.
     """

@@ -110,7 +110,7 @@ class Soak:
         assert not isinstance(outcome, Abandoned), str(outcome)
         self.check(outcome)
         self.done["snapshots"] += 1
-        self.done["records on channels"] += outcome.record_count
+        self.done["records in transit"] += outcome.record_count
 
     def check(self, manifest: Manifest) -> None:
         """Check that the states of the services say what the books of the channels say."""

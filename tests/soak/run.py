@@ -94,7 +94,7 @@ class Soak:
             assert not isinstance(outcome, Abandoned), str(outcome)
             caught = check_snapshot(await asyncio.to_thread(self.store.load, outcome.id))
             self.done["snapshots"] += 1
-            self.done["messages caught"] += caught
+            self.done["messages in transit"] += caught
 
     async def kill(self, system: Supervisor, moment: str) -> None:
         """Kill -9 one process at a random moment of one kind; wait until the system is back."""

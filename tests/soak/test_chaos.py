@@ -25,9 +25,15 @@ def test_money_and_history_survive_everything_that_goes_wrong(seed: int, figure:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     done = dict(line.split(": ") for line in run.stdout.splitlines() if ": " in line)
-    for name in ("the supervisor killed", "both killed", "takeovers", "epochs", "messages caught"):
+    for name in (
+        "the supervisor killed",
+        "both killed",
+        "takeovers",
+        "epochs",
+        "messages in transit",
+    ):
         figure(name, done[name])
     assert int(done["the supervisor killed"]) + int(done["both killed"]) >= 2
     assert int(done["takeovers"]) > 0, "no system outlived its supervisor: this showed nothing"
     assert int(done["epochs"]) > 1, "no system went back: this showed nothing"
-    assert int(done["messages caught"].replace(",", "")) > 0, "no channel ever held a message"
+    assert int(done["messages in transit"].replace(",", "")) > 0, "no channel ever held a message"

@@ -20,9 +20,11 @@ def test_money_and_messages_survive_kills_at_random_moments(seed: int, figure: F
     run = soak(seed, snapshot_count=SNAPSHOT_COUNT, kill_count=KILL_COUNT)
     figure("snapshots", run.done["snapshots"])
     figure("kills", KILL_COUNT)
-    figure("messages caught", run.done["messages caught"])
+    figure("messages in transit", run.done["messages in transit"])
     assert run.done["snapshots"] >= SNAPSHOT_COUNT
     assert run.done["verified"] >= run.done["snapshots"]
-    assert run.done["messages caught"] > 0, "no channel ever held a message: this showed nothing"
+    assert run.done["messages in transit"] > 0, (
+        "no channel ever held a message: this showed nothing"
+    )
     assert run.done["overlapping"] > 0, "no two snapshots were pending at once"
     assert {m for m in MOMENTS if run.done[f"kills: {m}"]} == set(MOMENTS)

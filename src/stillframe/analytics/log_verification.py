@@ -193,7 +193,7 @@ def verify(pieces: DataFrame, published: DataFrame | None = None) -> DataFrame:
         are ``epoch``, ``snapshot`` and ``verdict``: ``consistent``, ``inconsistent`` (the rules
         were broken, or the log is not true) or ``incomplete`` (not completed, or the log lacks
         something). ``event_count`` are the actions inside the cut, ``message_count`` the messages
-        on channels, and ``missing`` the processes that did not record, or have no log. ``faults``
+        in transit, and ``missing`` the processes that did not record, or have no log. ``faults``
         and ``gaps`` are the first few, as structs of source, target, what, first, last and count;
         ``fault_count`` counts all.
 

@@ -46,7 +46,7 @@ class Difference(msgspec.Struct, frozen=True):
         channels: source, target, and before and after `sent_count`, `received_count`,
             `message_count`; and `only_before`, `only_after`: how many messages are in transit in
             only one.
-        messages: source, target, number, `caught` (``before`` or ``after``), kind, message: those
+        messages: source, target, number, `side` (``before`` or ``after``), kind, message: those
             in transit in only one.
     """
 
@@ -162,14 +162,14 @@ def _messages(both: FullSnapshots, sides: _Sides) -> DataFrame:
     place = [*_CHANNEL, "number"]
     contents = [_contents(rows, side, kinds) for side in sides]
     differing = _differing(functools.reduce(DataFrame.union, contents), place, sides)
-    caught = [
+    sides_of = [
         F.when(
             F.col(one.side).isNotNull(),
-            F.struct(F.lit(one.side).alias("caught"), f"{one.side}.kind", f"{one.side}.message"),
+            F.struct(F.lit(one.side).alias("side"), f"{one.side}.kind", f"{one.side}.message"),
         )
         for one in sides
     ]
-    return differing.select(*place, F.inline(F.array_compact(F.array(*caught))))
+    return differing.select(*place, F.inline(F.array_compact(F.array(*sides_of))))
 
 
 def _contents(rows: DataFrame, side: _Side, kinds: dict[str, str]) -> DataFrame:
@@ -194,7 +194,7 @@ def _channels(counts: DataFrame, messages: DataFrame, sides: _Sides) -> DataFram
         )
     )
     only = messages.groupBy(*_CHANNEL).agg(
-        *(F.count_if(F.col("caught") == one.side).alias(f"only_{one.side}") for one in sides)
+        *(F.count_if(F.col("side") == one.side).alias(f"only_{one.side}") for one in sides)
     )
     # A channel that one of them does not have, after a change of code, has carried nothing there.
     filled = both.join(only, list(_CHANNEL), "left").fillna(0)

@@ -227,7 +227,7 @@ def _find_difference(
             "fields": made.fields.orderBy("process", "field"),
             "keys": made.keys.orderBy("process", "field", "change", "key"),
             "channels": made.channels.orderBy("source", "target"),
-            "messages": made.messages.orderBy("source", "target", "number", "caught"),
+            "messages": made.messages.orderBy("source", "target", "number", "side"),
         }
         rows = {
             name: [row.asDict() for row in frame.toLocalIterator()]
@@ -260,12 +260,12 @@ def _put_difference(found: Fields, before: str, after: str) -> None:
     )
     _put_rows(
         "messages in transit in only one",
-        ("channel", "number", "caught by", "kind", "message"),
+        ("channel", "number", "in transit in", "kind", "message"),
         (
             {
                 "channel": f"{row['source']}->{row['target']}",
                 "number": str(row["number"]),
-                "caught": sides[row["caught"]],
+                "in transit in": sides[row["side"]],
                 "kind": row["kind"],
                 "message": row["message"],
             }

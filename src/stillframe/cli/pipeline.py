@@ -60,7 +60,7 @@ PipelinePath = Annotated[
 MODE = typer.Option(
     Mode.ALIGNED,
     help="When participants record. With aligned, they first wait for the barriers of all "
-    "channels. With unaligned, they record at once, with the records on channels. With "
+    "channels. With unaligned, they record at once, with the records in transit. With "
     "at-least-once, nothing is delayed, but a restore delivers some records twice.",
 )
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
@@ -187,7 +187,7 @@ def published(manifest: Manifest) -> str:
     doubled = f"; {twice(manifest)}" if manifest.duplicate_count else ""
     return (
         f"{kind} {manifest.snapshot}: {manifest.mode_words}, epoch {manifest.epoch}, "
-        f"{quantities.count(manifest.record_count, 'record')} on channels, recorded in "
+        f"{quantities.count(manifest.record_count, 'record')} in transit, recorded in "
         f"{quantities.duration(manifest.completed_at - manifest.initiated_at)}, published after "
         f"{quantities.duration(manifest.published_at - manifest.initiated_at)}{doubled}"
     )
@@ -354,7 +354,7 @@ def list_snapshots(path: PipelinePath) -> None:
         "published": lambda manifest: quantities.moment(manifest.published_at),
         "epoch": lambda manifest: str(manifest.epoch),
         "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
-        "on channels": attrgetter("record_count"),
+        "in transit": attrgetter("record_count"),
         "duplicates": attrgetter("duplicate_count"),
         "size": lambda manifest: quantities.size(manifest.bytes),
     }

@@ -66,7 +66,7 @@ def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str
     if suffix == SUFFIX:
         document = documents.snapshot_document(store, snapshot, log=log)
         output.say(*(f"{_CONTRADICTS}{one}" for one in document["contradictions"]))
-        return _page(document, snapshot, path, "process", "message", "caught")
+        return _page(document, snapshot, path, "process", "message", "in transit")
     cut = cut_diagram.load(store.load(snapshot), log)
     output.say(*(f"{_CONTRADICTS}{one}" for one in cut.contradictions))
     for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
@@ -90,7 +90,7 @@ def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, 
     document = documents.pipeline_snapshot_document(
         manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
     )
-    return _page(document, manifest.snapshot, path, "participant", "record", "on channels")
+    return _page(document, manifest.snapshot, path, "participant", "record", "in transit")
 
 
 def _chosen(store: Store, name: str | None) -> SnapshotId:

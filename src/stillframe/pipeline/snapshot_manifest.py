@@ -193,7 +193,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def record_count(self) -> int:
-        """How many records were on channels."""
+        """How many records were in transit."""
         return sum(channel.record_count for channel in self.channels)
 
     @property

@@ -364,7 +364,7 @@ COVERAGE: Mapping[str, Callable[[Epoch, Description], object]] = {
         epoch, Reason.PROCESS_DIED
     ),
     "the system was restored from a snapshot": lambda epoch, _: epoch.start is not None,
-    "messages recorded on channels were received again": lambda epoch, _: (
+    "messages in transit were received again": lambda epoch, _: (
         epoch.start is not None and epoch.start.state.message_count
     ),
     "the system was started again from its beginning": lambda epoch, _: (

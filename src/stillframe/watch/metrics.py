@@ -132,7 +132,7 @@ SNAPSHOTS = {
         "seconds", "The longest time until the fragment of a process was encoded.", _DURATIONS_S
     ),
     "snapshot_size_bytes": _histogram("bytes", "All its Parquet files together.", _BYTES),
-    "snapshot_messages": _histogram("messages", "Recorded on channels.", _COUNTS),
+    "snapshot_messages": _histogram("messages", "In transit.", _COUNTS),
     "last_snapshot_number": _gauge("number", _LAST),
     "last_snapshot_timestamp_seconds": _gauge("seconds", "When it was complete, since 1970."),
     "last_snapshot_duration_seconds": _gauge("seconds", _LAST),
@@ -146,7 +146,7 @@ SNAPSHOTS = {
 PREDICATES = {
     "predicate_holds": _flag("Its value in the last evaluated snapshot.", "predicate"),
     "conserved_amount": _gauge("as declared", "In the last evaluated snapshot.", "quantity"),
-    "conserved_in_channels_amount": _gauge("as declared", "Of that, on channels.", "quantity"),
+    "conserved_in_channels_amount": _gauge("as declared", "Of that, in transit.", "quantity"),
     "evaluated_snapshot_number": _gauge("number", "Of the last evaluated snapshot."),
     "evaluated_snapshot_timestamp_seconds": _gauge("seconds", "When it was complete, since 1970."),
 }
@@ -300,7 +300,7 @@ _FIGURES: dict[str, Callable[[SnapshotEntry], Number]] = {
 
 
 class SystemCounters:
-    """The counts since a system is watched: its new snapshots, and messages on channels."""
+    """The counts since a system is watched: its new snapshots, and messages in transit."""
 
     def __init__(self) -> None:
         self._last: SnapshotEntry | None = None

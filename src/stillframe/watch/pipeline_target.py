@@ -254,5 +254,5 @@ def _published_sentence(manifest: Manifest) -> str:
         f"{kind} {manifest.snapshot} was recorded in "
         f"{manifest.completed_at - manifest.initiated_at:.2f} s and published after "
         f"{manifest.published_at - manifest.initiated_at:.2f} s, with {count:,} "
-        f"record{'' if count == 1 else 's'} on channels"
+        f"record{'' if count == 1 else 's'} in transit"
     )

@@ -50,7 +50,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "stillframe.snapshot.reason": "Why it was abandoned: `deadline`, `process_died`, ...",
         "stillframe.snapshot.missing": "Whose fragments were missing when it was abandoned.",
         "stillframe.snapshot.bytes": "All its Parquet files together.",
-        "stillframe.snapshot.messages": "How many messages were recorded on channels.",
+        "stillframe.snapshot.messages": "How many messages were in transit.",
         "stillframe.snapshot.pause_s": "The longest pause of any process.",
         "stillframe.snapshot.capture_s": "The longest time until the fragment of a process was "
         "encoded.",

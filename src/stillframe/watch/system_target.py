@@ -361,4 +361,4 @@ class SystemTarget(Target):
 def _published_sentence(entry: SnapshotEntry) -> str:
     caught = f"{entry.message_count:,} message{'' if entry.message_count == 1 else 's'}"
     duration_ms = (entry.completed_at - entry.initiated_at) * 1000
-    return f"snapshot {entry.id} was taken in {duration_ms:.1f} ms, with {caught} on channels"
+    return f"snapshot {entry.id} was taken in {duration_ms:.1f} ms, with {caught} in transit"

@@ -24,7 +24,7 @@ export class SnapshotList {
     this.status = make("p", { class: "action-status", role: "status" });
     this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older snapshots");
     const heads = this.isPipeline
-      ? ["snapshot", "published", "recorded in", "published after", "on channels", "size", "mode", "savepoint", "actions"]
+      ? ["snapshot", "published", "recorded in", "published after", "in transit", "size", "mode", "savepoint", "actions"]
       : ["snapshot", "ended", "duration", "pause", "in transit", "size", "verdicts", "savepoint", "actions"];
     const table = makeTable({ class: "snapshots" }, heads, this.body);
     this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older);
