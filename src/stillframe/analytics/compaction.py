@@ -28,7 +28,13 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from stillframe import topology as fields
 from stillframe.analytics import verified_parquet
-from stillframe.analytics.full_snapshots import TABLES, FullSnapshots, align_schema, table_schema
+from stillframe.analytics.full_snapshots import (
+    TABLES,
+    FullSnapshots,
+    align_schema,
+    columns_across,
+    table_schema,
+)
 from stillframe.analytics.manifests import Published, is_apart, while_published
 from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
 from stillframe.analytics.verified_parquet import write, write_here
@@ -54,7 +60,6 @@ from stillframe.store.parquet import (
     read_parquet,
 )
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
-from stillframe.store.tables import merged_columns
 
 CATALOG = "tables.json"
 INDEX = "snapshots"
@@ -357,9 +362,11 @@ def _staying(members: dict[str, CatalogMember], keep: int | None, published: Pub
 
 
 def _columns(catalog: Compacted, full: FullSnapshots) -> dict[str, tuple[fields.Column, ...]]:
+    tables = dict.fromkeys((*TABLES, *catalog.columns))
+    folded = {*map(str.casefold, tables)}
     return {
-        name: merged_columns({"": catalog.columns.get(name, ()), "new": full.columns(name)})
-        for name in dict.fromkeys((*TABLES, *catalog.columns, *full.names))
+        name: columns_across((catalog.columns.get(name, ()), full.columns(name)))
+        for name in (*tables, *(name for name in full.names if name.casefold() not in folded))
     }
 
 
@@ -424,7 +431,7 @@ class _Update(msgspec.Struct, frozen=True):
             rows = _rows(self.spark, self.old / table, files, schema)
             rows = rows.where(F.col(schema.names[0]).isin(*self.staying))
             found.append(align_schema(rows, table, self.catalog.columns[table], columns))
-        if table in self.full.names:
+        if self.full.has(table):
             own = self.full.columns(table)
             found.append(align_schema(self.full.table(table), table, own, columns))
         if not found:

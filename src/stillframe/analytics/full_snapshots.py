@@ -7,7 +7,7 @@ can be merged as Spark can sort.
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,6 +70,24 @@ def field_columns(description: Description) -> dict[str, tuple[fields.Column, ..
     }
 
 
+def columns_across(tables: Iterable[Iterable[fields.Column]]) -> tuple[fields.Column, ...]:
+    """Return the columns of tables of several topologies, as ``merged_columns``; those that differ
+    in case alone are one, spelled as in the last."""
+    found = [tuple(columns) for columns in tables]
+    fold = _folding([[column.name for column in columns] for columns in found])
+    columns = [*itertools.chain.from_iterable(found)]
+    spelled = {fold(column.name): column.name for column in columns}
+    named = (fields.Column(spelled[fold(one.name)], one.kind) for one in columns)
+    return merged_columns({"": tuple(named)})
+
+
+def _folding(tables: Iterable[Collection[str]]) -> Callable[[str], str]:
+    """Return what makes equal names equal: without case, unless that would make one of two names
+    that a topology has, as 0.1.0 allowed."""
+    is_unique = all(len({*map(str.casefold, names)}) == len(names) for names in tables)
+    return str.casefold if is_unique else str
+
+
 def rows_of(
     spark: SparkSession, published: Published, snapshots: Sequence[SnapshotId], table: str
 ) -> DataFrame:
@@ -101,7 +119,8 @@ def as_object(columns: Iterable[tuple[fields.Column, Column]]) -> Column:
 
 class FullSnapshots:
     """Some snapshots of a store, each with its full state; all that they are based on exists.
-    `is_chained`: any is incremental; `names` are those of all tables."""
+    `is_chained`: any is incremental; `names` are those of all tables. Code that changed can have
+    renamed a field by its case alone, which SQL ignores: the tables have the newest spelling."""
 
     def __init__(
         self, spark: SparkSession, published: Published, snapshots: Collection[SnapshotId]
@@ -110,27 +129,35 @@ class FullSnapshots:
         self._spark = spark
         self._published = published
         self._by_topology = published.by_topology(snapshots)
-        self._columns = {
+        described = {
             topology: field_columns(published.head.described[topology])
             for topology in self._by_topology
         }
+        self._fold = _folding(described.values())
+        self._columns = {
+            topology: {self._fold(name): columns for name, columns in tables.items()}
+            for topology, tables in described.items()
+        }
         self.is_chained = any(published.manifests[snapshot].bases for snapshot in snapshots)
-        self.names = tuple(dict.fromkeys(itertools.chain.from_iterable(self._columns.values())))
+        names = itertools.chain.from_iterable(described.values())
+        self.names = tuple({self._fold(name): name for name in names}.values())
 
     @property
     def keyed_names(self) -> tuple[str, ...]:
         """The names of the tables of keyed fields, such as ``Account_owners``."""
         return tuple(name for name in self.names if name not in TABLES)
 
+    def has(self, name: str) -> bool:
+        """Return whether there is such a table."""
+        return any(self._fold(name) in tables for tables in self._columns.values())
+
     def columns(self, name: str) -> tuple[fields.Column, ...]:
         """Return the columns of a table that hold fields, in all topologies."""
-        return merged_columns(
-            {topology: columns.get(name, ()) for topology, columns in self._columns.items()}
-        )
+        return columns_across(tables.get(self._fold(name), ()) for tables in self._columns.values())
 
     def table(self, name: str) -> DataFrame:
         """Return a row for each process, channel, message or key of each snapshot."""
-        if name not in self.names:
+        if not self.has(name):
             raise UsageError(f"there is no table {name!r}; there are {', '.join(self.names)}")
         wanted = self.columns(name)
         parts = []
@@ -141,13 +168,14 @@ class FullSnapshots:
                 rows = self.keyed_rows(topology, table)
             else:
                 continue
-            parts.append(align_schema(rows, name, self._columns[topology][name], wanted))
+            own = self._columns[topology][self._fold(name)]
+            parts.append(align_schema(rows, name, own, wanted))
         return functools.reduce(DataFrame.unionByName, parts)
 
     def keyed(self, topology: str, name: str) -> KeyedTable | None:
         """Return the table of a keyed field in the topology with that hash, if it is there."""
         tables = keyed_tables(self._published.head.described[topology])
-        return next((table for table in tables if table.name == name), None)
+        return next((t for t in tables if self._fold(t.name) == self._fold(name)), None)
 
     def keyed_rows(
         self, topology: str, table: KeyedTable, *, only_changed: bool = False
@@ -210,16 +238,19 @@ def align_schema(
 ) -> DataFrame:
     """Return the rows of a table, whose fields are in the columns `own`, with those `wanted`; of
     another kind is a column where several classes meet."""
-    kinds = {column.name: column.kind for column in own}
+    own, wanted = tuple(own), tuple(wanted)
+    fold = _folding([[column.name for column in columns] for columns in (own, wanted)])
+    known = {fold(column.name): column for column in own}
 
     def value(column: fields.Column) -> Column:
-        if column.name not in kinds:
+        former = known.get(fold(column.name))
+        if former is None:
             return F.lit(None).cast(from_arrow_type(ARROW_TYPES[column.kind]))
-        found, kind = rows[f"`{column.name}`"], kinds[column.name]
-        if kind == column.kind:
+        found = rows[f"`{former.name}`"]
+        if former.kind == column.kind:
             return found
         if column.kind == "json":
-            return F.when(found.isNotNull(), as_json(found, kind))
+            return F.when(found.isNotNull(), as_json(found, former.kind))
         return found.cast("double")
 
     return rows.select(
