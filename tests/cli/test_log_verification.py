@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stillframe.cli.records import why
 from stillframe.store.manifest import Manifest, read_manifest
 from stillframe.store.sealed_json import seal
 from stillframe.store.snapshot_directory import record_of
@@ -282,3 +283,9 @@ def test_a_directory_without_a_log_is_refused(call: Call, tmp_path: Path) -> Non
     result = call("log", "verify", tmp_path)
     assert result.exit_code == 2
     assert "holds no event log" in result.stderr
+
+
+def test_processes_are_named_in_natural_order() -> None:
+    """P2 comes before P10."""
+    row = {"faults": [], "gaps": [], "missing": ["P10", "P2"], "snapshot": None}
+    assert why(row) == "P2, P10 has no log"
