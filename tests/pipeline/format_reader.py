@@ -232,7 +232,9 @@ class Reader:
                 rows = pq.read_table(content, columns=schema.names).cast(schema)
                 require(rows.num_rows == file["record_count"], f"{path} has {rows.num_rows} rows")
                 described = log_of(document, log)
-                for key in keys_of(rows, described["key"]) if described["key"] else ():
+                is_of_service = described["source"] in document["dataflow"]["services"]
+                columns = described["key"] if is_of_service else []
+                for key in keys_of(rows, columns) if columns else ():
                     place = partition_of(key, described["partition_count"])
                     require(place == file["partition"], f"{path} is of another partition")
                 for row in rows.to_pylist():
