@@ -122,7 +122,7 @@ def compare(system: Execution) -> Counter[str]:
         if isinstance(outcome, Snapshot):
             compare_whole(system, outcome, truth)
             seen["complete"] += 1
-            seen["caught messages"] += outcome.state.message_count
+            seen["messages in transit"] += outcome.state.message_count
             seen["channels not empty"] += sum(bool(s.batches) for s in outcome.state.channels)
             seen["abandoned too late"] += snapshot in given_up
             seen["never occurred"] += truth.white != happened[: len(truth.white)]
@@ -172,7 +172,7 @@ def compare_executions(execution_count: int) -> Counter[str]:
 def test_the_recorder_agrees_with_the_oracle() -> None:
     """Any graph, any interleaving, overlapping and abandoned snapshots: which are complete, and
     every phase, marker, state, count and message. What is worth looking at is among them."""
-    assert compare_executions(300)["caught messages"] > 300
+    assert compare_executions(300)["messages in transit"] > 300
 
 
 @pytest.mark.nightly(part="simulator", only=True)
@@ -182,7 +182,7 @@ def test_the_recorder_agrees_with_the_oracle_at_scale(figure: Figure) -> None:
     seen = compare_executions(50_000)
     for what, count in seen.items():
         figure(what, f"{count:,}")
-    assert seen["caught messages"] > 50_000
+    assert seen["messages in transit"] > 50_000
 
 
 @pytest.mark.nightly(part="simulator")
