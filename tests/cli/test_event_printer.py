@@ -53,11 +53,11 @@ def published(number: int, epoch: int = 1) -> events.SnapshotPublished:
                 "state 1.00 s, connections 250 ms)"
             ),
         ),
-        (events.AwaitingProcesses(("A", "B")), "waiting for A, B to join; start their programs"),
+        (events.AwaitingProcesses(("A", "B")), "waiting for A, B to join (start their programs)"),
         (events.AwaitingProcesses((), ("A", "B")), "waiting for A, B to start"),
         (
             events.AwaitingProcesses(("J",), ("A",)),
-            "waiting for J to join, and for A to start; start its program",
+            "waiting for J to join (start its program), and for A to start",
         ),
         (events.AwaitingProcesses(()), "waiting for the processes to connect to each other"),
         (

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_what_is_no_predicate_is_refused_before_anything_starts(call: Call, tmp_
     assert result.exit_code == 2
     assert "there is no predicate 'love'" in result.stderr
     assert not (tmp_path / "dinner").exists()
+
+
+def test_a_missing_duckdb_is_reported_before_anything_starts(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system would be stopped by its first snapshot."""
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    options = ("--store", tmp_path / "s", "--until", "select 1")
+    result = call("run", "examples.philosophers:table", *options)
+    assert result.exit_code == 2
+    assert "stillframe[sql]" in result.stderr
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.slow

@@ -262,6 +262,8 @@ def test_a_deleted_directory_of_snapshots_is_named_with_what_to_do(path: Path) -
     assert "room" not in str(caught.value)
     assert f"the directory {path}/snapshots was deleted or moved" in str(caught.value)
     assert f"make an empty one with 'mkdir {path}/snapshots'" in str(caught.value)
+    with pytest.raises(StoreError, match=r"snapshots was deleted or moved.*put it back"):
+        Store.open(path).entries()
     (path / "snapshots").mkdir()
     publish(store, 3)
     assert [str(entry.id) for entry in Store.open(path).entries()] == ["A-3"]

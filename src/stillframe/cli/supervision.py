@@ -76,9 +76,8 @@ def sentence(event: events.Event) -> str:
         case events.OrphansKilled(processes, reason):
             names = ", ".join(processes)
             text = f"{names} kept running without a supervisor and were terminated: {reason}"
-        case events.AwaitingProcesses(joining):
-            hint = f"; start {'its program' if len(joining) == 1 else 'their programs'}"
-            text = f"waiting for {event}{hint if joining else ''}"
+        case events.AwaitingProcesses():
+            text = f"waiting for {event}"
         case events.SnapshotPublished(entry):
             text = published(entry)
         case events.SnapshotAbandoned(abandoned, retried_as):

@@ -19,7 +19,7 @@ or on a channel.
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -333,16 +333,21 @@ def is_sql(predicate: str) -> bool:
     return _REFERENCE.fullmatch(text) is None and _SQL.match(text) is not None
 
 
-def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table]) -> Verdict:
-    """Return the result of a predicate in SQL, which gives one row with one column, true or false,
-    on a snapshot whose `tables` are those of ``store.tables``. Raises a UsageError if it cannot be
-    executed, or gives something else, and Unavailable if DuckDB is not installed."""
+def _duckdb() -> Any:
     try:
         import duckdb  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise Unavailable(
             "predicates in SQL need DuckDB: install it with pip install 'stillframe[sql]'"
         ) from error
+    return duckdb
+
+
+def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table]) -> Verdict:
+    """Return the result of a predicate in SQL, which gives one row with one column, true or false,
+    on a snapshot whose `tables` are those of ``store.tables``. Raises a UsageError if it cannot be
+    executed, or gives something else, and Unavailable if DuckDB is not installed."""
+    duckdb = _duckdb()
     try:
         with duckdb.connect() as database:
             for name, table in tables.items():
@@ -395,8 +400,10 @@ def topology_of_store(store: Store, reference: str | None, expected: str) -> tup
 
 def check_predicate_name(name: str) -> None:
     """Raise a UsageError if no predicate has that name, or your function cannot be imported, from
-    the current directory too."""
-    if name not in SHIPPED and not is_sql(name):
+    the current directory too. SQL without DuckDB is Unavailable."""
+    if is_sql(name):
+        _duckdb()
+    elif name not in SHIPPED:
         add_cwd_to_path()
         _own(name)
 

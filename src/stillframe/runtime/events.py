@@ -90,7 +90,8 @@ class AwaitingProcesses(msgspec.Struct, frozen=True, tag=True):
     def __str__(self) -> str:
         awaited = []
         if self.processes:
-            awaited.append(f"{listed(self.processes)} to join")
+            programs = "its program" if len(self.processes) == 1 else "their programs"
+            awaited.append(f"{listed(self.processes)} to join (start {programs})")
         if self.starting:
             awaited.append(f"{listed(self.starting)} to start")
         return ", and for ".join(awaited) or "the processes to connect to each other"

@@ -164,6 +164,12 @@ def visible(directory: Path) -> list[Path]:
 def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
     """Return all published snapshots by number; a StoreError if something else is there."""
     with explain_io_errors(snapshots, "read"):
+        if not snapshots.exists() and is_store(snapshots.parent):
+            raise StoreError(
+                f"the directory {snapshots} was deleted or moved, and its snapshots with it",
+                path=snapshots,
+                remedy=f"put it back, or make an empty one with 'mkdir {snapshots}'",
+            )
         names = [path.name for path in snapshots.iterdir() if not path.name.startswith(".")]
     found = []
     for name in names:
