@@ -151,7 +151,7 @@ def test_skipped_snapshots_are_counted_in_one_line(
     assert capsys.readouterr().err == eight
     printer.say("stopping")
     assert capsys.readouterr().err == (
-        "a snapshot was due and skipped, because P1-8 was still pending\nstopping\n"
+        "1 more snapshot was due and skipped, because P1-8 was still pending\nstopping\n"
     )
 
 

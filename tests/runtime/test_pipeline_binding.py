@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -111,6 +112,13 @@ def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
             taken = asyncio.run(epoch(store))
         assert any(manifest.record_count for manifest in taken)
         pipeline.restore(str(taken[3].snapshot))
+        # What the channels over TCP hold is only in the system's store until it runs again.
+        without_system = pipeline.snapshot(timeout_s=30)
+        assert isinstance(without_system, Abandoned)
+        assert re.search(
+            r"process of a system that has not started.*stillframe restore \S+store --pipeline",
+            str(without_system),
+        ), str(without_system)
         with minting(pipeline):
             asyncio.run(epoch(store))
         assert store.restored_from == taken[3].systems[0].snapshot

@@ -24,7 +24,7 @@ _IS_JSON = ContextVar("_IS_JSON", default=False)
 JSON_VERSION = 1
 """Version of ``docs/json.md``, which says when it is raised."""
 VALUE_LENGTH_MAX = 60
-"""Maximum characters of a value in a table; JSON has it whole."""
+"""Maximum characters of a value in a table; JSON has the full value."""
 _UNLIMITED_COLUMNS = 100_000
 _GAP = 3
 """Characters between two columns."""

@@ -435,8 +435,7 @@ def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     output.put_table(title, PARTICIPANT_COLUMNS, manifest.fragments, texts=5)
     output.put_table("channels, counts in records", CHANNEL_COLUMNS, channels, texts=3)
     output.say(
-        f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has it "
-        "whole)"
+        f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has all)"
     )
 
 

@@ -83,7 +83,7 @@ def sentence(event: events.Event) -> str:
         case events.SnapshotAbandoned(abandoned, retried_as):
             text = f"{abandoned}{f'; tried again as {retried_as}' if retried_as else ''}"
         case events.SnapshotSkipped(pending):
-            text = skipped_sentence(1, pending)
+            text = skipped_sentence(pending)
         case events.ProcessDied(process, cause, story):
             lines = f"\n{story.rstrip()}" if story else ""
             text = f"process {process} died: {cause}; restoring the latest snapshot{lines}"
@@ -99,12 +99,15 @@ def sentence(event: events.Event) -> str:
     return text
 
 
-def skipped_sentence(count: int, pending: SnapshotId) -> str:
-    """Return in words that `count` snapshots were skipped, the last one because of `pending`."""
-    if count == 1:
+def skipped_sentence(pending: SnapshotId, more: int | None = None) -> str:
+    """Return in words that a snapshot was skipped because of `pending`, or `more` since that line,
+    the last one because of `pending`."""
+    if more is None:
         return f"a snapshot was due and skipped, because {pending} was still pending"
+    if more == 1:
+        return f"1 more snapshot was due and skipped, because {pending} was still pending"
     return (
-        f"{count} more snapshots were due and skipped, the last because {pending} was still "
+        f"{more} more snapshots were due and skipped, the last because {pending} was still "
         "pending; snapshots take longer than --interval"
     )
 
@@ -177,8 +180,8 @@ class EventPrinter:
     def _say_skipped(self, due: float = 0.0) -> None:
         now = time.monotonic()
         if self._skipped_for is not None and self._skipped_count and now >= due:
-            line = skipped_sentence(self._skipped_count, self._skipped_for)
-            output.say(line, console=self._console)
+            more = self._skipped_count if self._skipped_due else None
+            output.say(skipped_sentence(self._skipped_for, more), console=self._console)
             self._skipped_count, self._skipped_due = 0, now + SKIPPED_REPORT_S
 
     def _put(self, event: events.Event) -> None:

@@ -111,7 +111,7 @@ def read_metadata(root: Path) -> Metadata:
             raise UsageError(f"{origin} is not a snapshot id")
         if metadata.starts.keys() != set(metadata.dataflow.participants):
             raise UsageError(
-                "it has start positions of other queries and services than the pipeline"
+                "its start positions are for other queries and services than the pipeline has"
             )
         for name, positions in metadata.starts.items():
             check_positions(positions, metadata.dataflow.incoming(name), name)

@@ -438,7 +438,7 @@ def sentence_on_damaged(damaged: list[SnapshotId]) -> str:
 
 
 def parse_mode(mode: str | Mode) -> Mode:
-    """Return the mode of that name; UsageError lists those there are."""
+    """Return the mode of that name; UsageError lists the modes."""
     try:
         return Mode(mode)
     except ValueError:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import replace_durably, sync
+from stillframe.durable_files import replace_durably, shell_command, sync
 from stillframe.errors import Damaged, NotConsistent, StillframeError
 from stillframe.pipeline import pending_snapshot
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.participant_logs import QueryParticipant, ServiceLogs, reported_positions
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
-from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.snapshot_manifest import Manifest, read_manifest, snapshot_path
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
@@ -155,6 +155,36 @@ def record_stopped(
         lock.release()
 
 
+def is_as_restored(
+    metadata: Metadata,
+    part: ParticipantFragment,
+    stopped: tuple[dict[str, int], ServiceState],
+) -> bool:
+    """Return whether a stopped service has not run since the restore that gave it `part`."""
+    return stopped == (metadata.starts[part.participant], part.service)
+
+
+def _check_no_process(
+    root: Path, metadata: Metadata, name: str, stopped: tuple[dict[str, int], ServiceState]
+) -> None:
+    """NotAtRest if the service was restored as a process of a system that has not started since.
+    Its record has no channels over TCP: what they hold is in the system's own store."""
+    origin = metadata.restored_from
+    # A snapshot with a system is kept as long as the epoch lasts.
+    if origin is None or not snapshot_path(root, origin).exists():
+        return
+    manifest = read_manifest(root, origin)
+    part = manifest.fragment(name)
+    if part.system is None or not is_as_restored(metadata, part, stopped):
+        return
+    store = next(cut.store for cut in manifest.systems if cut.name == part.system)
+    raise NotAtRest(
+        f"service {name} is a process of a system that has not started since the restore of "
+        f"the pipeline: start it with '{shell_command('restore', store, '--pipeline', root)}'",
+        process=name,
+    )
+
+
 def _record_query(root: Path, name: str) -> None:
     try:
         participant = QueryParticipant(root, name)
@@ -166,6 +196,7 @@ def _record_query(root: Path, name: str) -> None:
 
 def _record_service(root: Path, metadata: Metadata, name: str) -> None:
     if (stopped := stopped_service(root, metadata, name)) is not None:
+        _check_no_process(root, metadata, name, stopped)
         positions, state = stopped
         logs = ServiceLogs(root, name, metadata, positions)
         logs.is_patient = False

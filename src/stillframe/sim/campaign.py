@@ -379,9 +379,9 @@ COVERAGE: Mapping[str, Callable[[Epoch, Description], object]] = {
         isinstance(step, Event) and len(step.accepted) > 1 for step in epoch.steps
     ),
 }
-"""What must be seen *sometimes* over many seeds where channels keep order, or finding nothing wrong
-means little; name -> was it seen in an epoch? A fault counts if it had an effect: lost frames were
-sent again, duplicates dropped, frames that had to cross a partition held up."""
+"""What must be seen *sometimes* over many seeds where channels keep order, because a run without
+faults proves little; name -> was it seen in an epoch? A fault counts if it had an effect: lost
+frames were sent again, duplicates dropped, frames that had to cross a partition held up."""
 
 
 def covered(run: Run) -> list[str]:

@@ -127,7 +127,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        """Return where a query begins that has no checkpoint yet."""
+        """Return the offset at which a query without a checkpoint starts."""
         starts = self._participant.metadata.starts[self._options.query]
         return offset_of({log: starts[log] for log in self._logs})
 

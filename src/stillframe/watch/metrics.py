@@ -73,6 +73,7 @@ def _histogram(unit: str, text: str, bounds: tuple[float, ...]) -> MetricDefinit
 
 _CHANNEL, _READER = ("source", "target"), ("log", "target")
 _LAST = "Of the last published snapshot."
+_COMPLETE = "When that snapshot was complete, since 1970."
 
 SYSTEM = {
     "up": _flag("Every process runs and every channel is connected."),
@@ -132,9 +133,9 @@ SNAPSHOTS = {
         "seconds", "The longest time until the fragment of a process was encoded.", _DURATIONS_S
     ),
     "snapshot_size_bytes": _histogram("bytes", "All its Parquet files together.", _BYTES),
-    "snapshot_messages": _histogram("messages", "In transit.", _COUNTS),
+    "snapshot_messages": _histogram("messages", "Messages in transit at the cut.", _COUNTS),
     "last_snapshot_number": _gauge("number", _LAST),
-    "last_snapshot_timestamp_seconds": _gauge("seconds", "When it was complete, since 1970."),
+    "last_snapshot_timestamp_seconds": _gauge("seconds", _COMPLETE),
     "last_snapshot_duration_seconds": _gauge("seconds", _LAST),
     "last_snapshot_pause_seconds": _gauge("seconds", _LAST),
     "last_snapshot_capture_seconds": _gauge("seconds", _LAST),
@@ -148,12 +149,14 @@ PREDICATES = {
     "conserved_amount": _gauge("as declared", "In the last evaluated snapshot.", "quantity"),
     "conserved_in_channels_amount": _gauge("as declared", "Of that, in transit.", "quantity"),
     "evaluated_snapshot_number": _gauge("number", "Of the last evaluated snapshot."),
-    "evaluated_snapshot_timestamp_seconds": _gauge("seconds", "When it was complete, since 1970."),
+    "evaluated_snapshot_timestamp_seconds": _gauge("seconds", _COMPLETE),
 }
 WATCHER = {
     "build_info": _gauge("1", "The version of Stillframe.", "version"),
     "watch_start_timestamp_seconds": _gauge("seconds", "When it started, since 1970."),
-    "watch_polls_total": _counter("polls", "How often it polled what it watches."),
+    "watch_polls_total": _counter(
+        "polls", "How many times it asked the system or pipeline for its status."
+    ),
     "watch_last_poll_timestamp_seconds": _gauge("seconds", "When it polled last, since 1970."),
     "watch_poll_duration_seconds": _gauge("seconds", "How long the last answer took."),
     "watch_pages": _gauge("pages", "How many are open and subscribed."),

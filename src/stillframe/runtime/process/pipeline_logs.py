@@ -25,7 +25,12 @@ from stillframe.pipeline.pending_snapshot import (
     system_cut,
 )
 from stillframe.pipeline.snapshot_manifest import read_manifest
-from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
+from stillframe.pipeline.stopped import (
+    ServiceRecord,
+    is_as_restored,
+    stopped_service,
+    write_service_record,
+)
 
 
 def check_unused(root: Path, head: Metadata, service: str) -> None:
@@ -37,7 +42,7 @@ def check_unused(root: Path, head: Metadata, service: str) -> None:
         return
     if head.restored_from is not None:
         part = read_manifest(root, head.restored_from).fragment(service)
-        if resting == (head.starts[service], part.service):
+        if is_as_restored(head, part, resting):
             return
     raise UsageError(
         f"service {service} ran alone in the current epoch of the pipeline {root}, and left: as "
