@@ -73,7 +73,10 @@ async def waiting_system(
 
 @pytest.mark.parametrize(
     ("name", "awaited"),
-    [("joining", "J to join, and for A, S to start"), ("all_joining", "J2, J10 to join")],
+    [
+        ("joining", "J to join (start its program), and for A, S to start"),
+        ("all_joining", "J2, J10 to join (start their programs)"),
+    ],
 )
 def test_only_programs_of_others_are_to_join(tmp_path: Path, name: str, awaited: str) -> None:
     """The supervisor starts the other processes itself, and says so, in natural order."""

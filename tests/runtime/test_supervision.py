@@ -272,7 +272,7 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
         ),
         (
             "tests.runtime.programs:nothing",
-            "has no topology 'nothing'; it has forking, forking_async",
+            "has no topology 'nothing'; it has all_joining, forking",
         ),
         ("tests/runtime/programs.py:rally", "write MODULE:TOPOLOGY, for example"),
         ("tests.runtime.programs", "write MODULE:TOPOLOGY, for example"),
