@@ -2,6 +2,8 @@
 
 import datetime
 import random
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -51,3 +53,14 @@ def test_depth_is_bounded() -> None:
     assert unpack(b"\x91" * DEPTH_MAX + b"\xc0") is not None
     with pytest.raises(NotMessagePack, match="too deeply"):
         unpack(b"\x91" * 10**6)
+
+
+@pytest.mark.parametrize("reader", ["store", "eventlog", "pipeline"])
+def test_the_readers_need_nothing_of_stillframe(reader: str) -> None:
+    """Only Python and pyarrow are loaded with them."""
+    code = (
+        f"import sys; import tests.{reader}.format_reader; "
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"stillframe", "msgspec"} & {*done.stdout.split()}

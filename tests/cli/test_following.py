@@ -272,7 +272,7 @@ def test_the_time_to_follow_begins_when_it_does(
 
 
 class Failing(Query):
-    """A query of which a method fails, after a signal came or without one."""
+    """A query with a method that fails, with or without a signal before it."""
 
     def __init__(self, stop: follow.Stop, method: str, error: Exception, *, is_asked: bool) -> None:
         super().__init__(begins_s=1)
@@ -304,8 +304,8 @@ class Failing(Query):
     ],
 )
 def test_a_query_that_a_signal_ends_has_not_failed(method: str, error: Exception) -> None:
-    """Ctrl-C comes to all processes of a terminal, and SIGTERM to Java, too, if systemd sends it;
-    any other end of them is told."""
+    """Ctrl-C reaches all processes of a terminal, and systemd sends SIGTERM to Java, too. Without
+    a signal, the same errors are raised."""
     stop = follow.Stop()
     query: Any = Failing(stop, method, error, is_asked=True)
     follow._wait(query, None, stop)

@@ -1,7 +1,5 @@
 """A reader that knows nothing but ``docs/event-log-format.md`` reads what Stillframe reads."""
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -167,13 +165,3 @@ def test_columns_are_nullable_in_the_schema(tmp_path: Path) -> None:
     with pa.ipc.new_stream(path, schema.with_metadata(reader.schema_with(HEADER).metadata)) as out:
         out.write_batch(pa.RecordBatch.from_arrays(batch(0).columns, schema=schema))
     assert of_document(path) is of_stillframe(tmp_path) is None
-
-
-def test_the_reader_needs_nothing_of_stillframe() -> None:
-    """Only Python and pyarrow are loaded with it."""
-    code = (
-        "import sys; import tests.eventlog.format_reader; "
-        "print(*{name.split('.')[0] for name in sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"stillframe", "msgspec"} & {*done.stdout.split()}

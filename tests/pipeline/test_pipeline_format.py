@@ -7,8 +7,6 @@ import math
 import random
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,13 +244,3 @@ def each_changed(content: bytes) -> Iterator[bytes]:
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         yield bytes(changed)
-
-
-def test_the_reader_needs_nothing_of_stillframe() -> None:
-    """Only Python and pyarrow are loaded with it."""
-    code = (
-        "import sys; import tests.pipeline.format_reader; "
-        "print(*{name.split('.')[0] for name in sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"stillframe", "msgspec"} & {*done.stdout.split()}

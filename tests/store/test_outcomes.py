@@ -275,7 +275,7 @@ def test_a_changed_line_is_told_no_sooner_than_what_comes_before_it(system: Syst
 
 
 def test_a_cursor_in_a_checkpoint_keeps_its_keys() -> None:
-    """A query goes on from the offset that an earlier release wrote."""
+    """A query continues from the offset that an earlier release wrote."""
     written = b'{"under_way":{"P-1":null},"endings":[{"snapshot":"P-2","how":"published"}]}'
     cursor = msgspec.json.decode(written, type=OutcomeCursor)
     assert (cursor.pending, len(cursor.outcomes)) == ({"P-1": None}, 1)

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -279,13 +277,3 @@ def test_the_reader_refuses_what_the_document_forbids(version: int, tmp_path: Pa
     else:
         with pytest.raises(NotReadable, match="misses"):
             Reader(store)
-
-
-def test_the_reader_needs_nothing_of_stillframe() -> None:
-    """Only Python and pyarrow are loaded with it."""
-    code = (
-        "import json, sys; import tests.store.format_reader; "
-        "print(json.dumps([*{name.split('.')[0] for name in sys.modules}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"stillframe", "msgspec"} & {*json.loads(done.stdout)}

@@ -155,6 +155,13 @@ class FullSnapshots:
         """Return the columns of a table that hold fields, in all topologies."""
         return columns_across(tables.get(self._fold(name), ()) for tables in self._columns.values())
 
+    def column_of(self, name: str) -> Callable[[str], fields.Column]:
+        """Return what finds the column of a field in a table, as any topology spells it."""
+        columns = self.columns(name)
+        fold = _folding([[column.name for column in columns]])
+        known = {fold(column.name): column for column in columns}
+        return lambda field: known[fold(field)]
+
     def table(self, name: str) -> DataFrame:
         """Return a row for each process, channel, message or key of each snapshot."""
         if not self.has(name):

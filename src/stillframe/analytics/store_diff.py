@@ -5,7 +5,7 @@ value, and ``null`` a value that is None.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,8 +118,7 @@ class _Side(NamedTuple):
 
 
 _Sides = tuple[_Side, ...]
-_Columns = dict[str, fields.Column]
-"""The columns of a table in both snapshots, by name without case."""
+_ColumnOf = Callable[[str], fields.Column]
 
 
 def _differing(rows: DataFrame, place: Sequence[str], sides: _Sides) -> DataFrame:
@@ -130,15 +129,11 @@ def _differing(rows: DataFrame, place: Sequence[str], sides: _Sides) -> DataFram
 
 def _fields(both: FullSnapshots, sides: _Sides) -> DataFrame:
     rows = both.table("processes")
-    values = [_values(rows, side, _by_name(both.columns("processes"))) for side in sides]
+    values = [_values(rows, side, both.column_of("processes")) for side in sides]
     return _differing(functools.reduce(DataFrame.union, values), ["process", "field"], sides)
 
 
-def _by_name(columns: Iterable[fields.Column]) -> _Columns:
-    return {column.name.casefold(): column for column in columns}
-
-
-def _values(rows: DataFrame, side: _Side, columns_of: _Columns) -> DataFrame:
+def _values(rows: DataFrame, side: _Side, column_of: _ColumnOf) -> DataFrame:
     """Return snapshot, process, field, value as JSON, of the fields that a process's class has."""
     owners: dict[str, list[str]] = {}
     for kind, columns in side.description.states.items():
@@ -153,7 +148,7 @@ def _values(rows: DataFrame, side: _Side, columns_of: _Columns) -> DataFrame:
             ).alias("value"),
         )
         for name, kinds_of in owners.items()
-        for column in [columns_of[name.casefold()]]
+        for column in [column_of(name)]
     ]
     listed = F.array(*values).cast("array<struct<field: string, value: string>>")
     each = rows.where(F.col(SNAPSHOT) == side.snapshot).select(
@@ -164,9 +159,9 @@ def _values(rows: DataFrame, side: _Side, columns_of: _Columns) -> DataFrame:
 
 def _messages(both: FullSnapshots, sides: _Sides) -> DataFrame:
     rows = both.table("messages")
-    columns_of = _by_name(both.columns("messages"))
+    column_of = both.column_of("messages")
     place = [*_CHANNEL, "number"]
-    contents = [_contents(rows, side, columns_of) for side in sides]
+    contents = [_contents(rows, side, column_of) for side in sides]
     differing = _differing(functools.reduce(DataFrame.union, contents), place, sides)
     sides_of = [
         F.when(
@@ -178,13 +173,13 @@ def _messages(both: FullSnapshots, sides: _Sides) -> DataFrame:
     return differing.select(*place, F.inline(F.array_compact(F.array(*sides_of))))
 
 
-def _contents(rows: DataFrame, side: _Side, columns_of: _Columns) -> DataFrame:
+def _contents(rows: DataFrame, side: _Side, column_of: _ColumnOf) -> DataFrame:
     message: Column = F.lit("{}")
     for kind, columns in side.description.messages.items():
         values = [
             (fields.Column(column.name, known.kind), F.col(f"`{known.name}`"))
             for column in columns
-            for known in [columns_of[column.name.casefold()]]
+            for known in [column_of(column.name)]
         ]
         message = F.when(F.col(KIND) == kind, as_object(values)).otherwise(message)
     value = F.struct(*_plain(KIND), message.alias("message")).alias("value")

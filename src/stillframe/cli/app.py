@@ -34,8 +34,8 @@ class Simulator(TyperGroup):
         """Parse the arguments; see ``TyperGroup``."""
         first = args[0] if args else ""
         if first not in {*self.commands, "--help"}:
-            what = _first_argument(args)
-            is_script = what.endswith(SCRIPT_SUFFIX) or (what != "" and ":" not in what)
+            name = _first_argument(args)
+            is_script = name.endswith(SCRIPT_SUFFIX) or (name != "" and ":" not in name)
             args = ["script", *args] if is_script else renamed.rename_sim(args)
         return super().parse_args(ctx, args)
 

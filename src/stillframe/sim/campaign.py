@@ -379,8 +379,8 @@ COVERAGE: Mapping[str, Callable[[Epoch, Description], object]] = {
         isinstance(step, Event) and len(step.accepted) > 1 for step in epoch.steps
     ),
 }
-"""What must be seen *sometimes* over many seeds where channels keep order, because a run without
-faults proves little; name -> was it seen in an epoch? A fault counts if it had an effect: lost
+"""What must be seen *sometimes* over many seeds where channels keep order, because seeds that show
+none of it prove little; name -> was it seen in an epoch? A fault counts if it had an effect: lost
 frames were sent again, duplicates dropped, frames that had to cross a partition held up."""
 
 
