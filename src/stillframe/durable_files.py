@@ -10,9 +10,7 @@ Executors of a cluster import this module: it needs no more than Python.
 
 import errno
 import fcntl
-import hashlib
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -21,17 +19,9 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from stillframe.errors import Damaged, StoreError, UsageError
-
-FILE_ADVICE = "put the file back from a copy"
-"""What to do about a damaged file; some readers know more."""
-SNAPSHOT_ADVICE = f"{FILE_ADVICE}, or delete the directory of that snapshot and use another one"
-FRAGMENT_ADVICE = f"{FILE_ADVICE}, or delete that fragment: its snapshot is incomplete then"
+from stillframe.errors import Damaged, UsageError
 
 _CHUNK_BYTES = 1 << 20
-_SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-"""A scheme has at least two letters, so ``C:/x`` is a path; ``Path("s3://x")`` keeps one slash."""
 
 
 def partial_path(path: Path) -> Path:
@@ -140,24 +130,6 @@ def no_wait(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_file(path: Path, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
-    """Read a whole file of at most `bytes_max` bytes; Damaged if it is missing or longer,
-    StoreError if it cannot be read."""
-    try:
-        with open(path, "rb", opener=no_wait) as file:
-            # One byte more than expected shows whether the file is longer.
-            content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise Damaged(f"{path} is missing", path=path, remedy=advice) from None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
-    if len(content) > bytes_max:
-        raise Damaged(
-            f"{path} has more than the {bytes_max} bytes that it may have", path=path, remedy=advice
-        )
-    return content
-
-
 def checksum_of(path: Path) -> int:
     """Return the CRC-32 of a file: it detects errors of a disk or a cable, not forgery."""
     checksum = 0
@@ -181,32 +153,6 @@ def check_file(path: Path, checksum: int) -> None:
             f"{checksum:08x}; restore a snapshot that does not need it",
             path=path,
         )
-
-
-def read_hashed(
-    path: Path, byte_count: int, digest: str, *, advice: str = SNAPSHOT_ADVICE
-) -> bytes:
-    """Return the bytes of a file that must be `byte_count`, with the SHA-256 `digest`; errors as
-    for ``read_file``."""
-    content = read_file(path, bytes_max=byte_count, advice=advice)
-    if len(content) != byte_count:
-        raise Damaged(
-            f"{path} has {len(content)} bytes and is cut short: {byte_count} were written",
-            path=path,
-            remedy=advice,
-        )
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise Damaged(f"{path} was changed since it was written", path=path, remedy=advice)
-    return content
-
-
-def read_sealed_content(path: Path, *, bytes_max: int, advice: str) -> bytes:
-    """Return the content of a sealed file (``store.sealed_json``), still encoded; errors as for
-    ``read_file``."""
-    sealed = _SEALED.fullmatch(read_file(path, bytes_max=bytes_max, advice=advice))
-    if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
-        raise Damaged(f"{path} was changed since it was written", path=path, remedy=advice)
-    return sealed[1]
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes], *, inputs: Iterable[Path] = ()) -> None:
@@ -251,15 +197,3 @@ def check_target(path: Path, *, inputs: Iterable[Path] = ()) -> Path:
         if source.exists() and path.samefile(source):
             raise UsageError(f"{path} is {source}, the input: give another output file")
     return target
-
-
-def local_path(path: str | Path) -> Path:
-    """Return `path` if it is in a file system of this machine. UsageError for an address such as
-    ``s3://bucket/x`` or ``dbfs:/x``, which as a path would be a directory ``s3:`` of this one."""
-    found = _ADDRESS.match(str(path))
-    if found is not None:
-        raise UsageError(
-            f"{path} is an address, and {found[1]}: is not supported: give a path of a mounted "
-            f"file system, such as /mnt/x; for a local directory {found[1]}: give its absolute path"
-        )
-    return Path(path)

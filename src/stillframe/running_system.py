@@ -19,7 +19,6 @@ from typing import Any, Self, TypeVar
 import msgspec
 import uvloop
 
-from stillframe.durable_files import local_path
 from stillframe.errors import (
     StillframeError,
     Unavailable,
@@ -52,6 +51,7 @@ from stillframe.runtime.supervisor.operation import (
 )
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.snapshot_store import SnapshotStore, open_store
+from stillframe.storage.location import local_path
 from stillframe.store.layout import NEWEST, is_store
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store

@@ -12,10 +12,10 @@ import msgspec
 import pyarrow as pa
 
 from stillframe.detect.view import SnapshotView, view_of
-from stillframe.durable_files import local_path
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, Reason, Snapshot, SnapshotId
+from stillframe.storage.location import local_path
 from stillframe.store import history
 from stillframe.store.layout import NEWEST, check_is_store
 from stillframe.store.manifest import SnapshotEntry

@@ -13,9 +13,10 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from stillframe.durable_files import local_path, write_atomically
+from stillframe.durable_files import write_atomically
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
+from stillframe.storage.location import local_path
 from stillframe.trace import MarkerStep, Step, Trace, clean_label
 
 __all__ = ["read", "write"]

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark", reason="needs PySpark")
 
 from stillframe.analytics.snapshot_verdicts import Expected, verdict_for
 from stillframe.analytics.verdict_stream import InputSplit, VerdictReader
-from stillframe.durable_files import read_hashed
+from stillframe.storage.reading import read_hashed
 from stillframe.store.outcomes import PUBLISHED, OutcomeCursor, SnapshotOutcome
 from tests.analytics import bank
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from stillframe import durable_files
-from stillframe.durable_files import read_hashed
 from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.process import Process
+from stillframe.storage.reading import read_hashed
 from stillframe.store import fragments, snapshot_directory
 from stillframe.store.fragments import (
     TOPOLOGIES,

@@ -6,9 +6,9 @@ Importing this package needs no Spark; calling what is in it does.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.durable_files import local_path
 from stillframe.public_names import public_attribute
 from stillframe.spark.session import import_with_pyspark, spark_session
+from stillframe.storage.location import local_path
 
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble

@@ -27,9 +27,10 @@ from stillframe.analytics.manifests import (
 )
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT, moment
 from stillframe.channel_accounting import imbalance
-from stillframe.durable_files import local_path, partial_path, replace_durably, sync, write_new
+from stillframe.durable_files import partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import GlobalState, ProcessId, Reason, SnapshotId
+from stillframe.storage.location import local_path
 from stillframe.store import history, layout
 from stillframe.store.fragments import FragmentPlace
 from stillframe.store.manifest import (

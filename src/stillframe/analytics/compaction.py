@@ -38,16 +38,11 @@ from stillframe.analytics.full_snapshots import (
 from stillframe.analytics.manifests import Published, is_apart, while_published
 from stillframe.analytics.snapshot_stats import SNAPSHOTS_SCHEMA, snapshot_table
 from stillframe.analytics.verified_parquet import write, write_here
-from stillframe.durable_files import (
-    link_or_copy,
-    local_path,
-    partial_path,
-    read_hashed,
-    replace_durably,
-    sync,
-)
+from stillframe.durable_files import link_or_copy, partial_path, replace_durably, sync
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.storage.location import local_path
+from stillframe.storage.reading import read_hashed
 from stillframe.store.layout import HEAD, check_is_store, explain_io_errors, first_names, take_lock
 from stillframe.store.parquet import (
     KEY,

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stillframe.durable_files import FRAGMENT_ADVICE, read_hashed, replace_by
+from stillframe.durable_files import replace_by
 from stillframe.errors import Damaged, StoreError
+from stillframe.storage.reading import FRAGMENT_ADVICE, read_hashed
 from stillframe.store import parquet
 
 PROCESSES, CHANNELS, MESSAGES = "processes", "channels", "messages"

@@ -38,9 +38,9 @@ from stillframe.analytics.log_checks import (
 )
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
-from stillframe.durable_files import local_path
 from stillframe.eventlog.segments import STREAM
 from stillframe.spark.session import add_package
+from stillframe.storage.location import local_path
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.manifest import CHANNELS
 

@@ -13,9 +13,10 @@ from typing import TypeVar
 import msgspec
 
 from stillframe.analytics.snapshot_verdicts import Expected, Topology
-from stillframe.durable_files import local_path, shell_command
+from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.storage.location import local_path
 from stillframe.store import layout
 from stillframe.store.fragments import (
     FragmentManifest,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from stillframe.durable_files import SNAPSHOT_ADVICE, read_hashed, read_sealed_content
 from stillframe.errors import Damaged
+from stillframe.storage.reading import SNAPSHOT_ADVICE, read_hashed, read_sealed_content
 from stillframe.store import version_1
 from stillframe.store.parquet import NUMBER, PROCESS, SOURCE, TARGET, as_written, read_parquet
 

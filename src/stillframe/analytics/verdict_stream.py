@@ -34,7 +34,7 @@ from stillframe.analytics.snapshot_verdicts import (
     to_batch,
     verdict_for,
 )
-from stillframe.durable_files import local_path
+from stillframe.storage.location import local_path
 
 if TYPE_CHECKING:
     import pyarrow as pa

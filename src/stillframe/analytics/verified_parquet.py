@@ -24,9 +24,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from stillframe.durable_files import disk_advice, read_hashed, sync
+from stillframe.durable_files import disk_advice, sync
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.spark.session import add_package
+from stillframe.storage.reading import read_hashed
 from stillframe.store.parquet import as_written, check_row_count, row_groups
 
 File = tuple[str | None, str, int, str, int | None]

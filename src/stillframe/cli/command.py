@@ -30,8 +30,9 @@ from typer.core import TyperCommand
 
 from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
-from stillframe.durable_files import disk_advice, local_path
+from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError
+from stillframe.storage.location import local_path
 
 Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1

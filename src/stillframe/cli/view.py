@@ -15,12 +15,13 @@ from stillframe.cli.options import ViewOptions
 from stillframe.cli.trace import parse_cut
 from stillframe.diagram import layout, svg
 from stillframe.diagram.shapes import Diagram, Sample
-from stillframe.durable_files import local_path, write_atomically
+from stillframe.durable_files import write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import player_document
 from stillframe.sim.scenario import Played
+from stillframe.storage.location import local_path
 from stillframe.trace import Trace
 
 SVG, PNG, HTML = ".svg", ".png", ".html"

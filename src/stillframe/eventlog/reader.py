@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.durable_files import local_path, shell_command
+from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.segments import (
     SCHEMA,
@@ -21,6 +21,7 @@ from stillframe.eventlog.segments import (
     whole_stream,
 )
 from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
+from stillframe.storage.location import local_path
 
 VERSION = 1
 HEADER_KEY = b"stillframe"

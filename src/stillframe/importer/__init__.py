@@ -6,12 +6,12 @@ messages and makes the trace, ``shiviz`` and ``jsonlines`` read the two forms of
 
 from pathlib import Path
 
-from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
 from stillframe.importer.clocks import Progress
 from stillframe.importer.execution import Execution, Imported, no_progress
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
 from stillframe.importer.shiviz import read_shiviz
+from stillframe.storage.location import local_path
 
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
 

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import FILE_ADVICE, replace_durably
+from stillframe.durable_files import replace_durably
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
 from stillframe.pipeline.locks import coordinating, participant_lock
+from stillframe.storage.reading import FILE_ADVICE
 from stillframe.store import version_1
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.layout import explain_io_errors

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.durable_files import local_path, partial_path
+from stillframe.durable_files import partial_path
 from stillframe.errors import (
     Damaged,
     StillframeError,
@@ -34,6 +34,7 @@ from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
+from stillframe.storage.location import local_path
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned

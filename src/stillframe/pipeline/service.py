@@ -12,7 +12,6 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from stillframe.durable_files import local_path
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import begin_taking_part, read_metadata
@@ -20,6 +19,7 @@ from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import Request, ServiceState
 from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
 from stillframe.state_codec import StateCodec
+from stillframe.storage.location import local_path
 
 POLL_S = 0.01
 

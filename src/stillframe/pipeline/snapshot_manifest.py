@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from stillframe.channel_accounting import contradiction, impossible_counts
-from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
@@ -32,6 +31,7 @@ from stillframe.pipeline.pending_snapshot import (
     check_fragments,
 )
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed
 

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import IntegerType, LongType, StructType
 
-from stillframe.durable_files import local_path
 from stillframe.errors import UsageError
 from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
@@ -34,6 +33,7 @@ from stillframe.spark.slices import (
     SlicesReader,
     TableSlice,
 )
+from stillframe.storage.location import local_path
 from stillframe.store.tables import to_array
 from stillframe.topology import Column
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import FILE_ADVICE, FRAGMENT_ADVICE, sync, write_new
+from stillframe.durable_files import sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import (
     Channel,
@@ -28,6 +28,7 @@ from stillframe.model import (
     SnapshotId,
     check_process_id,
 )
+from stillframe.storage.reading import FILE_ADVICE, FRAGMENT_ADVICE
 from stillframe.store.layout import (
     dropped_path,
     explain_io_errors,

@@ -29,17 +29,10 @@ from typing import IO, assert_never
 
 import msgspec
 
-from stillframe.durable_files import (
-    FILE_ADVICE,
-    no_wait,
-    partial_path,
-    read_file,
-    shell_command,
-    sync,
-    write_new,
-)
+from stillframe.durable_files import no_wait, partial_path, shell_command, sync, write_new
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.storage.reading import FILE_ADVICE, read_file
 from stillframe.store import version_1
 from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published
 

@@ -10,7 +10,6 @@ import msgspec
 
 from stillframe.durable_files import (
     disk_advice,
-    local_path,
     partial_path,
     replace_durably,
     shell_command,
@@ -19,6 +18,7 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.storage.location import local_path
 from stillframe.store.manifest import MANIFEST, Head, Manifest, file_names
 from stillframe.store.sealed_json import TooLarge, read_sealed, seal
 from stillframe.topology import Description

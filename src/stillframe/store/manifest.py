@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store.sealed_json import FORMAT, read_sealed
 from stillframe.topology import Description
 

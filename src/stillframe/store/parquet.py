@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stillframe.durable_files import SNAPSHOT_ADVICE
 from stillframe.errors import Damaged, NotConsistent
+from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store import version_1
 
 # Arrow raises an ``OSError``, too, for bytes in memory that are no table.

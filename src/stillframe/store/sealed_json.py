@@ -10,9 +10,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from stillframe.durable_files import FILE_ADVICE, read_sealed_content
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS
+from stillframe.storage.reading import FILE_ADVICE, read_sealed_content
 from stillframe.store import version_1
 
 FORMAT = 2

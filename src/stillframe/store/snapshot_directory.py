@@ -14,16 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import (
-    disk_advice,
-    partial_path,
-    read_hashed,
-    replace_durably,
-    sync,
-    write_new,
-)
+from stillframe.durable_files import disk_advice, partial_path, replace_durably, sync, write_new
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
+from stillframe.storage.reading import read_hashed
 from stillframe.store.manifest import (
     CHANNELS,
     FILES,

@@ -33,9 +33,10 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import local_path, replace_durably, sync
+from stillframe.durable_files import replace_durably, sync
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
+from stillframe.storage.location import local_path
 from stillframe.store import layout, retention
 from stillframe.store.history import History, SnapshotRemoved, lost_snapshots
 from stillframe.store.layout import HEAD, explain_io_errors

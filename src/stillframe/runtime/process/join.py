@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.durable_files import local_path
 from stillframe.errors import Refused, UsageError
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
@@ -18,6 +17,7 @@ from stillframe.runtime.os_process import require_channel_files
 from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.run_file import find_running
+from stillframe.storage.location import local_path
 from stillframe.topology import ExternalProcess, Topology
 
 

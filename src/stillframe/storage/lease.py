@@ -1,0 +1,148 @@
+"""A lease: keeps a second writer out while the first one lives, in storage without locks.
+
+It is an object, and its holder replaces that every few seconds. A program that reads the same
+version for as long as the lease lasts takes it over. Clocks of different machines are never
+compared. A holder that was frozen does not know for a while that it has lost the lease. So no write
+is safe because of a lease. Every write that matters is conditional; the lease only tells the loser
+early.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stillframe.errors import Unavailable
+from stillframe.storage.location import Location
+from stillframe.storage.opened import storage_of
+from stillframe.storage.storage import Changed, Storage, Version
+
+LEASE_S = 10.0
+_RENEWALS = 4
+"""How often a lease is renewed in its time."""
+_BYTES_MAX = 4096
+
+
+class _Holder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a lease. `token` is new in each version; `process` names an operating-system
+    process of one machine. None holds a lease that was `released`."""
+
+    token: str
+    host: str
+    pid: int
+    process: str
+    lease_s: float
+    released: bool = False
+
+
+class Lease:
+    """Held from ``acquire`` until ``close``. If another program takes it over, `lost` is called, in
+    a thread of the lease."""
+
+    def __init__(self, location: Location, *, lost: Callable[[], None]) -> None:
+        self._location = location
+        self._storage: Storage = storage_of(location)
+        self._lost = lost
+        self._version: Version | None = None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, in_use: Callable[[str], Unavailable]) -> None:
+        """Take the lease, at once if it is free or its holder's process has ended on this machine;
+        else wait for as long as the lease lasts. If it is renewed meanwhile, raise what `in_use`
+        returns for the holder in words. OSError if the storage fails."""
+        found = self._read()
+        if found is not None and not (found[0].released or _has_ended(found[0])):
+            holder, version = found
+            until = time.monotonic() + holder.lease_s
+            while time.monotonic() < until:
+                time.sleep(holder.lease_s / (2 * _RENEWALS))
+                found = self._read()
+                if found is not None and found[1] != version and not found[0].released:
+                    raise in_use(f"process {found[0].pid} on {found[0].host}")
+                if found is None or found[0].released:
+                    break
+        try:
+            self._put(None if found is None else found[1])
+        except (FileExistsError, Changed):
+            raise in_use("a program that started at the same time") from None
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Release the lease. Closing twice does nothing."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._version is not None:
+            with contextlib.suppress(OSError):
+                self._put(self._version, released=True)
+            self._version = None
+
+    def _renew(self) -> None:
+        while not self._closing.wait(LEASE_S / _RENEWALS):
+            try:
+                self._put(self._version)
+            except (Changed, FileExistsError):
+                self._version = None
+                self._lost()
+                return
+            except OSError:
+                # The storage is not available. Others cannot take the lease over either.
+                continue
+
+    def _read(self) -> tuple[_Holder, Version] | None:
+        try:
+            content, version = self._storage.read(self._location, bytes_max=_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+        try:
+            return msgspec.json.decode(content, type=_Holder), version
+        except msgspec.DecodeError as error:
+            raise OSError(
+                errno.EINVAL, f"it is not a lease ({error}): delete it", str(self._location)
+            ) from None
+
+    def _put(self, version: Version | None, *, released: bool = False) -> None:
+        holder = _Holder(
+            token=secrets.token_hex(16),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process=_process_name(os.getpid()) or "",
+            lease_s=LEASE_S,
+            released=released,
+        )
+        content = msgspec.json.encode(holder)
+        if version is None:
+            self._version = self._storage.put_if_absent(self._location, content)
+        else:
+            self._version = self._storage.replace_if_unchanged(self._location, content, version)
+
+
+def _process_name(pid: int) -> str | None:
+    """Return what tells a process from all others of this machine, also in other containers and
+    after a restart; None if there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        space = Path("/proc/self/ns/pid").stat().st_ino
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    start_ticks = status.rpartition(")")[2].split()[19]
+    return f"{boot}:{space}:{pid}:{start_ticks}"
+
+
+def _has_ended(holder: _Holder) -> bool:
+    """Return whether the process of a holder ran on this machine, and has ended."""
+    own = (_process_name(os.getpid()) or "").split(":")[:2]
+    if holder.process.split(":")[:2] != own:
+        return False
+    return _process_name(holder.pid) != holder.process

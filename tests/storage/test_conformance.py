@@ -1,0 +1,194 @@
+"""Every kind of storage keeps the same promises."""
+
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stillframe.storage.location import Location, locate
+from stillframe.storage.opened import storage_of
+from stillframe.storage.storage import Changed, Listed, Storage, Version
+
+WRITER_COUNT = 8
+RACE_COUNT = int(os.environ.get("STILLFRAME_RACES", "50"))
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    """An empty place in each kind of storage."""
+    if request.param == "local":
+        return tmp_path / "root"
+    return locate(f"memory://test-{secrets.token_hex(8)}/root")
+
+
+@pytest.fixture
+def storage(root: Location) -> Storage:
+    """Its storage."""
+    return storage_of(root)
+
+
+def test_what_was_put_is_read(storage: Storage, root: Location) -> None:
+    """Whole, and in ranges."""
+    place = root / "a" / "b.bin"
+    version = storage.put(place, b"0123456789")
+    assert storage.read(place, bytes_max=10) == (b"0123456789", version)
+    assert storage.exists(place)
+    assert storage.read_range(place, 3, 4) == b"3456"
+    assert storage.read_range(place, 8, 4) == b"89"
+    assert storage.read_range(place, 10, 4) == b""
+    assert storage.read_range(place, 0, 0) == b""
+
+
+def test_one_byte_more_shows_that_a_file_is_longer(storage: Storage, root: Location) -> None:
+    """A reader with a limit needs no second request."""
+    storage.put(root / "x", b"0123456789")
+    assert storage.read(root / "x", bytes_max=4)[0] == b"01234"
+    assert storage.read(root / "x", bytes_max=9)[0] == b"0123456789"
+
+
+def test_put_replaces(storage: Storage, root: Location) -> None:
+    """And the version is another one."""
+    first = storage.put(root / "x", b"one")
+    second = storage.put(root / "x", b"two")
+    assert storage.read(root / "x", bytes_max=9) == (b"two", second)
+    assert first != second
+
+
+def test_an_empty_file_is_a_file(storage: Storage, root: Location) -> None:
+    """It is there, and has no bytes."""
+    storage.put(root / "x", b"")
+    assert storage.read(root / "x", bytes_max=9)[0] == b""
+    assert storage.exists(root / "x")
+
+
+def test_what_is_missing_is_not_found(storage: Storage, root: Location) -> None:
+    """A directory is no file."""
+    storage.put(root / "a" / "b", b"1")
+    for place in (root / "nothing", root / "a" / "c", root / "a"):
+        assert not storage.exists(place)
+    with pytest.raises(FileNotFoundError):
+        storage.read(root / "nothing", bytes_max=9)
+    with pytest.raises(FileNotFoundError):
+        storage.read_range(root / "nothing", 0, 1)
+    assert storage.children(root / "nothing") == []
+    assert storage.files_below(root / "nothing") == []
+    storage.delete([root / "nothing"])
+
+
+def test_listings(storage: Storage, root: Location) -> None:
+    """One level, or all files; sorted by name."""
+    for name in ("b", "a/1", "a/2/3", "ab/x"):
+        place = root
+        for part in name.split("/"):
+            place = place / part
+        storage.put(place, b"x" * len(name))
+    assert storage.children(root) == [
+        Listed(root / "a", None),
+        Listed(root / "ab", None),
+        Listed(root / "b", 1),
+    ]
+    assert storage.children(root / "a") == [
+        Listed(root / "a" / "1", 3),
+        Listed(root / "a" / "2", None),
+    ]
+    assert storage.files_below(root / "a") == [
+        Listed(root / "a" / "1", 3),
+        Listed(root / "a" / "2" / "3", 5),
+    ]
+
+
+def test_put_if_absent_writes_once(storage: Storage, root: Location) -> None:
+    """Also if the content is the same; and nothing is left of what lost."""
+    version = storage.put_if_absent(root / "a" / "x", b"one")
+    for content in (b"two", b"one"):
+        with pytest.raises(FileExistsError):
+            storage.put_if_absent(root / "a" / "x", content)
+    assert storage.read(root / "a" / "x", bytes_max=9) == (b"one", version)
+    assert storage.children(root / "a") == [Listed(root / "a" / "x", 3)]
+
+
+def test_only_the_expected_version_is_replaced(storage: Storage, root: Location) -> None:
+    """An older version, or a deleted file, is refused, and nothing is written."""
+    first = storage.put(root / "x", b"one")
+    second = storage.replace_if_unchanged(root / "x", b"two", first)
+    with pytest.raises(Changed):
+        storage.replace_if_unchanged(root / "x", b"three", first)
+    assert storage.read(root / "x", bytes_max=9) == (b"two", second)
+    storage.delete([root / "x"])
+    with pytest.raises(Changed):
+        storage.replace_if_unchanged(root / "x", b"three", second)
+    assert not storage.exists(root / "x")
+
+
+def test_a_copy_outlives_its_source(storage: Storage, root: Location) -> None:
+    """Into a directory that did not exist."""
+    storage.put(root / "x", b"one")
+    storage.copy(root / "x", root / "deep" / "er" / "y")
+    storage.delete([root / "x"])
+    assert storage.read(root / "deep" / "er" / "y", bytes_max=9)[0] == b"one"
+
+
+def test_many_are_deleted_at_once(storage: Storage, root: Location) -> None:
+    """More than one request can name; most of them do not exist."""
+    places = [root / f"f{number}" for number in range(1100)]
+    for place in places[::100]:
+        storage.put(place, b"1")
+    storage.delete(places)
+    assert storage.children(root) == []
+
+
+@pytest.mark.parametrize("name", ["größe", "a b", "x%20y", "(1)+[2]=3&4", "~'!$,;@:"])
+def test_names_are_kept(storage: Storage, root: Location, name: str) -> None:
+    """Whatever a key may consist of."""
+    storage.put(root / name, b"1")
+    assert storage.children(root) == [Listed(root / name, 1)]
+    assert storage.read(root / name, bytes_max=9)[0] == b"1"
+
+
+def race(write: Callable[[bytes], object]) -> list[bytes]:
+    """Return what those writers wrote that won."""
+    winners: list[bytes] = []
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(WRITER_COUNT)
+
+    def run(number: int) -> None:
+        content = b"writer %d" % number
+        barrier.wait()
+        try:
+            write(content)
+        except (FileExistsError, Changed):
+            return
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+            return
+        winners.append(content)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(WRITER_COUNT)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    return winners
+
+
+def test_one_of_eight_writers_is_first(storage: Storage, root: Location) -> None:
+    """Exactly one, and what it wrote is there."""
+    for number in range(RACE_COUNT):
+        place = root / f"manifest-{number}"
+        winners = race(lambda content, place=place: storage.put_if_absent(place, content))  # type: ignore[misc]
+        assert winners == [storage.read(place, bytes_max=99)[0]]
+
+
+def test_one_of_eight_writers_replaces(storage: Storage, root: Location) -> None:
+    """Exactly one, and what it wrote is there."""
+    version: Version = storage.put(root / "head", b"begin")
+    for _ in range(RACE_COUNT):
+        expected = version
+        winners = race(lambda c, v=expected: storage.replace_if_unchanged(root / "head", c, v))  # type: ignore[misc]
+        content, version = storage.read(root / "head", bytes_max=99)
+        assert winners == [content]
+        version = storage.put(root / "head", b"begin %d" % _)
