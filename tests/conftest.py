@@ -7,10 +7,19 @@ import pytest
 
 from tests import costs, json_page, nightly, sparks
 from tests.nightly import figure
+from tests.s3_servers import moto_bucket, moto_server, versitygw_bucket, versitygw_server
 from tests.sparks import spark
 from tests.wheels import distributions
 
-__all__ = ["distributions", "figure", "spark"]
+__all__ = [
+    "distributions",
+    "figure",
+    "moto_bucket",
+    "moto_server",
+    "spark",
+    "versitygw_bucket",
+    "versitygw_server",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,6 +29,7 @@ PARTS = (
     "simulator",  # simulated systems by the thousand
     "pipelines",  # restores and replays of whole pipelines on Spark
     "verdicts",  # stores and event logs by the thousand, against brute force
+    "storage",  # object storage, on a real S3 server
     "generated",  # every property test, with many examples
 )
 BEGAN = time.monotonic()

@@ -1,0 +1,75 @@
+"""The S3 servers that tests use behave as the storage layer needs it."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from stillframe.storage.location import Location, locate
+from stillframe.storage.opened import storage_of
+from stillframe.storage.storage import Changed
+from tests.nightly import by_night
+
+pytestmark = pytest.mark.slow
+RACER_COUNT = 8
+RACE_COUNT = by_night(100, check=3)
+
+
+@pytest.fixture(
+    params=[
+        "moto_bucket",
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ]
+)
+def bucket(request: pytest.FixtureRequest) -> Location:
+    """An empty bucket of each server."""
+    return locate(str(request.getfixturevalue(request.param)))
+
+
+def test_of_racing_conditional_writes_one_wins(bucket: Location) -> None:
+    """Whether an object is made or replaced, and the others are told so."""
+    storage = storage_of(bucket)
+
+    def make(number: int) -> bool:
+        try:
+            storage.put_if_absent(place, b"%d" % number)
+        except FileExistsError:
+            return False
+        return True
+
+    def replace(number: int) -> bool:
+        try:
+            storage.replace_if_unchanged(place, b"new %d" % number, version)
+        except Changed:
+            return False
+        return True
+
+    with ThreadPoolExecutor(RACER_COUNT) as pool:
+        for race in range(RACE_COUNT):
+            place = bucket / f"races/{race}"
+            winners = [n for n, won in enumerate(pool.map(make, range(RACER_COUNT))) if won]
+            content, version = storage.read(place, bytes_max=9)
+            assert [content] == [b"%d" % number for number in winners]
+            winners = [n for n, won in enumerate(pool.map(replace, range(RACER_COUNT))) if won]
+            assert [storage.read(place, bytes_max=9)[0]] == [b"new %d" % n for n in winners]
+
+
+def test_child_processes_find_the_server(bucket: Location) -> None:
+    """In the variables that they inherit."""
+    storage_of(bucket).put(bucket / "greeting", b"hello")
+    read = (
+        "import sys; from stillframe.storage.location import locate;"
+        "from stillframe.storage.opened import storage_of;"
+        "place = locate(sys.argv[1]);"
+        "print(storage_of(place).read(place, bytes_max=9)[0].decode())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", read, str(bucket / "greeting")],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "hello\n"
