@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from stillframe.cli.records import why
+from stillframe.storage.location import ObjectPath
 from stillframe.store.manifest import Manifest, read_manifest
 from stillframe.store.sealed_json import seal
 from stillframe.store.snapshot_directory import record_of
 from stillframe.store.store import Store
 from tests.cli.conftest import Call, publish, purses, state_of
+from tests.eventlog.test_remote import copied
 from tests.eventlogs import Row, as_stream, messages, write
 from tests.shapes import same_shape
 
@@ -130,6 +132,19 @@ def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
     row = next(r for r in found["snapshots"] if r["snapshot"] == "A-2")
     assert (found["ok"], row["epoch"], row["verdict"]) == (False, None, "inconsistent")
     assert [r["snapshot"] for r in found["snapshots"]] == ["A-1", None, "A-2"]
+
+
+def test_a_log_may_be_in_an_object_store(call: Call, log: Path, find: Find) -> None:
+    """An address names it; what can only be local, such as a checkpoint, is still refused."""
+    remote = copied(log, ObjectPath("memory://test-of-the-cli", "log"))
+    find(verdict("A-1", 1), verdict(None, 1))
+    result = call("log", "verify", remote)
+    assert (result.exit_code, result.stderr) == (0, "PASS: 1 snapshot consistent\n")
+    missing = call("log", "verify", remote / "none")
+    assert missing.exit_code == 2
+    assert f"{remote}/none holds no event log" in missing.stderr
+    refused = call("store", "follow", "s", "--checkpoint", remote)
+    assert (refused.exit_code, refused.stderr.count("only a local file or directory")) == (2, 1)
 
 
 @pytest.mark.spark

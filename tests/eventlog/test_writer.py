@@ -175,7 +175,7 @@ def test_a_process_that_is_killed_leaves_what_it_handed_over(
         pass
     (part,) = list_segments(tmp_path)
     assert list(rows_of(part)) == logging.rows
-    content = part.path.read_bytes()
+    content = Path(str(part.path)).read_bytes()
     logging.writer.close()
     counts = set()
     for size in range(0, len(content), 5):

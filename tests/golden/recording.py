@@ -109,7 +109,7 @@ def logged(root: Path) -> dict[str, Any]:
     for part in reader.list_segments(root / "log"):
         rows = [row for table in reader.read_segment(part) for row in table.to_pylist()]
         text = msgspec.json.encode(rows, order="deterministic")
-        found[part.path.relative_to(root).as_posix()] = {
+        found[Path(str(part.path)).relative_to(root).as_posix()] = {
             "row_count": part.row_count,
             "span": msgspec.to_builtins(part.header),
             "first_rows": json.loads(msgspec.json.encode(rows[:SHOWN_COUNT])),

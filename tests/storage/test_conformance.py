@@ -192,3 +192,14 @@ def test_one_of_eight_writers_replaces(storage: Storage, root: Location) -> None
         content, version = storage.read(root / "head", bytes_max=99)
         assert winners == [content]
         version = storage.put(root / "head", b"begin %d" % _)
+
+
+def test_the_end_of_a_file(storage: Storage, root: Location) -> None:
+    """With its size; all of a file that is shorter, and nothing of an empty one."""
+    storage.put(root / "x", b"0123456789")
+    assert storage.read_end(root / "x", 4) == (b"6789", 10)
+    assert storage.read_end(root / "x", 40) == (b"0123456789", 10)
+    storage.put(root / "empty", b"")
+    assert storage.read_end(root / "empty", 4) == (b"", 0)
+    with pytest.raises(FileNotFoundError):
+        storage.read_end(root / "nothing", 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.storage.location import ObjectPath, local_path, locate
+from stillframe.storage.location import ObjectPath, local_path, locate, location_of
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,10 @@ def test_it_is_used_like_a_path() -> None:
     assert copy.deepcopy(place) == place
     with pytest.raises(ValueError, match="not below"):
         place.relative_to(ObjectPath("s3://other", "runs"))
+
+
+@pytest.mark.parametrize("where", ["/var/s3:/x", "s3://bucket/a?b/" + "c" * 900, "memory://m"])
+def test_a_location_is_made_of_its_text(where: str) -> None:
+    """Also where the names below it are such as no user may give."""
+    assert str(location_of(where)) == where
+    assert isinstance(location_of(where), Path) == where.startswith("/")

@@ -16,9 +16,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from stillframe.channel_accounting import balances
 from stillframe.errors import Damaged
 from stillframe.eventlog.segments import SCHEMA, STREAM, read_rows
+from stillframe.storage.location import Location, ObjectPath, location_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -144,14 +145,38 @@ Add = Callable[..., None]
 
 def aggregate_splits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the counts (`COUNTS`) of each split of a log (`SPLITS`)."""
-    for batch in batches:
-        for piece in batch.to_pylist():
-            found = read_rows(Path(piece["path"]), [piece["row_group"]], SCHEMA.names)
-            number = -1
-            for number, table in enumerate(found):
-                yield from _count(piece, number, table).to_batches()
-            if number < 0:  # it is empty, but states what came before it
-                yield from _count(piece, 0, SCHEMA.empty_table()).to_batches()
+    for piece, found in read_splits(batches, SCHEMA.names):
+        number = -1
+        for number, table in enumerate(found):
+            yield from _count(piece, number, table).to_batches()
+        if number < 0:  # it is empty, but states what came before it
+            yield from _count(piece, 0, SCHEMA.empty_table()).to_batches()
+
+
+def read_splits(
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], Iterable[pa.Table]]]:
+    """Yield each split of a log (`SPLITS`) with its rows. In an object store the row group after it
+    is read meanwhile, which hides that each takes round trips."""
+    pieces = chain.from_iterable(batch.to_pylist() for batch in batches)
+    with ThreadPoolExecutor(1) as pool:
+
+        def begin(piece: dict[str, Any] | None) -> Callable[[], Iterable[pa.Table]]:
+            if piece is None:
+                return lambda: ()
+            path, group = location_of(piece["path"]), piece["row_group"]
+            rows = read_rows(path, [group], columns)
+            if not isinstance(path, ObjectPath) or group == STREAM:
+                return lambda: rows
+            return pool.submit(list, rows).result
+
+        piece = next(pieces, None)
+        rows = begin(piece)
+        while piece is not None:
+            following = next(pieces, None)
+            rows_after = begin(following)
+            yield piece, rows()
+            piece, rows = following, rows_after
 
 
 def _count(piece: dict[str, Any], number: int, table: pa.Table) -> pa.Table:
@@ -306,7 +331,7 @@ def _texts(column: pa.ChunkedArray) -> tuple[list[str], npt.NDArray[Any], npt.ND
     return array.dictionary.to_pylist(), which, array.is_valid().to_numpy(zero_copy_only=False)
 
 
-def plan_splits(log: Path) -> list[dict[str, Any]]:
+def plan_splits(log: Location) -> list[dict[str, Any]]:
     """Return a row for each row group of an event log (`SPLITS`), which a system may write to."""
     import msgspec
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,8 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stillframe.analytics import verified_parquet
+from stillframe.analytics.log_checks import read_splits
 from stillframe.errors import UsageError
-from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED, SCHEMA, read_rows
+from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED, SCHEMA
 from stillframe.spark.session import add_package
 
 _PLAIN = [
@@ -61,13 +61,11 @@ def event_rows(pieces: DataFrame, only: pc.Expression | None = None) -> DataFram
     add_package(pieces.sparkSession)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for piece in batch.to_pylist():
-                found = read_rows(Path(piece["path"]), [piece["row_group"]], ROWS.names[2:])
-                for table in found:
-                    chosen = table if only is None else table.filter(only)
-                    ends = [pa.repeat(piece[name], len(chosen)) for name in ("epoch", "process")]
-                    yield from pa.table([*ends, *chosen.columns], schema=ROWS).to_batches()
+        for piece, found in read_splits(batches, ROWS.names[2:]):
+            for table in found:
+                chosen = table if only is None else table.filter(only)
+                ends = [pa.repeat(piece[name], len(chosen)) for name in ("epoch", "process")]
+                yield from pa.table([*ends, *chosen.columns], schema=ROWS).to_batches()
 
     return pieces.mapInArrow(read, from_arrow_schema(ROWS))
 

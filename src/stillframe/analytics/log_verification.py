@@ -40,7 +40,7 @@ from stillframe.analytics.manifests import Published, read_complete
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.eventlog.segments import STREAM
 from stillframe.spark.session import add_package
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, locate
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.manifest import CHANNELS
 
@@ -62,7 +62,7 @@ _STEPS = ("cuts", "markers")
 Row = dict[str, Any]
 
 
-def log_pieces(spark: SparkSession, log: str | Path) -> DataFrame:
+def log_pieces(spark: SparkSession, log: str | Location) -> DataFrame:
     """Return a row for each row group of an event log (`SPLITS`): what `verify` takes.
 
     A running system may write to it; its later rows are not included.
@@ -72,7 +72,7 @@ def log_pieces(spark: SparkSession, log: str | Path) -> DataFrame:
         Damaged: a file in it is not part of a log.
         StoreError: one cannot be read.
     """
-    path = local_path(log)
+    path = locate(log)
     with explain_io_errors(path, "read"):
         splits = plan_splits(path)
     return spark.createDataFrame(splits, SPLITS)
@@ -209,7 +209,7 @@ class CrossCheck:
     is before a cut from the beginning of its epoch; the counts of complete files stay known, so
     that each micro-batch reads only new files and those still being written."""
 
-    def __init__(self, spark: SparkSession, log: Path | None) -> None:
+    def __init__(self, spark: SparkSession, log: Location | None) -> None:
         self._spark = spark
         self._log = log
         self._read: set[str] = set()
@@ -234,7 +234,7 @@ class CrossCheck:
             row["verdict"] = next(verdict for verdict in _WORST_FIRST if verdict in seen)
         return found
 
-    def _count(self, log: Path, epochs: set[int], names: pa.Array) -> DataFrame:
+    def _count(self, log: Location, epochs: set[int], names: pa.Array) -> DataFrame:
         """Return the counts of `epochs`, with the steps of the snapshots `names` alone."""
         listed = [piece for piece in plan_splits(log) if piece["epoch"] in epochs]
         complete = {_file(piece) for piece in listed if piece["row_group"] != STREAM}

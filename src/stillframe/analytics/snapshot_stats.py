@@ -18,6 +18,7 @@ from stillframe.analytics.log_events import event_rows
 from stillframe.analytics.log_verification import log_pieces
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.model import SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store.manifest import CHANNELS
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -155,7 +156,7 @@ def channel_spread(channel_history: DataFrame) -> DataFrame:
     return found.orderBy(F.desc("max"), F.desc("median"), "source", "target")
 
 
-def marker_steps(spark: SparkSession, log: str | Path) -> DataFrame:
+def marker_steps(spark: SparkSession, log: str | Location) -> DataFrame:
     """Return the steps of snapshots in the event log `log` (``log_events.ROWS``), as far as it is
     written, for ``marker_paths``. They are read when Spark runs the DataFrame (``spark_errors``).
 

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stillframe.durable_files import disk_advice, sync
-from stillframe.errors import Damaged, NotConsistent, StoreError
+from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable
 from stillframe.spark.session import add_package
 from stillframe.storage.reading import read_hashed
 from stillframe.store.parquet import as_written, check_row_count, row_groups
@@ -41,7 +41,7 @@ _TASK_FILE_COUNT = 256
 """How much, and how many files, one task reads: starting it costs more than reading a small
 file."""
 _BATCH_ROW_COUNT = 1 << 16
-_ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent)}
+_ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent, Unavailable)}
 _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
 _IN_PYTHON = "from the Python worker"
 FILE_ROW_COUNT = 2**23

@@ -14,6 +14,7 @@ from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
 from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
+from stillframe.storage.location import Location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +95,7 @@ def audit(
 @app.add("store stats money", "store stats money --event-log money.log")
 def stats(
     path: StorePath,
-    event_log: Path | None = event_log_option(
+    event_log: Location | None = event_log_option(
         "Event log of the system. Adds the paths of the slowest markers."
     ),
     where: str = MASTER,
@@ -114,7 +115,7 @@ def stats(
 
 
 def _find_history(
-    spark: "SparkSession", path: Path, published: Published, log: Path | None
+    spark: "SparkSession", path: Path, published: Published, log: Location | None
 ) -> Fields:
     """Return what Spark finds, as rows; `in_transit` without channels on which nothing was."""
     from stillframe.analytics import log_events, snapshot_stats, verified_parquet  # noqa: PLC0415

@@ -22,7 +22,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from types import NoneType
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import typer
 import typer.main
@@ -32,7 +33,7 @@ from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError
-from stillframe.storage.location import local_path
+from stillframe.storage.location import ObjectPath, local_path, locate
 
 Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1
@@ -53,8 +54,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""
         with _errors_as_sentences():
-            # Addresses of other storage are refused wherever a command takes a path.
-            for value in ctx.params.values():
+            # Addresses of other storage are refused wherever a command takes only a local path.
+            anywhere = getattr(self.callback, "locations", ())
+            for value in (v for name, v in ctx.params.items() if name not in anywhere):
                 for path in value if isinstance(value, list | tuple) else (value,):
                     if isinstance(path, Path):
                         local_path(path)
@@ -117,6 +119,7 @@ def _deferred() -> None:
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     bundles: dict[str, type[Any]] = {}
+    locations: set[str] = set()
     for parameter in inspect.signature(function).parameters.values():
         if not dataclasses.is_dataclass(bundle := parameter.annotation):
             parameters.append(parameter)
@@ -127,9 +130,16 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             _option(field.name, field.type, field.default) for field in dataclasses.fields(bundle)
         )
     parameters.append(_option("is_json", bool, flag("--json", "Write JSON to stdout.")))
+    for place, parameter in enumerate(parameters):
+        as_path = _with_path(parameter.annotation)
+        if as_path != parameter.annotation:
+            parameters[place] = parameter.replace(annotation=as_path)
+            locations.add(parameter.name)
 
     @functools.wraps(function)
     def command(*, is_json: bool, **values: Any) -> None:
+        for name in locations:
+            values[name] = None if values[name] is None else locate(values[name])
         for name, bundle in bundles.items():
             names = [field.name for field in dataclasses.fields(bundle)]
             values[name] = bundle(**{field: values.pop(field) for field in names})
@@ -137,8 +147,19 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             function(**values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)
+    vars(command)["locations"] = locations
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
+
+
+def _with_path(kind: Any) -> Any:
+    """Return a type with `Path` where it has `Location`, because Typer takes no unions."""
+    if get_origin(kind) is Annotated:
+        inner, *more = get_args(kind)
+        return Annotated[_with_path(inner), *more]
+    if ObjectPath in get_args(kind):
+        return Path | None if NoneType in get_args(kind) else Path
+    return kind
 
 
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:

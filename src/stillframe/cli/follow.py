@@ -17,6 +17,7 @@ from stillframe.cli.spark_session import with_zone
 from stillframe.errors import StillframeError
 from stillframe.eventlog.reader import list_segments
 from stillframe.spark import spark_session
+from stillframe.storage.location import Location
 from stillframe.store.layout import check_is_store
 
 if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
@@ -69,7 +70,7 @@ class Verdicts:
 )
 def follow(
     path: StorePath,
-    event_log: Path | None = event_log_option(
+    event_log: Location | None = event_log_option(
         "Event log of the system. Checks snapshots against it too, after 2 s."
     ),
     timeout: str = option(

@@ -18,6 +18,7 @@ from stillframe.cli.options import KEEP, MASTER, StorePath
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId, natural_order
+from stillframe.storage.location import Location
 from stillframe.trace import Position
 
 if TYPE_CHECKING:  # spark_session.session says what to do if PySpark is missing
@@ -37,7 +38,7 @@ app = Commands()
 
 @app.add("log verify money.log --store money")
 def verify(
-    log: Path = LOG,
+    log: Location = LOG,
     store: Path | None = option(
         "DIR", "Store of the same system, to compare its snapshots with the log."
     ),
@@ -81,7 +82,7 @@ def _answer_rows(
 
 @app.add("log clock money.log P1#17")
 def clock(
-    log: Path = LOG,
+    log: Location = LOG,
     event: str = argument("PROCESS#EVENT", "An event, such as P1#17, the 17th event of P1."),
     epoch: int | None = option("N", "Epoch of the system.  [default: the last]"),
     where: str = MASTER,
@@ -104,7 +105,7 @@ def clock(
     output.say(f"numbers of events that happened before {event} of epoch {chosen}, itself included")
 
 
-def _check(log: Path, epoch: int | None) -> None:
+def _check(log: Location, epoch: int | None) -> None:
     """Refuse what is no event log, before Spark is started for it."""
     known = sorted({part.header.epoch for part in list_segments(log)})
     if epoch is not None and epoch not in known:
@@ -115,7 +116,7 @@ def _check(log: Path, epoch: int | None) -> None:
 
 
 def _find(
-    spark: "SparkSession", log: Path, published: Published | None, epoch: int | None
+    spark: "SparkSession", log: Location, published: Published | None, epoch: int | None
 ) -> Fields:
     """Return the verdict over an event log. It is ``ok`` if no snapshot is inconsistent, nothing is
     wrong with the log itself, and every snapshot of the store, if one was given, is whole and

@@ -3,12 +3,12 @@
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, UsageError
@@ -16,12 +16,15 @@ from stillframe.eventlog.segments import (
     SCHEMA,
     STREAM,
     as_written,
+    open_parquet,
+    open_stream,
     read_rows,
     whole_batches,
     whole_stream,
 )
 from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, ObjectPath, locate
+from stillframe.storage.opened import storage_of
 
 VERSION = 1
 HEADER_KEY = b"stillframe"
@@ -30,7 +33,11 @@ _NAME = re.compile(r"events-(\d{6})\.(parquet|arrows)")
 _EPOCH = re.compile(r"e([1-9]\d{0,8})")
 _LISTING_COUNT_MAX = 16
 """How often a listing is restarted because a file was removed meanwhile."""
-
+_READER_COUNT = 16
+"""How many objects are opened at a time: each takes a round trip."""
+_DEPTH = 3
+"""How many names there are in the path of a segment below its log."""
+_Place = TypeVar("_Place", Path, ObjectPath)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
@@ -63,7 +70,7 @@ def schema_with(header: SegmentHeader) -> pa.Schema:
     return SCHEMA.with_metadata({HEADER_KEY: msgspec.json.encode(header)})
 
 
-def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
+def header_of(metadata: dict[bytes, bytes] | None, path: Location) -> SegmentHeader:
     """Return the header in the metadata of the schema of the file at `path`; Damaged if it has
     none, or one that cannot be of that file."""
     encoded = (metadata or {}).get(HEADER_KEY)
@@ -94,13 +101,13 @@ def header_of(metadata: dict[bytes, bytes] | None, path: Path) -> SegmentHeader:
     return header
 
 
-def segment_path(log: Path, header: SegmentHeader, *, is_complete: bool) -> Path:
+def segment_path(log: _Place, header: SegmentHeader, *, is_complete: bool) -> _Place:
     """Return the path of the segment with this header in the event log `log`."""
     ending = "parquet" if is_complete else "arrows"
     return log / f"e{header.epoch}" / header.process / f"events-{header.number:06}.{ending}"
 
 
-def segment_of(path: Path) -> tuple[int, int] | None:
+def segment_of(path: Location) -> tuple[int, int] | None:
     """Return epoch and number of the segment at `path`, by its name; None if it is none."""
     name, epoch = _NAME.fullmatch(path.name), _EPOCH.fullmatch(path.parent.parent.name)
     return None if name is None or epoch is None else (int(epoch[1]), int(name[1]))
@@ -110,7 +117,7 @@ class Segment(msgspec.Struct, frozen=True):
     """One file of an event log, with the rows that it has now; `row_group_count` is 0 for a stream
     of batches."""
 
-    path: Path
+    path: Location
     header: SegmentHeader
     row_count: int
     row_group_count: int
@@ -121,7 +128,7 @@ class Segment(msgspec.Struct, frozen=True):
         return tuple(range(self.row_group_count)) or (STREAM,)
 
 
-def epochs(log: Path) -> tuple[int, ...]:
+def epochs(log: Location) -> tuple[int, ...]:
     """Return the epochs in the event log `log`, in order; none if there is no such directory.
     UsageError: `log` is a file; Damaged: something there does not belong to an event log."""
     try:
@@ -131,15 +138,15 @@ def epochs(log: Path) -> tuple[int, ...]:
     except NotADirectoryError:
         raise UsageError(f"{log} is a file, but an event log is a directory") from None
     numbers = []
-    for path in found:
+    for path, is_directory in found:
         named = segment_of(path / "P" / "events-000001.arrows")
-        if named is None or not path.is_dir():
+        if named is None or not is_directory:
             raise _foreign(path)
         numbers.append(named[0])
     return tuple(sorted(numbers))
 
 
-def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
+def list_segments(log: Location, epoch: int | None = None) -> list[Segment]:
     """Return the segments of the event log `log`, or only of one epoch, which need not be there:
     by epoch, process and number.
 
@@ -147,13 +154,14 @@ def list_segments(log: Path, epoch: int | None = None) -> list[Segment]:
     UsageError: there is no event log; Damaged: something there does not belong to one, or is not
     what was written; OSError: it cannot be read.
     """
-    if not epochs(local_path(log)):
+    log = locate(log)
+    if not epochs(log):
         command = shell_command("run", "SYSTEM", "--event-log", log)
         raise UsageError(f"{log} holds no event log: write one with '{command}'")
     for _ in range(_LISTING_COUNT_MAX):
         # A process that still runs replaces and removes files.
         with contextlib.suppress(FileNotFoundError):
-            found = [s for path in _files(log, epoch) if (s := _open_segment(path)) is not None]
+            found = _open_all(_files(log, epoch))
             return sorted(found, key=lambda s: (s.header.epoch, s.header.process, s.header.number))
     raise UsageError(
         f"the files in {log} change too fast to be listed: stop the program that removes them"
@@ -165,39 +173,81 @@ def read_segment(segment: Segment) -> Iterator[pa.Table]:
     return read_rows(segment.path, segment.groups, SCHEMA.names)
 
 
-def _foreign(path: Path) -> Damaged:
+def _foreign(path: Location) -> Damaged:
     return Damaged(f"{path} is not part of an event log: move it out of the directory", path=path)
 
 
-def _files(log: Path, wanted: int | None) -> Iterator[Path]:
+def _files(log: Location, wanted: int | None) -> Iterator[Location]:
     """Yield one path for each segment; if it exists twice, the Parquet file."""
+    if isinstance(log, ObjectPath):
+        yield from _objects(log, wanted)
+        return
     for epoch in epochs(log):
         if wanted not in (None, epoch):
             continue
-        for directory in _visible(log / f"e{epoch}"):
-            if not directory.is_dir():
+        for directory, is_directory in _visible(log / f"e{epoch}"):
+            if not is_directory:
                 raise _foreign(directory)
-            by_number: dict[int, Path] = {}
-            for path in sorted(_visible(directory)):  # Parquet comes after Arrow
-                if (named := segment_of(path)) is None or path.is_fifo():
+            paths = [path for path, _ in _visible(directory)]
+            for path in paths:
+                if isinstance(path, Path) and path.is_fifo():
                     raise _foreign(path)
-                by_number[named[1]] = path
-            yield from by_number.values()
+            yield from _one_each(paths)
 
 
-def _visible(directory: Path) -> Iterable[Path]:
-    return [path for path in directory.iterdir() if not path.name.startswith(".")]
+def _objects(log: ObjectPath, wanted: int | None) -> Iterator[Location]:
+    """Yield the same of an object store, from one listing."""
+    place = log if wanted is None else log / f"e{wanted}"
+    by_process: dict[Location, list[Location]] = {}
+    for path, _ in storage_of(log).files_below(place):
+        assert isinstance(path, ObjectPath)
+        parts = path.relative_to(log).split("/")
+        if any(part.startswith(".") for part in parts):
+            continue
+        if len(parts) != _DEPTH:
+            raise _foreign(path)
+        by_process.setdefault(path.parent, []).append(path)
+    for paths in by_process.values():
+        yield from _one_each(paths)
 
 
-def _open_segment(path: Path) -> Segment | None:
+def _one_each(paths: Iterable[Location]) -> Iterable[Location]:
+    by_number: dict[int, Location] = {}
+    for path in sorted(paths):  # Parquet comes after Arrow
+        if (named := segment_of(path)) is None:
+            raise _foreign(path)
+        by_number[named[1]] = path
+    return by_number.values()
+
+
+def _visible(directory: Location) -> list[tuple[Location, bool]]:
+    """Return what is in a directory, and whether each is one."""
+    found: list[tuple[Location, bool]]
+    if isinstance(directory, ObjectPath):
+        listed = storage_of(directory).children(directory)
+        found = [(path, byte_count is None) for path, byte_count in listed]
+    else:
+        found = [(path, path.is_dir()) for path in directory.iterdir()]
+    return [one for one in found if not one[0].name.startswith(".")]
+
+
+def _open_all(paths: Iterable[Location]) -> list[Segment]:
+    listed = list(paths)
+    if not any(isinstance(path, ObjectPath) for path in listed):
+        return [s for path in listed if (s := _open_segment(path)) is not None]
+    with ThreadPoolExecutor(_READER_COUNT) as pool:
+        return [s for s in pool.map(_open_segment, listed) if s is not None]
+
+
+def _open_segment(path: Location) -> Segment | None:
     """Return the segment at `path`; None for a stream that was cut short in its schema."""
     with as_written(path):
         if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path) as (file, _):
                 metadata = file.metadata
                 header = header_of(metadata.metadata, path)
                 return Segment(path, header, metadata.num_rows, metadata.num_row_groups)
-        with pa.OSFile(str(path)) as source:
+        with open_stream(path) as source:
             if (stream := whole_stream(source)) is None:
                 return None
             header = header_of(stream.schema.metadata, path)

@@ -18,13 +18,15 @@ Executors of a cluster import this module: it needs no more than Arrow.
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, StoreError
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.range_file import RangeFile
 
 ACCEPTED = "accepted"
 SENT = "sent"
@@ -131,7 +133,35 @@ def _is_message(source: pa.NativeFile) -> bool:
     return True
 
 
-def whole_batches(stream: pa.RecordBatchReader, path: Path) -> Iterator[pa.RecordBatch]:
+@contextlib.contextmanager
+def open_parquet(path: Location, **options: Any) -> Iterator[tuple[pq.ParquetFile, int]]:
+    """Open a complete segment, and find its size. Of an object store its end is read, and then what
+    is asked for."""
+    if isinstance(path, ObjectPath):
+        remote = RangeFile(path)
+        source, size = pa.PythonFile(remote, mode="r"), remote.size
+    else:
+        source, size = path, path.stat().st_size
+    with pq.ParquetFile(source, **options) as file:
+        yield file, size
+
+
+def open_stream(path: Location) -> pa.NativeFile:
+    """Open a segment that is being written. Of an object store all of it is read."""
+    if not isinstance(path, ObjectPath):
+        return pa.OSFile(str(path))
+    try:
+        content, _ = storage_of(path).read(path, bytes_max=_GROUP_BYTES_MAX)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
+    if len(content) > _GROUP_BYTES_MAX:
+        raise ValueError(f"it has more than {_GROUP_BYTES_MAX} bytes")
+    return pa.BufferReader(content)
+
+
+def whole_batches(stream: pa.RecordBatchReader, path: Location) -> Iterator[pa.RecordBatch]:
     """Yield the batches of the stream that `whole_stream` returned for the file at `path`."""
     with as_written(path):
         for batch in stream:
@@ -173,7 +203,7 @@ def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(gathered).unify_dictionaries()
 
 
-def read_rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[pa.Table]:
+def read_rows(path: Location, groups: Iterable[int], columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield rows of a segment in order, with some columns of `SCHEMA`, at most `ROW_GROUP_COUNT` at
     a time. `groups` are the numbers of row groups; `STREAM` alone: all of a stream, or of the
     Parquet by which its writer has replaced it since it was listed.
@@ -186,20 +216,19 @@ def read_rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iter
             yield _checked(table, columns)
 
 
-def _tables(path: Path, wanted: list[int], columns: list[str]) -> Iterator[pa.Table]:
+def _tables(path: Location, wanted: list[int], columns: list[str]) -> Iterator[pa.Table]:
     if wanted == [STREAM]:
         if path.suffix == ".parquet":
             return  # it has no row groups
-        with contextlib.suppress(FileNotFoundError), pa.OSFile(str(path)) as source:
+        with contextlib.suppress(FileNotFoundError), open_stream(path) as source:
             if (stream := whole_stream(source)) is not None:
                 for table in row_groups(whole_batches(stream, path)):
                     yield table.select(columns)
             return
-        path, wanted = path.with_suffix(".parquet"), []
-    size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * path.stat().st_size
-    with pq.ParquetFile(
-        path, read_dictionary=DICTIONARIES, page_checksum_verification=True
-    ) as file:
+        path, wanted = path.with_name(f"{path.stem}.parquet"), []
+    options = {"read_dictionary": DICTIONARIES, "page_checksum_verification": True}
+    with open_parquet(path, **options) as (file, size):
+        size_max = _UNPACKED_BYTES_MIN + _UNPACKED_PER_BYTE * size
         for number in wanted or range(file.num_row_groups):
             # Only from the group: reading the metadata of a column can end this process.
             group = file.metadata.row_group(number)

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 from stillframe.errors import Damaged, NotConsistent, UsageError
@@ -25,6 +24,7 @@ from stillframe.eventlog.segments import (
     rows_of,
 )
 from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
 
 ROW_COUNT_MAX = 10**6
@@ -95,7 +95,7 @@ def _sent_in(step: Step) -> set[Sent]:
     return {MarkerId(Channel(step.process, target), step.snapshot) for target in step.targets}
 
 
-def read_trace(log: Path, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> Trace:
+def read_trace(log: Location, epoch: int, *, row_count_max: int = ROW_COUNT_MAX) -> Trace:
     """Return the trace of one epoch of the event log `log`, without the messages that were accepted
     before the log of their target begins.
 

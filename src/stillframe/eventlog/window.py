@@ -7,7 +7,6 @@ read.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +27,7 @@ from stillframe.eventlog.segments import (
 )
 from stillframe.eventlog.to_trace import foreign_channel
 from stillframe.model import Channel, ProcessId, Snapshot
+from stillframe.storage.location import Location
 
 CONTEXT_ROWS = 4096
 """How many rows are searched before the cut, and after it."""
@@ -62,7 +62,7 @@ class Lane(msgspec.Struct, frozen=True):
     event_count: int
 
 
-def read_window(log: Path, snapshot: Snapshot, wanted: WindowRequest) -> dict[ProcessId, Lane]:
+def read_window(log: Location, snapshot: Snapshot, wanted: WindowRequest) -> dict[ProcessId, Lane]:
     """Return the log of each process around its cut. Raises as ``list_segments``, and NotInLog if
     the log does not contain the cut of a process that took part: not yet, no longer, or never."""
     found = groupby(list_segments(log, snapshot.epoch), key=lambda segment: segment.header.process)

@@ -31,6 +31,13 @@ class LocalFiles:
             file.seek(start)
             return file.read(length)
 
+    def read_end(self, location: Location, length: int) -> tuple[bytes, int]:
+        """See ``storage.Storage``."""
+        with open(_path(location), "rb", opener=no_wait) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - length))
+            return file.read(length), size
+
     def exists(self, location: Location) -> bool:
         """See ``storage.Storage``."""
         return _path(location).is_file()

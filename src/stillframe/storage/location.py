@@ -133,6 +133,16 @@ def locate(where: str | Location) -> Location:
     return _object_path(_SCHEMES[scheme], rest)
 
 
+def location_of(text: str) -> Location:
+    """Return the location whose ``str()`` is `text`. That is no check: ``locate`` takes what a user
+    gives."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme not in _SCHEMES.values():
+        return Path(text)
+    bucket, _, key = rest.partition("/")
+    return ObjectPath(f"{scheme}://{bucket}", key)
+
+
 def local_path(where: str | Location) -> Path:
     """Return the local path that `where` names; UsageError if it is a place in an object store or
     not supported."""

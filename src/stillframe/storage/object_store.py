@@ -113,6 +113,20 @@ class ObjectStore:
 
         return self._request(location, get, received=len)
 
+    def read_end(self, location: Location, length: int) -> tuple[bytes, int]:
+        """See ``storage.Storage``."""
+
+        def get() -> tuple[bytes, int]:
+            if self._root.startswith("abfss:"):  # Azure takes no range that counts from the end
+                size = int(self._api.head(self._client, _key(location))["size"])
+                wanted: Any = (max(0, size - length), size)
+            else:
+                wanted = {"suffix": length}
+            got = self._api.get(self._client, _key(location), options={"range": wanted})
+            return bytes(got.bytes()), int(got.meta["size"])
+
+        return self._request(location, get, received=lambda answer: len(answer[0]))
+
     def exists(self, location: Location) -> bool:
         """See ``storage.Storage``."""
         try:

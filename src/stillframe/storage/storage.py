@@ -43,6 +43,10 @@ class Storage(Protocol):
         """Return `length` bytes of a file from `start` on; fewer if it ends before."""
         ...
 
+    def read_end(self, location: Location, length: int) -> tuple[bytes, int]:
+        """Return the last `length` bytes of a file, or all if it has fewer, and its size."""
+        ...
+
     def exists(self, location: Location) -> bool:
         """Return whether there is a file."""
         ...

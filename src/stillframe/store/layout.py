@@ -18,7 +18,7 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, local_path
 from stillframe.store.manifest import MANIFEST, Head, Manifest, file_names
 from stillframe.store.sealed_json import TooLarge, read_sealed, seal
 from stillframe.topology import Description
@@ -42,7 +42,7 @@ def first_names(names: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def explain_io_errors(path: Path, action: str) -> Iterator[None]:
+def explain_io_errors(path: Location, action: str) -> Iterator[None]:
     """Turn an OSError of the body into a StoreError: what could not be done to `path`, and what to
     do. A ``TooLarge`` gets the name of `path`, too."""
     try:

@@ -1,0 +1,23 @@
+"""What the tests of analytics share besides the session."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stillframe.storage.location import ObjectPath, locate
+from tests.s3_servers import S3Server, environment
+
+
+@pytest.fixture
+def spark_bucket(
+    spark: SparkSession,
+    moto_bucket: str,
+    moto_server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> ObjectPath:
+    """An empty bucket that Spark's workers find as the driver does, in their environment. Java was
+    started with another one."""
+    for name, value in environment(moto_server).items():
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
+    found = locate(moto_bucket)
+    assert isinstance(found, ObjectPath)
+    return found
