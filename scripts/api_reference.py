@@ -50,7 +50,8 @@ PYTHON = [
         "`stillframe.open_store` works while the system runs. It needs neither Spark nor the code "
         "of the system.",
         ROOT_PACKAGE,
-        "open_store SnapshotStore LoadedSnapshot SnapshotEntry AbandonedSnapshot DecodedMessage",
+        "open_store SnapshotStore LoadedSnapshot SnapshotEntry AbandonedSnapshot DecodedMessage "
+        "ObjectPath",
     ),
     Section(
         "Programs with their own event loop",

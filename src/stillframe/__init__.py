@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         SnapshotStore,
         open_store,
     )
+    from stillframe.storage.location import ObjectPath
     from stillframe.store.manifest import SnapshotEntry
     from stillframe.store.tables import DecodedMessage
     from stillframe.topology import ExternalProcess, InTransit, Recorded, Topology
@@ -57,6 +58,7 @@ __all__ = [
     "LoadedSnapshot",
     "Message",
     "NotConsistent",
+    "ObjectPath",
     "Outbox",
     "OutboxEntry",
     "Pipeline",
@@ -100,6 +102,7 @@ _MODULES = {
     "stillframe.running_system": "RunningSystem run",
     "stillframe.runtime.process.join": "JoinedProcess join",
     "stillframe.snapshot_store": "AbandonedSnapshot LoadedSnapshot SnapshotStore open_store",
+    "stillframe.storage.location": "ObjectPath",
     "stillframe.store.manifest": "SnapshotEntry",
     "stillframe.store.tables": "DecodedMessage",
     "stillframe.topology": "ExternalProcess InTransit Recorded Topology",
