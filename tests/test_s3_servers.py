@@ -1,6 +1,7 @@
 """The S3 servers that tests use behave as the storage layer needs it."""
 
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed
 from tests.nightly import by_night
+from tests.s3_servers import S3Server
 
 pytestmark = pytest.mark.slow
 RACER_COUNT = 8
@@ -54,6 +56,20 @@ def test_of_racing_conditional_writes_one_wins(bucket: Location) -> None:
             assert [content] == [b"%d" % number for number in winners]
             winners = [n for n, won in enumerate(pool.map(replace, range(RACER_COUNT))) if won]
             assert [storage.read(place, bytes_max=9)[0]] == [b"new %d" % n for n in winners]
+
+
+def test_a_client_that_waits_for_100_gets_it_once(moto_bucket: str, moto_server: S3Server) -> None:
+    """The client of Spark takes a second 100 for the result."""
+    path = moto_bucket.removeprefix("s3:/")
+    headers = "Host: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n"
+    head = f"PUT {path}/key HTTP/1.1\r\n{headers}\r\n"
+    with socket.create_connection(("127.0.0.1", moto_server.port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        lines = connection.makefile("rb")
+        assert lines.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert lines.readline() == b"\r\n"
+        connection.sendall(b"x")
+        assert lines.readline().startswith(b"HTTP/1.1 200")
 
 
 def test_child_processes_find_the_server(bucket: Location) -> None:

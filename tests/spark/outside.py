@@ -25,9 +25,9 @@ QUICK = "-XX:TieredStopAtLevel=1"
 
 
 def jars(kind: str) -> list[Path]:
-    """Return the files that ``./check`` got for `kind`: kafka, spark or postgres."""
+    """Return the files that ``./check`` got for `kind`: kafka, spark, s3a or postgres."""
     assert (JARS / "installed").exists(), (
-        f"{JARS} is missing: Kafka and PostgreSQL are set up by ./check"
+        f"{JARS} is missing: Kafka, PostgreSQL and Spark's way to S3 are set up by ./check"
     )
     return sorted((JARS / kind).glob("*.jar"))
 
