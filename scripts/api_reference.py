@@ -339,7 +339,8 @@ def _annotation(annotation: Any) -> str:
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("~", "").replace("NoneType", "None")
-    return text.replace("'", "")
+    # A union for the reader, and one type for what decodes it (``storage.location``).
+    return re.sub(r"\bLocation\b", "Path | ObjectPath", text.replace("'", ""))
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from stillframe.protocol.wire import check_version
 from stillframe.runtime.run_file import find_running
 from stillframe.store.history import SnapshotPublished
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.runtime import programs
 from tests.store.samples import DESCRIPTION, publish
 
@@ -72,7 +73,7 @@ def test_a_damaged_file_names_file_snapshot_and_remedy(store: Store) -> None:
     """Whichever file it is, and however it is read."""
     opened = stillframe.open_store(store.path)
     for name in ("processes.parquet", "manifest.json"):
-        path = store.path / "snapshots" / "A-1" / name
+        path = local(store.path) / "snapshots" / "A-1" / name
         path.write_bytes(path.read_bytes()[:-1])
         for read in (opened.load, opened.verify):
             with pytest.raises(Damaged) as caught:
@@ -105,7 +106,7 @@ def test_a_pipeline_that_does_not_exist_is_named(tmp_path: Path, store: Store) -
     start = functools.partial(Store.create, description=DESCRIPTION)
     wrong: list[tuple[Callable[[Path], object], Path]] = [
         (stillframe.Pipeline, tmp_path / "nothing"),
-        (stillframe.Pipeline, store.path),
+        (stillframe.Pipeline, local(store.path)),
         (stillframe.open_store, tmp_path / "nothing"),
         (stillframe.open_store, tmp_path / "p"),
         (start, tmp_path / "file"),

@@ -14,6 +14,7 @@ from stillframe.model import ProcessState, Reason, Snapshot
 from stillframe.process import Process
 from stillframe.store import history
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.store import keyed_samples
 from tests.store.samples import (
     DESCRIPTION,
@@ -212,7 +213,7 @@ def test_a_store_without_a_snapshot_says_so(tmp_path: Path) -> None:
 def test_damage_is_named_and_hides_nothing_else(store: Store) -> None:
     """One damaged manifest is listed with its error; it is loaded by nobody, and what may be the
     newest is not passed over."""
-    manifest = store.path / "snapshots" / "A-1" / "manifest.json"
+    manifest = local(store.path) / "snapshots" / "A-1" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"A", b"B", 1))
     opened = stillframe.open_store(store.path)
     assert [str(one.id) for one in opened.snapshots()] == ["A-2"]
@@ -221,7 +222,7 @@ def test_damage_is_named_and_hides_nothing_else(store: Store) -> None:
     with pytest.raises(Damaged, match="A-1"):
         opened.load("A-1")
     manifest.write_bytes(b"")
-    (store.path / "snapshots" / "A-2" / "manifest.json").write_bytes(b"")
+    (local(store.path) / "snapshots" / "A-2" / "manifest.json").write_bytes(b"")
     with pytest.raises(Damaged, match="A-"):
         opened.load()
 
@@ -230,7 +231,7 @@ def test_verify_finds_a_changed_byte(store: Store) -> None:
     """Of one snapshot, and of all."""
     opened = stillframe.open_store(store.path)
     assert (opened.verify(), opened.verify("newest")) == (2, 1)
-    file = store.path / "snapshots" / "A-1" / "messages.parquet"
+    file = local(store.path) / "snapshots" / "A-1" / "messages.parquet"
     file.write_bytes(file.read_bytes()[:-1] + b"\x00")
     assert opened.verify("A-2") == 1
     with pytest.raises(Damaged, match=r"A-1/messages\.parquet"):

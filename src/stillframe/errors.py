@@ -7,7 +7,8 @@ StillframeError
 │   └── Refused           it (or we) said no in the handshake: version, epoch, topology, secret
 ├── NotConsistent         recorded data contradict themselves: the books do not balance
 ├── StoreError            the disk, or what is on it
-│   └── Damaged           a file is not what was written: changed, cut short or missing
+│   ├── Damaged           a file is not what was written: changed, cut short or missing
+│   └── Fenced            another program has taken over as the writer
 └── Unavailable           a dependency is missing: a running system, Java, a free port
 
 Expected outcomes are values, not errors: a snapshot that could not be completed is
@@ -81,6 +82,10 @@ class StoreError(StillframeError):
 
 class Damaged(StoreError):
     """A file of a store is not what was written: changed, cut short or missing."""
+
+
+class Fenced(StoreError):
+    """Another program has taken over as the writer of a store; this one can write no more."""
 
 
 class Unavailable(StillframeError):

@@ -51,7 +51,7 @@ from stillframe.runtime.supervisor.operation import (
 )
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.snapshot_store import SnapshotStore, open_store
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, local_path, locate
 from stillframe.store.layout import NEWEST, is_store
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -343,7 +343,7 @@ def _found(store: Store, snapshot: SnapshotId | str) -> SnapshotId | None:
 def run(
     topology: Topology | str,
     *,
-    store: str | Path,
+    store: str | Location,
     restore: SnapshotId | str | None = None,
     interval_s: float | None = 1.0,
     initiators: Sequence[ProcessId] = (),
@@ -418,7 +418,7 @@ def run(
     check_count("keep", 1 if keep is None else keep, 1)
     reference = topology if isinstance(topology, str) else reference_of(topology)
     topology = load_topology(reference)
-    path = local_path(store)
+    path = locate(store)
     address = ANY_PORT if listen is None else Address.parse(listen, port=COORDINATOR_PORT)
     certificates = None if tls is None else _absolute(tls)
     require_tls_off_loopback(address, certificates)

@@ -5,7 +5,6 @@ A loaded snapshot gives states and messages as objects, as Arrow tables and as p
 
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,9 +14,9 @@ from stillframe.detect.view import SnapshotView, view_of
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, Reason, Snapshot, SnapshotId
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, locate
 from stillframe.store import history
-from stillframe.store.layout import NEWEST, check_is_store
+from stillframe.store.layout import NEWEST, check_is_store, is_published_at
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.reader import StoreReader
 from stillframe.store.tables import Tables, fields_of, messages_of
@@ -166,7 +165,7 @@ class SnapshotStore:
             values.
     """
 
-    def __init__(self, path: Path, topology: Topology | str | None) -> None:
+    def __init__(self, path: Location, topology: Topology | str | None) -> None:
         check_is_store(path)
         self._reader = StoreReader(path)
         self.path = path
@@ -279,7 +278,7 @@ class SnapshotStore:
                 return read(entry)
             except (UsageError, StoreError):
                 # A newer one may have been published and this one removed (``run --keep``).
-                if snapshot != NEWEST or entry.directory.is_dir():
+                if snapshot != NEWEST or is_published_at(entry.directory):
                     raise
 
     def _newest(self) -> SnapshotEntry:
@@ -298,7 +297,7 @@ class SnapshotStore:
         return entries[-1]
 
 
-def open_store(path: str | Path, *, topology: Topology | str | None = None) -> SnapshotStore:
+def open_store(path: str | Location, *, topology: Topology | str | None = None) -> SnapshotStore:
     """Open the store of a system to read its snapshots, also while the system runs.
 
     ``open_store("bank.store").load("newest").processes["P1"]`` are the recorded fields of ``P1``.
@@ -317,4 +316,4 @@ def open_store(path: str | Path, *, topology: Topology | str | None = None) -> S
         Damaged: the description of the store was changed.
         StoreError: the store cannot be read.
     """
-    return SnapshotStore(local_path(path), topology)
+    return SnapshotStore(locate(path), topology)

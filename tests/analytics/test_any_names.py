@@ -24,6 +24,7 @@ from stillframe.model import (
 )
 from stillframe.process import Message
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import ExternalProcess, Topology
 from tests.store.any_names import make_store
 
@@ -104,13 +105,13 @@ def test_code_that_changed_may_rename_a_field_by_case_alone(
         store.publish(Snapshot(SnapshotId("A", number), number, number, number, state))
     store.close()
     sql = "select _snapshot, sum(count) = 2 * max(substr(_snapshot, 3)) from processes group by 1"
-    assert [row["holds"] for row in detect(spark, store.path, sql).collect()] == [True, True]
-    found = diff_store(spark, store.path, "A-1", "A-2")
+    assert [row["holds"] for row in detect(spark, local(store.path), sql).collect()] == [True, True]
+    found = diff_store(spark, local(store.path), "A-1", "A-2")
     named = {(row["field"], row["before"], row["after"]) for row in found.fields.collect()}
     assert named == {("count", "1", None), ("Count", None, "2")}
     assert {row["message"] for row in found.messages.collect()} == {'{"amount":1}', '{"Amount":2}'}
     for snapshot in ("A-1", None):
-        compact_store(spark, store.path, tmp_path / "out", of=snapshot)
+        compact_store(spark, local(store.path), tmp_path / "out", of=snapshot)
     tables = compacted_tables(spark, tmp_path / "out")
     for table, column, spelled in (
         ("processes", "count", "Count"),

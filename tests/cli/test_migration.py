@@ -12,6 +12,7 @@ from typer.testing import Result
 from stillframe import Channel, Message, Process, Topology
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.cli.conftest import Call, publish, purses, state_of
 from tests.doc_pages import called
 from tests.nightly import by_night
@@ -60,7 +61,7 @@ def store_of(path: Path, name: str) -> Path:
     publish(store, 1, state_of(95, "", [1, 1, 1, 1, 1]))
     publish(store, 2, state_of(98, "x", [1, 1]))
     store.close()
-    return store.path
+    return local(store.path)
 
 
 def test_a_dry_run_of_unchanged_code(call: Call, tmp_path: Path) -> None:

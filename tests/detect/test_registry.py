@@ -19,6 +19,7 @@ from stillframe.imports import add_cwd_to_path, load_function
 from stillframe.model import Snapshot
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.analytics import bank
 
 
@@ -46,12 +47,12 @@ def test_a_name_is_a_predicate() -> None:
 def test_what_was_dropped_is_passed_over_whatever_else_is_wrong(store: Store) -> None:
     """Of two snapshots one is dropped and one is damaged: the latter is told when it is read."""
     dropped, damaged = store.entries()
-    (damaged.directory / "manifest.json").write_bytes(b"?")
+    (local(damaged.directory) / "manifest.json").write_bytes(b"?")
 
     def read(entry: SnapshotEntry) -> Snapshot:
         return store.load(entry.id)
 
-    shutil.rmtree(dropped.directory)
+    shutil.rmtree(local(dropped.directory))
     assert if_present(dropped, read) is None
     with pytest.raises(Damaged, match=r"manifest\.json was changed"):
         if_present(damaged, read)

@@ -455,7 +455,7 @@ def _decode_frame(encoded: bytes) -> wire.Frame:
 
 
 def _encode_line(line: history.HistoryRecord) -> bytes:
-    return history._line(line.what, line.at)
+    return history.line_of(line.what, line.at)
 
 
 def _decode_line(encoded: bytes) -> object:

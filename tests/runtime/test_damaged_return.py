@@ -13,6 +13,7 @@ from stillframe.errors import Damaged
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.runtime.watch import Watch, new_store, program, take
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ def test_the_system_stops_and_resumes_from_an_earlier_snapshot(tmp_path: Path, f
             await system.__aenter__()
             try:
                 earlier, last = [await take(system) for _ in range(2)]
-                damaged = store.entry(last.id).directory / file
+                damaged = local(store.entry(last.id).directory) / file
                 damaged.write_bytes(damaged.read_bytes()[:-1])
                 os.kill(system.children["B"].pid, signal.SIGKILL)
                 with pytest.raises(Damaged, match=re.escape(file)):

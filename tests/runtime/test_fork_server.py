@@ -33,6 +33,7 @@ from stillframe.runtime.supervisor.child_processes import UNTOLD_END
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.runtime.test_takeover import doomed, processes_of, resumed
 from tests.runtime.watch import Watch, new_store, program, take
 
@@ -111,7 +112,7 @@ async def reports(store: Store) -> dict[str, dict[str, Any]]:
     """Run the module, and return what each process says that it has."""
     async with asyncio.timeout(TIMEOUT_S), Supervisor("inheriting:idle", store) as system:
         await take(system)  # `start` is over then
-        where = store.path.parent
+        where = local(store.path).parent
         return {name: json.loads((where / name).read_text()) for name in system.children}
 
 

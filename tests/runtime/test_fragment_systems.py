@@ -22,6 +22,7 @@ from stillframe.store.fragments import FragmentManifest, FragmentPlace
 from stillframe.store.manifest import CHANNELS, SnapshotEntry
 from stillframe.store.parquet import read_parquet
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Books, Player, Relay, Sink, Source, joining
 from tests.runtime.test_async_handlers import Teller
@@ -68,7 +69,9 @@ def check(directory: Path, entries: list[SnapshotEntry], snapshots: list[Snapsho
         for process in (state.process for state in snapshot.state.processes):
             place = FragmentPlace(entry.epoch, entry.id, process)
             manifest = found[place]
-            assert rows_of(place.path(directory), process) == rows_of(entry.directory, process)
+            assert rows_of(place.path(directory), process) == rows_of(
+                local(entry.directory), process
+            )
             for state in snapshot.state.channels:
                 if state.channel.source == process:
                     assert manifest.sent[state.channel.target] == state.sent_count

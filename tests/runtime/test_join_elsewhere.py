@@ -13,6 +13,7 @@ from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.run_file import find_running
 from stillframe.runtime.supervisor.config import Placement, SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.store.writer import local
 from tests.runtime.certificate_dirs import everybody, make
 from tests.runtime.programs import Books, Tick, joining
 from tests.runtime.watch import Watch, new_store, program, take
@@ -36,7 +37,7 @@ def test_a_program_joins_by_the_address_of_the_coordinator(tmp_path: Path) -> No
         await watch.until(lambda: bool(watch.of(events.AwaitingProcesses)))
         coordinator = str(find_running(store.path).coordinator)
         with pytest.raises(UsageError, match=f"join it with coordinator='{coordinator}'"):
-            async with join("J", topology=SYSTEM, store=store.path, state=books):
+            async with join("J", topology=SYSTEM, store=local(store.path), state=books):
                 raise AssertionError("it joined")
 
         async def take_part() -> None:

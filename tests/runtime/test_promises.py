@@ -19,6 +19,7 @@ from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX
 from stillframe.runtime.run_file import find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import SnapshotEntry
+from stillframe.store.writer import local
 from tests.runtime.local import LocalSystem
 from tests.runtime.watch import Watch, new_store, program
 
@@ -303,7 +304,7 @@ def test_a_damaged_snapshot_does_not_cost_the_running_system(tmp_path: Path) -> 
         ):
             taken = await system.snapshot()
             assert isinstance(taken, SnapshotEntry)
-            damaged = taken.directory / "processes.parquet"
+            damaged = local(taken.directory) / "processes.parquet"
             damaged.write_bytes(damaged.read_bytes()[:-1])
             with pytest.raises(Damaged, match=r"processes\.parquet"):
                 await system.restore(taken.id)
@@ -323,7 +324,7 @@ def test_a_copy_of_a_store_is_not_the_running_system(tmp_path: Path) -> None:
     async def main() -> None:
         async with asyncio.timeout(TIMEOUT_S), Supervisor(program("rally"), store):
             assert find_running(store.path).epoch == 1
-            shutil.copytree(store.path, tmp_path / "copy")
+            shutil.copytree(local(store.path), tmp_path / "copy")
             with pytest.raises(Unavailable, match=r"no system is running on the store .*copy"):
                 find_running(tmp_path / "copy")
 

@@ -33,6 +33,7 @@ from stillframe.store.history import (
     read_history,
 )
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.soak.chaos_machine import ROOT, Machine, enter, is_inside, missing, send
 from tests.soak.chaos_shops import check_snapshot
 
@@ -215,7 +216,7 @@ class Chaos:
             try:
                 snapshot = store.load(entry.id)
             except StillframeError as error:
-                if isinstance(error, UsageError) and not entry.directory.exists():
+                if isinstance(error, UsageError) and not local(entry.directory).exists():
                     continue  # it was let go meanwhile
                 raise
             self.done["messages in transit"] += check_snapshot(snapshot)

@@ -20,6 +20,7 @@ from stillframe.runtime.supervisor import admin_socket
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.soak.hostile_files import fragment_state
 from tests.soak.hostile_trial import SHOP, Found, Trial
 from tests.soak.mutation import mutated, mutated_value
@@ -74,7 +75,11 @@ class System:
         Raises:
             Found: one did.
         """
-        beside = [path for path in self.store.path.parent.iterdir() if path != self.store.path]
+        beside = [
+            path
+            for path in local(self.store.path).parent.iterdir()
+            if path != local(self.store.path)
+        ]
         if beside:
             raise Found(f"a command made {beside[0]}")
 

@@ -14,8 +14,9 @@ import pytest
 from stillframe import durable_files
 from stillframe.errors import StoreError
 from stillframe.store import fragments, layout, snapshot_directory
-from stillframe.store import store as store_module
+from stillframe.store import writer as writer_module
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.store.samples import DESCRIPTION, Transfer, global_state, publish, snapshot_of
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,10 @@ class StepCounter:
         self.steps = itertools.count(1)
         self.died = False
         for owner, name in (
-            *((module, "sync") for module in (snapshot_directory, durable_files, store_module)),
+            *(
+                (module, "sync")
+                for module in (snapshot_directory, durable_files, writer_module, layout)
+            ),
             *((Path, "mkdir"), (fragments, "sync"), (os, "link")),
             *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
         ):
@@ -93,7 +97,7 @@ def path(tmp_path: Path) -> Path:
     store.raise_epoch(None)
     publish(store, 1)
     store.close()
-    return store.path
+    return local(store.path)
 
 
 @pytest.mark.slow
@@ -208,7 +212,7 @@ def test_a_full_disk_publishes_nothing_and_harms_nothing(small_disk: Path) -> No
         publish(store, *range(1, 100))
     published = store.verify_all(lambda *_: None)
     assert 0 < published < 30
-    assert not list(store.path.glob("snapshots/.*"))
+    assert not list(local(store.path).glob("snapshots/.*"))
     ballast.unlink()
     publish(store, 100)
     assert store.verify_all(lambda *_: None) == published + 1

@@ -29,6 +29,7 @@ from stillframe.store.manifest import (
 from stillframe.store.parquet import read_parquet, to_parquet
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed, seal
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, SOME_MESSAGES, global_state, publish, snapshot_of
 
@@ -54,7 +55,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def directory(store: Store) -> Path:
     """The directory of A-1."""
-    return store.path / "snapshots" / "A-1"
+    return local(store.path) / "snapshots" / "A-1"
 
 
 @pytest.mark.slow
@@ -66,8 +67,12 @@ def test_every_changed_byte_is_found_and_named(tmp_path: Path) -> None:
     with_one.publish(snapshot_of(1, global_state(topology=topology)))
     with_one.close()
     store = Store.open(with_one.path)
-    directory = store.path / "snapshots" / "A-1"
-    paths = [store.path / "store.json", directory / MANIFEST, *(directory / n for n in FILES)]
+    directory = local(store.path) / "snapshots" / "A-1"
+    paths = [
+        local(store.path) / "store.json",
+        directory / MANIFEST,
+        *(directory / n for n in FILES),
+    ]
     missed = [
         (path.name, offset)
         for path in paths
@@ -98,7 +103,7 @@ def _is_found(store: Store, path: Path, offset: int) -> bool:
 @pytest.mark.parametrize("extra", [b" ", b"\n", b"\x00", b"{}"])
 def test_bytes_added_to_a_sealed_file_are_found(store: Store, name: str, extra: bytes) -> None:
     """Even white space at the end of a sealed file is a change."""
-    path = store.path / name
+    path = local(store.path) / name
     path.write_bytes(path.read_bytes() + extra)
     with pytest.raises(Damaged, match=path.name):
         store.verify(ID)
@@ -175,7 +180,7 @@ def test_a_damaged_manifest_of_the_newest_snapshot_leaves_the_others(store: Stor
     system that begins with an earlier one by its name needs neither."""
     newest = store.publish(snapshot_of(2))
     store.close()
-    (newest.directory / MANIFEST).write_bytes(b"")
+    (local(newest.directory) / MANIFEST).write_bytes(b"")
     again = Store.open_writer(store.path)
     try:
         for act in (
@@ -199,7 +204,7 @@ def test_no_place_in_the_order_is_used_twice_after_a_removal_and_damage(store: S
         newest = store.publish(snapshot_of(number))
     store.drop("A-2")
     store.close()
-    (newest.directory / MANIFEST).write_bytes(b"")
+    (local(newest.directory) / MANIFEST).write_bytes(b"")
     again = Store.open_writer(store.path)
     try:
         again.raise_epoch(ID)
@@ -215,7 +220,7 @@ def test_a_damaged_manifest_of_an_older_epoch_is_not_what_the_system_goes_back_t
     that has snapshots of its own, a death goes back to the same one. The writer knows that; others
     learn from the history that the damaged one is older than the epoch."""
     newest = store.publish(snapshot_of(2))
-    (newest.directory / MANIFEST).write_bytes(b"")
+    (local(newest.directory) / MANIFEST).write_bytes(b"")
     with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
         Store.open(store.path).current()
     assert store.raise_epoch(ID) == 2
@@ -241,7 +246,7 @@ def test_a_damaged_manifest_of_the_epoch_is_never_taken_for_older(store: Store) 
     newest = store.publish(snapshot_of(2))
     for happening in (EpochBegan(1, None), SnapshotBegan(ID), SnapshotBegan(ID_2)):
         store.history.append(happening)
-    (newest.directory / MANIFEST).write_bytes(b"")
+    (local(newest.directory) / MANIFEST).write_bytes(b"")
     with pytest.raises(Damaged, match=r"A-2/manifest\.json"):
         Store.open(store.path).current()
 
@@ -264,7 +269,7 @@ def test_a_second_name_of_a_snapshot_is_none(store: Store, directory: Path) -> N
 def test_a_lost_store_json_is_named(store: Store) -> None:
     """Snapshots without a store.json are a damaged store, not a free directory."""
     store.close()
-    (store.path / "store.json").unlink()
+    (local(store.path) / "store.json").unlink()
     acts: tuple[Callable[[], Store], ...] = (
         lambda: Store.open(store.path),
         lambda: Store.open_writer(store.path),
@@ -300,7 +305,7 @@ def test_a_newer_format_is_refused_as_such(store: Store, directory: Path) -> Non
     page = (Path(__file__).parents[2] / "docs/store-format.md").read_text(encoding="utf-8")
     prescribed = re.search(r"^    (FILE has format N, .*)$", page, re.MULTILINE)
     assert prescribed
-    for path in (directory / MANIFEST, store.path / "store.json"):
+    for path in (directory / MANIFEST, local(store.path) / "store.json"):
         path.write_bytes(seal(Newer(FORMAT + 1)))
         with pytest.raises(StoreError) as caught:
             store.verify(ID)

@@ -37,6 +37,7 @@ from stillframe.store.parquet import read_parquet
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, seal
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.nightly import by_night, seeds
 from tests.soak.hostile_files import sealed
@@ -107,7 +108,7 @@ def test_the_rows_are_those_that_a_store_has_of_the_process(
     entry = store.publish(snapshot_of(1))
     own = FragmentPlace(1, ONE, process).path(tmp_path / "fragments")
     for name, column in zip(FILES, ("_process", "target", "_target"), strict=True):
-        rows = read_parquet((entry.directory / name).read_bytes()).to_pylist()
+        rows = read_parquet((local(entry.directory) / name).read_bytes()).to_pylist()
         wanted = [row for row in rows if row[column] == process]
         for row in wanted:
             if name == "channels.parquet":  # what follows from what was recorded
@@ -131,7 +132,7 @@ def test_the_files_are_those_of_a_system_of_that_process_alone(tmp_path: Path, k
     snapshot = Snapshot(SnapshotId("P", 1), 1, 1.0, 2.0, state)
     store = Store.create(tmp_path / "store", description=topology.description)
     store.raise_epoch(None)
-    published = store.publish(snapshot).directory
+    published = local(store.publish(snapshot).directory)
     described = FragmentTopology(reference=None, description=topology.description)
     with writer(tmp_path / "fragments", "P", topology=described) as by:
         put(by, fragment_of(snapshot, "P"))

@@ -23,6 +23,7 @@ from stillframe.store.parquet import read_parquet, to_parquet
 from stillframe.store.sealed_json import read_sealed, seal
 from stillframe.store.snapshot_directory import record_of
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.store.keyed_samples import (
     DESCRIPTION,
@@ -119,7 +120,7 @@ def test_a_base_that_is_not_there_is_refused(store: Store, base: SnapshotId) -> 
     with pytest.raises(UsageError, match=f"process P holds changes since snapshot {base}, and"):
         store.publish(snapshot_of(3, [part("P", some(), later(), base), whole("Q", some())]))
     assert len(store.entries()) == 2
-    assert not list(store.path.glob("snapshots/.*"))
+    assert not list(local(store.path).glob("snapshots/.*"))
 
 
 def _recorded(**changes: Any) -> ProcessState:
@@ -173,7 +174,7 @@ def test_a_key_that_is_named_twice_is_found(store: Store) -> None:
 def test_processes_that_are_no_texts_are_damage(store: Store, process: int | bytes) -> None:
     """A file whose hash is right and whose rows are of a number, or of bytes, is refused."""
     fill(store)
-    path = store.path / "snapshots" / "P-1" / "Bank_accounts.whole.parquet"
+    path = local(store.path) / "snapshots" / "P-1" / "Bank_accounts.whole.parquet"
     table = read_parquet(path.read_bytes())
     index = table.schema.get_field_index("_process")
     content = to_parquet(table.set_column(index, "_process", pa.array([process] * table.num_rows)))
@@ -203,10 +204,10 @@ def test_a_topology_without_keyed_fields_writes_what_it_always_did(tmp_path: Pat
         )
     )
     store.close()
-    manifest = store.path / "snapshots" / "P-1" / MANIFEST
+    manifest = local(store.path) / "snapshots" / "P-1" / MANIFEST
     assert b'"bases":null' in manifest.read_bytes()
     assert len(read_sealed(manifest, Manifest).files) == 3
-    assert b"keyed" not in (store.path / "store.json").read_bytes()
+    assert b"keyed" not in (local(store.path) / "store.json").read_bytes()
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True):

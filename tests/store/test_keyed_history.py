@@ -18,6 +18,7 @@ from stillframe.model import SnapshotId
 from stillframe.store import retention
 from stillframe.store import store as store_module
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.nightly import examples
 from tests.store.keyed_samples import (
     BANKS,
@@ -143,7 +144,7 @@ class History:
         for entry in entries:
             assert held(self.store.load(entry.id)) == self.cuts[entry.id]
         assert set(self.store.savepoints.values()) <= {entry.id for entry in entries}
-        assert not list(self.store.path.glob("snapshots/.*"))
+        assert not list(local(self.store.path).glob("snapshots/.*"))
 
 
 @pytest.mark.slow

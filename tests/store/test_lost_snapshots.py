@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import SnapshotId
-from stillframe.store import store as store_module
+from stillframe.store import writer as writer_module
 from stillframe.store.history import NEWER, SnapshotPublished, SnapshotRemoved, lost_snapshots
 from stillframe.store.layout import SNAPSHOTS, is_published
 from stillframe.store.store import Store
@@ -117,7 +117,7 @@ def test_a_crash_in_a_removal_loses_nothing(store: Path, monkeypatch: pytest.Mon
         raise StoreError("the machine went down")
 
     first = Store.open(store).entries()[0].id
-    monkeypatch.setattr(store_module, "sync", crash)
+    monkeypatch.setattr(writer_module, "sync", crash)
     with pytest.raises(StoreError, match="went down"):
         write(store, lambda writer: writer.drop(str(first)))
     assert not (store / SNAPSHOTS / str(first)).exists()

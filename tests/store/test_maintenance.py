@@ -18,9 +18,11 @@ from stillframe.model import GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.process import Process
 from stillframe.store import retention, snapshot_directory
 from stillframe.store import store as store_module
+from stillframe.store import writer as writer_module
 from stillframe.store.manifest import MANIFEST, SnapshotEntry
 from stillframe.store.snapshot_directory import SnapshotChain
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.store.keyed_samples import change_of
 from tests.store.test_crash import deaths
@@ -80,7 +82,7 @@ def path(tmp_path: Path) -> Path:
     store.raise_epoch(None)
     fill(store, {1: None, 2: 1, 3: None, 4: 3})
     store.close()
-    return store.path
+    return local(store.path)
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ class FailingDisk:
         self.steps = itertools.count(1)
         self.fails_at = fails_at
         for owner, name in (
-            *((module, "sync") for module in (snapshot_directory, durable_files, store_module)),
+            *((module, "sync") for module in (snapshot_directory, durable_files, writer_module)),
             (durable_files, "write_new"),
             *((Path, "rename"), (Path, "replace"), (Path, "unlink"), (shutil, "rmtree")),
         ):

@@ -12,6 +12,7 @@ from stillframe.model import SnapshotId
 from stillframe.process import Process
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.store.conformance import check_store
 from tests.store.samples import DESCRIPTION, Account, Transfer, global_state, publish, snapshot_of
@@ -80,7 +81,7 @@ def test_a_writer_goes_on_where_the_last_one_was(store: Store) -> None:
     """The sequence goes on, and what a crash left is removed."""
     publish(store, 1)
     store.close()
-    left = store.path / "snapshots" / ".A-2.partial"
+    left = local(store.path) / "snapshots" / ".A-2.partial"
     left.mkdir()
     (left / "processes.parquet").write_bytes(b"half")
     writer = Store.open_writer(store.path)
@@ -92,7 +93,7 @@ def test_a_writer_goes_on_where_the_last_one_was(store: Store) -> None:
 
 def test_a_partial_snapshot_is_nothing_to_a_reader(store: Store) -> None:
     """A snapshot that is being written is in no list and has no number yet."""
-    (store.path / "snapshots" / ".A-9.partial").mkdir()
+    (local(store.path) / "snapshots" / ".A-9.partial").mkdir()
     assert (Store.open(store.path).entries(), store.next_number()) == ([], 1)
 
 
@@ -123,7 +124,7 @@ def test_a_store_of_another_topology_is_not_taken_over(store: Store) -> None:
 
 def test_a_foreign_name_among_the_snapshots_is_named(store: Store) -> None:
     """What is no snapshot is not passed over in silence."""
-    (store.path / "snapshots" / "notes").mkdir()
+    (local(store.path) / "snapshots" / "notes").mkdir()
     for act in (store.entries, store.next_number):
         with pytest.raises(StoreError, match="notes is not a snapshot"):
             act()
@@ -151,7 +152,7 @@ def test_a_snapshot_of_another_store_is_refused(store: Store, tmp_path: Path) ->
     other.raise_epoch(None)
     other.publish(snapshot_of(1, global_state(topology=topology)))
     other.close()
-    (other.path / "snapshots" / "A-1").rename(store.path / "snapshots" / "A-1")
+    (local(other.path) / "snapshots" / "A-1").rename(local(store.path) / "snapshots" / "A-1")
     with pytest.raises(Damaged, match="another topology"):
         store.load(ID)
 
@@ -174,7 +175,7 @@ def test_money_is_one_query_over_plain_parquet(store: Store) -> None:
 
     def total(name: str, column: str) -> dict[str, float]:
         # The partial directories begin with a dot, which this reader passes over as others do.
-        paths = sorted(map(str, store.path.glob(f"snapshots/[!.]*/{name}")))
+        paths = sorted(map(str, local(store.path).glob(f"snapshots/[!.]*/{name}")))
         table = ds.dataset(paths, format="parquet").to_table(columns=["_snapshot", column])
         sums = table.group_by("_snapshot").aggregate([(column, "sum")]).to_pydict()
         return dict(zip(sums["_snapshot"], sums[f"{column}_sum"], strict=True))

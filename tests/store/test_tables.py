@@ -21,6 +21,7 @@ from stillframe.store.manifest import FILES, MESSAGES, PROCESSES
 from stillframe.store.parquet import different_column, read_parquet, to_parquet
 from stillframe.store.store import Store
 from stillframe.store.tables import Tables
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.nightly import examples
 from tests.store.samples import (
@@ -80,7 +81,7 @@ def test_what_is_published_is_loaded(
     entry = store.publish(snapshot)
     assert store.load(snapshot.id) == snapshot
     store.verify(snapshot.id)
-    rows = read_parquet((entry.directory / MESSAGES).read_bytes()).to_pylist()
+    rows = read_parquet((local(entry.directory) / MESSAGES).read_bytes()).to_pylist()
     sent = list(itertools.chain.from_iterable(on_channels[name] for name in sorted(on_channels)))
     assert [row["_kind"] for row in rows] == [type(message).__name__ for message in sent]
     for row, message in zip(rows, sent, strict=True):

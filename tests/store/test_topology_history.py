@@ -9,6 +9,7 @@ from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Process
 from stillframe.store import manifest
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import Topology
 from tests.store.samples import DESCRIPTION, global_state, publish, snapshot_of
 
@@ -107,7 +108,7 @@ def test_a_former_topology_without_snapshots_is_forgotten(tmp_path: Path) -> Non
     other = Store.create(tmp_path / "other", description=DESCRIPTION)
     other.raise_epoch(None)
     publish(other, 2)
-    (other.path / "snapshots" / "A-2").rename(store.path / "snapshots" / "A-2")
+    (local(other.path) / "snapshots" / "A-2").rename(local(store.path) / "snapshots" / "A-2")
     with pytest.raises(Damaged, match="another topology"):
         store.entries()
     other.close()

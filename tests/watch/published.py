@@ -7,6 +7,7 @@ from stillframe import Topology
 from stillframe.model import Channel, ChannelState, GlobalState, ProcessState, Snapshot, SnapshotId
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.calm import CalmAccount
 
 PAIR = Topology({"A": CalmAccount(), "B": CalmAccount()}, [("A", "B")])
@@ -41,4 +42,4 @@ def a_store(directory: Path, count: int = 3) -> Path:
     with contextlib.closing(new_store(directory)) as made:
         for number in range(1, count + 1):
             publish(made, number)
-    return made.path
+    return local(made.path)

@@ -16,6 +16,7 @@ from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from tests.calm import BANK
 from tests.watch.endpoint import Endpoint
 from tests.watch.scraping import watching
@@ -77,7 +78,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store) as system,
             serve_commands(system),
-            watching(store.path, otlp=endpoint.url) as watcher,
+            watching(local(store.path), otlp=endpoint.url) as watcher,
         ):
             assert isinstance(await system.snapshot(), SnapshotEntry)
             scrape = await watcher.until("evaluated_snapshot_number", 1)

@@ -8,6 +8,7 @@ import pytest
 from stillframe.model import SnapshotId
 from stillframe.store import history
 from stillframe.store.history import History
+from stillframe.store.writer import local
 from stillframe.watch.event_feed import EventReader
 from tests.watch.published import new_store
 
@@ -17,7 +18,7 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(history, "FILE_BYTES_MAX", 400)
     with (
         contextlib.closing(new_store(tmp_path)) as store,
-        contextlib.closing(History(store.path)) as writer,
+        contextlib.closing(History(local(store.path))) as writer,
     ):
         often, seldom = EventReader(store.path), EventReader(store.path)
         told = often.poll()
@@ -53,12 +54,12 @@ def test_a_changed_line_is_told_once_and_hides_no_other(tmp_path: Path) -> None:
     """It is trouble, with its number; what comes before it and behind it is told."""
     with (
         contextlib.closing(new_store(tmp_path)) as store,
-        contextlib.closing(History(store.path)) as writer,
+        contextlib.closing(History(local(store.path))) as writer,
     ):
         seen = EventReader(store.path)
         for number in (1, 2, 3):
             writer.append(history.EpochBegan(number, None))
-        path = store.path / history.NEWER
+        path = local(store.path) / history.NEWER
         path.write_bytes(path.read_bytes().replace(b'"epoch":2', b'"epoch":5'))
         told = seen.poll()
         assert [one["kind"] for one in told] == ["start", "error", "start"]
@@ -72,7 +73,7 @@ def test_the_dead_are_back_with_the_next_epoch(tmp_path: Path) -> None:
     """Nobody is dead in an epoch that has begun."""
     with (
         contextlib.closing(new_store(tmp_path)) as store,
-        contextlib.closing(History(store.path)) as writer,
+        contextlib.closing(History(local(store.path))) as writer,
     ):
         seen = EventReader(store.path)
         assert seen.poll() == []

@@ -31,6 +31,7 @@ from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import EventCounts
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.watch import metrics, system_target, target
 from stillframe.watch.metrics import (
     COUNTER,
@@ -160,15 +161,15 @@ def test_a_life_of_a_bank_in_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
         async with asyncio.timeout(TIMEOUT_S):
             async with Supervisor(BANK, store) as system, serve_commands(system):
                 assert [e async for e in taken(system, 2)]
-                async with watching(store.path) as watcher:
+                async with watching(local(store.path)) as watcher:
                     last = await live_through(system, store, watcher)
                 check_store(last, store)
-                async with watching(store.path) as watcher:
+                async with watching(local(store.path)) as watcher:
                     again = await watcher.scrape()
                 check_store(again, store)
                 for name in ("restores_total", "snapshots_published_total", "epoch"):
                     assert again.of(name) == last.of(name)
-            async with watching(store.path) as watcher:
+            async with watching(local(store.path)) as watcher:
                 stopped = await watcher.scrape()
                 told = {name for name, _ in stopped.samples}
         assert (stopped.of("up"), stopped.of("epoch")) == (0, 3)
@@ -203,7 +204,7 @@ def test_a_snapshot_that_is_held_up_is_told_with_who_holds_it_up(tmp_path: Path)
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store, SupervisorConfig(timeout_s=TIMEOUT_S)) as system,
             serve_commands(system),
-            watching(store.path) as watcher,
+            watching(local(store.path)) as watcher,
         ):
             os.kill(system.children["P4"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("P2")

@@ -21,6 +21,7 @@ from stillframe.protocol.stragglers import EndpointStatus, ProcessStatus
 from stillframe.runtime.supervisor.admin_socket import SystemStatus, query_status
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.watch import system_target
 from stillframe.watch.server import PAGE, page_file
 from stillframe.watch.snapshot_list import SnapshotList, store_row
@@ -285,7 +286,7 @@ def test_what_comes_from_a_process_is_shown_as_text(
     taken = SnapshotId("P2", 1)
     store.publish(Snapshot(taken, store.epoch, 1.0, 1.5, GlobalState(states, ())))
     store.close()
-    link = visit(page_of(store.path))
+    link = visit(page_of(local(store.path)))
     page.on("dialog", fail)
     try:
         page.goto(link)
@@ -306,7 +307,7 @@ def test_fifty_processes_are_in_the_graph(
     """In the order of their numbers, and each as it is."""
     store = running_as_told(ring, "tests.watch.programs:ring")
     store.close()
-    page.goto(visit(page_of(store.path)))
+    page.goto(visit(page_of(local(store.path))))
     expect(page.locator(".graph .process.running")).to_have_count(50)
     ys = [
         page.locator(".graph .process", has_text=re.compile(f"^P{n} ")).first.bounding_box()
@@ -351,7 +352,7 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
     """With the mouse, the keyboard, a dialog or the address; nothing else has to come."""
     with closing(new_store(tmp_path)) as store:
         publish(store, 1)
-        page.goto(visit(page_of(store.path)))
+        page.goto(visit(page_of(local(store.path))))
         first = page.locator(".snapshots tbody tr").first
         link = first.get_by_role("link")
         come_later = page.get_by_text("; 1 newer ones appear when you leave the list.")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.model import SnapshotId
+from stillframe.store.writer import local
 from stillframe.watch import predicate_status
 from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
 from tests.watch.published import REFERENCE, new_store, publish
@@ -50,7 +51,7 @@ def test_what_cannot_be_judged_says_why(tmp_path: Path, monkeypatch: pytest.Monk
             PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(SnapshotId("A", 2))
             is None
         )
-        table = store.entry(snapshot).directory / "processes.parquet"
+        table = local(store.entry(snapshot).directory) / "processes.parquet"
         table.write_bytes(table.read_bytes()[:-1] + b"x")
         damaged = PredicateMonitor(store, DEFAULT_PREDICATES, REFERENCE).evaluate(snapshot)
         assert damaged is not None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stillframe.model import SnapshotId
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.watch.snapshot_list import store_snapshots
 from tests.watch.published import new_store, publish
 
@@ -48,7 +49,7 @@ def test_a_row_says_what_the_store_says(tmp_path: Path) -> None:
         assert first["savepoints"] == ("kept",)
         assert (first["bytes"], first["duration_s"], first["number"]) == (entry.bytes, 0.5, 1)
         assert second["message_count"] == 0
-        manifest = entry.directory / "manifest.json"
+        manifest = local(entry.directory) / "manifest.json"
         manifest.write_text(manifest.read_text().replace("1", "2", 1))
         damaged = snapshots.rows_before(2)[0]
         assert damaged["id"] == "A-1"

@@ -24,6 +24,7 @@ from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.store.writer import local
 from stillframe.topology import Description
 from stillframe.watch import snapshot_traces
 from stillframe.watch.event_feed import SnapshotOutcome
@@ -138,7 +139,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
             serve_commands(system),
         ):
             before = await system.snapshot()
-            async with watching(store.path, otlp=endpoint.url) as watcher:
+            async with watching(local(store.path), otlp=endpoint.url) as watcher:
                 await watcher.until("traced_snapshots_total", 1)
                 ended = await live_through(system)
                 scrape = await watcher.until("traced_snapshots_total", len(ended) + 1)
@@ -147,7 +148,7 @@ def test_each_snapshot_of_a_bank_is_one_trace(tmp_path: Path, endpoint: Endpoint
                 assert scrape.of("watch_error", about="traces") == 0
             await system.until_running()
             last = await system.snapshot()
-            async with watching_program(store.path, "--otlp", endpoint.url):
+            async with watching_program(local(store.path), "--otlp", endpoint.url):
                 await asyncio.to_thread(endpoint.until, lambda: len(roots(endpoint)) == 15)
         store.close()
         return [before, *ended, last]
@@ -198,7 +199,7 @@ def test_snapshots_in_quick_succession_are_all_traced_and_what_was_missed_is_cou
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store, SupervisorConfig(timeout_s=TIMEOUT_S)) as system,
             serve_commands(system),
-            watching(store.path, otlp=endpoint.url) as watcher,
+            watching(local(store.path), otlp=endpoint.url) as watcher,
         ):
             await watcher.scrape()
             for _ in range(count):
@@ -232,7 +233,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
             asyncio.timeout(TIMEOUT_S),
             Supervisor(BANK, store) as system,
             serve_commands(system),
-            watching(store.path, otlp=gone.url) as watcher,
+            watching(local(store.path), otlp=gone.url) as watcher,
         ):
             await system.snapshot()
             await watcher.until("watch_error", 1, about="traces")

@@ -22,7 +22,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import typer
@@ -33,7 +32,7 @@ from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError
-from stillframe.storage.location import ObjectPath, local_path, locate
+from stillframe.storage.location import Location, local_path, locate
 
 Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1
@@ -54,12 +53,6 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""
         with _errors_as_sentences():
-            # Addresses of other storage are refused wherever a command takes only a local path.
-            anywhere = getattr(self.callback, "locations", ())
-            for value in (v for name, v in ctx.params.items() if name not in anywhere):
-                for path in value if isinstance(value, list | tuple) else (value,):
-                    if isinstance(path, Path):
-                        local_path(path)
             return super().invoke(ctx)
 
 
@@ -119,7 +112,6 @@ def _deferred() -> None:
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     bundles: dict[str, type[Any]] = {}
-    locations: set[str] = set()
     for parameter in inspect.signature(function).parameters.values():
         if not dataclasses.is_dataclass(bundle := parameter.annotation):
             parameters.append(parameter)
@@ -130,16 +122,18 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             _option(field.name, field.type, field.default) for field in dataclasses.fields(bundle)
         )
     parameters.append(_option("is_json", bool, flag("--json", "Write JSON to stdout.")))
-    for place, parameter in enumerate(parameters):
-        as_path = _with_path(parameter.annotation)
-        if as_path != parameter.annotation:
-            parameters[place] = parameter.replace(annotation=as_path)
-            locations.add(parameter.name)
+
+    # Typer knows no unions: it reads a path, which becomes a location below.
+    located = {one.name for one in parameters if _takes_location(one.annotation)}
+    parameters = [
+        one.replace(annotation=_as_path(one.annotation)) if one.name in located else one
+        for one in parameters
+    ]
 
     @functools.wraps(function)
     def command(*, is_json: bool, **values: Any) -> None:
-        for name in locations:
-            values[name] = None if values[name] is None else locate(values[name])
+        for name, value in values.items():
+            values[name] = _located(value, locate if name in located else local_path)
         for name, bundle in bundles.items():
             names = [field.name for field in dataclasses.fields(bundle)]
             values[name] = bundle(**{field: values.pop(field) for field in names})
@@ -147,19 +141,27 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             function(**values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)
-    vars(command)["locations"] = locations
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
 
-def _with_path(kind: Any) -> Any:
-    """Return a type with `Path` where it has `Location`, because Typer takes no unions."""
-    if get_origin(kind) is Annotated:
-        inner, *more = get_args(kind)
-        return Annotated[_with_path(inner), *more]
-    if ObjectPath in get_args(kind):
-        return Path | None if NoneType in get_args(kind) else Path
-    return kind
+def _takes_location(annotation: Any) -> bool:
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return plain is Location or Location in get_args(plain)
+
+
+def _as_path(annotation: Any) -> Any:
+    if get_origin(annotation) is Annotated:
+        plain, *more = get_args(annotation)
+        return Annotated[(_as_path(plain), *more)]
+    return Path | None if type(None) in get_args(annotation) else Path
+
+
+def _located(value: Any, find: Callable[[Path], Location]) -> Any:
+    """Return a value with each path in it replaced by its location."""
+    if isinstance(value, list):
+        return [_located(one, find) for one in value]
+    return find(value) if isinstance(value, Path) else value
 
 
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:

@@ -8,6 +8,7 @@ import typer
 
 from stillframe.cli.command import argument, flag, option
 from stillframe.protocol.policy import Policy
+from stillframe.storage.location import Location
 
 
 def event_log_option(what: str) -> Any:
@@ -15,7 +16,11 @@ def event_log_option(what: str) -> Any:
     return option("DIR", what, "--event-log")
 
 
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
+StorePath = Annotated[
+    Location,
+    typer.Argument(metavar="STORE", help="Directory of the store, or address, as s3://bucket/dir."),
+]
+StoreDirectory = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
 _SNAPSHOT = "Id of a snapshot, such as P1-17, or name of a savepoint."
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
 OptionalSnapshotName = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]

@@ -14,7 +14,7 @@ from stillframe.analytics.manifests import Published, places_of, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
-from stillframe.cli.options import KEEP, MASTER, StorePath
+from stillframe.cli.options import KEEP, MASTER, StoreDirectory
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId, natural_order
@@ -252,7 +252,7 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
     "store compact money --out audited --snapshot P1-17",
 )
 def compact(
-    path: StorePath,
+    path: StoreDirectory,
     out: Path = option(
         "DIR",
         "Directory of the tables. If it exists, only new snapshots are added.",

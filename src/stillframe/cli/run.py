@@ -45,6 +45,7 @@ from stillframe.runtime.supervisor.child_processes import run_until_stopped
 from stillframe.runtime.supervisor.operation import check_keep, create_store, open_writer
 from stillframe.runtime.supervisor.recovery import needs_agreement
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.storage.location import Location
 from stillframe.store.history import readable_history
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -59,7 +60,9 @@ app = Commands()
 def run(
     reference: str = options.TOPOLOGY,
     *,
-    store: Path = option("DIR", "Directory of the new store.", default=...),
+    store: Location = option(
+        "DIR", "Directory of the new store, or address, as s3://bucket/dir.", default=...
+    ),
     snapshots: options.SnapshotOptions,
     until: str | None = options.UNTIL,
     keep: int | None = options.KEEP,
@@ -156,13 +159,13 @@ def resume(
         _supervise(_reference_of(store), store, config)
 
 
-def _no_snapshot_yet(path: Path) -> UsageError:
+def _no_snapshot_yet(path: Location) -> UsageError:
     return UsageError(
         f"the store {path} holds no snapshot yet: start the system with 'stillframe run'"
     )
 
 
-def _restore_live(path: Path, requested: SnapshotId | None) -> None:
+def _restore_live(path: Location, requested: SnapshotId | None) -> None:
     began = time.monotonic()
     done = ask(path, RestoreSnapshot(requested))
     seconds = time.monotonic() - began
@@ -177,7 +180,7 @@ def _restore_live(path: Path, requested: SnapshotId | None) -> None:
 
 
 def _restore_stopped(
-    path: Path, requested: SnapshotId | None, config: SystemConfig, until: str | None
+    path: Location, requested: SnapshotId | None, config: SystemConfig, until: str | None
 ) -> None:
     add_cwd_to_path()
     with contextlib.closing(open_writer(path)) as store:
@@ -293,7 +296,7 @@ def _stdout_for_json() -> Iterator[None]:
             ours.close()
 
 
-def _foretell(path: Path, name: str | None, pipeline: Path | None) -> None:
+def _foretell(path: Location, name: str | None, pipeline: Path | None) -> None:
     """Print what a restore would do. Everything is read and decoded, and nothing is changed."""
     if pipeline is not None:
         raise UsageError("--dry-run is for systems outside a pipeline: leave out --pipeline")

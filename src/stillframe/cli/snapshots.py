@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from itertools import chain, islice
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, assert_never
 
 import uvloop
@@ -35,6 +34,7 @@ from stillframe.model import ChannelState, GlobalState, ProcessId, Snapshot, Sna
 from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import PendingSnapshot
 from stillframe.runtime.supervisor import admin_socket
+from stillframe.storage.location import Location
 from stillframe.store import history as store_history
 from stillframe.store.diff import SnapshotDiff, diff_snapshots
 from stillframe.store.history import HistoryEvent, readable_history
@@ -273,6 +273,8 @@ def sentence(what: HistoryEvent) -> str:
             text = f"snapshot {snapshot} was removed"
         case store_history.SnapshotAbandoned():
             text = str(what)
+        case store_history.WriterChanged():
+            text = "another program opened the store for writing"
         case store_history.Rollover():
             text = "older events are in the file before"
         case _:
@@ -283,12 +285,12 @@ def sentence(what: HistoryEvent) -> str:
 Shown = tuple[PendingSnapshot, ...]
 
 
-def ask(path: Path, command: admin_socket.Request) -> admin_socket.Done:
+def ask(path: Location, command: admin_socket.Request) -> admin_socket.Done:
     """Have the system that runs on the store at `path` carry out a command."""
     return uvloop.run(admin_socket.send_command(path, command, notice=output.say))
 
 
-async def _follow(path: Path) -> None:
+async def _follow(path: Location) -> None:
     console = output.words()
     if output.is_lively(console) and sys.stdout.isatty():
         with Live(console=console, transient=True) as live:
@@ -301,7 +303,7 @@ async def _follow(path: Path) -> None:
     output.say("no snapshot is pending")
 
 
-async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, float]]:
+async def _poll(path: Location, console: Console) -> AsyncIterator[tuple[Shown, float]]:
     """Yield what is pending, and the time by the clock of the snapshots, until nothing is; say of
     each snapshot how it ended."""
     before: Shown = ()
@@ -321,7 +323,7 @@ async def _poll(path: Path, console: Console) -> AsyncIterator[tuple[Shown, floa
         await asyncio.sleep(AGAIN_S)
 
 
-def _outcome(path: Path, snapshot: SnapshotId) -> str:
+def _outcome(path: Location, snapshot: SnapshotId) -> str:
     words = "was published" if is_published(path, snapshot) else "is no longer pending"
     return f"snapshot {snapshot} {words}"
 

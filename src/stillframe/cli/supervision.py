@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, assert_never
 
 from rich.live import Live
@@ -39,6 +38,7 @@ from stillframe.runtime.supervisor.operation import (
     periodic_snapshots,
 )
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.storage.location import Location
 from stillframe.store.history import readable_history
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -258,7 +258,7 @@ class SystemConfig(RunConfig, frozen=True, kw_only=True):
         )
 
 
-def _absolute(path: Path | None) -> str | None:
+def _absolute(path: Location | None) -> str | None:
     return None if path is None else str(path.absolute())
 
 
@@ -298,7 +298,7 @@ class StopCondition:
     """Evaluates a stable predicate, named as ``detect`` takes it, for each snapshot of the store at
     `path`. It does so in a separate thread, and the system does not wait for it when it stops."""
 
-    def __init__(self, name: str, path: Path, topology: Topology) -> None:
+    def __init__(self, name: str, path: Location, topology: Topology) -> None:
         self.name = name
         self.evaluations: list[Evaluation] = []
         self._path = path

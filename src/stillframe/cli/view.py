@@ -21,7 +21,7 @@ from stillframe.model import SnapshotId
 from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import player_document
 from stillframe.sim.scenario import Played
-from stillframe.storage.location import local_path
+from stillframe.storage.location import ObjectPath, local_path, locate
 from stillframe.trace import Trace
 
 SVG, PNG, HTML = ".svg", ".png", ".html"
@@ -77,12 +77,13 @@ def view(
 ) -> None:
     """Draw an execution as a space-time diagram, or as a page that plays it step by step. Or show
     a snapshot of a store or pipeline: its cut, states and channels."""
-    if Path(what).is_dir():
+    where = locate(what)
+    if isinstance(where, ObjectPath) or where.is_dir():
         # It loads what reads stores and pipelines, which no picture of a trace needs.
         from stillframe.cli import view_store  # noqa: PLC0415
 
-        if view_store.is_store(Path(what)):
-            view_store.show(Path(what), options)
+        if view_store.is_store(where):
+            view_store.show(where, options)
             return
     if options.compare is not None or options.event_log is not None:
         raise UsageError(f"--compare and --event-log are for stores, and {what} is not a store")

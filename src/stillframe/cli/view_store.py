@@ -13,6 +13,7 @@ from stillframe.pages import cut_diagram, self_contained_page
 from stillframe.pages import snapshot_documents as documents
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
 
@@ -20,12 +21,14 @@ SUFFIX = ".html"
 _CONTRADICTS = "the event log contradicts the snapshot: "
 
 
-def is_store(path: Path) -> bool:
+def is_store(path: Location) -> bool:
     """Return whether `path` is a store, also one that has lost its head, or a pipeline."""
+    if isinstance(path, ObjectPath):
+        return True  # what it lacks is said when it is opened
     return any((path / name).exists() for name in (HEAD, SNAPSHOTS, PIPELINE_FILE))
 
 
-def show(path: Path, options: ViewOptions) -> None:
+def show(path: Location, options: ViewOptions) -> None:
     """Write a snapshot of the store at `path`, or a comparison of two, to a file."""
     if options.cut is not None or options.first != 1 or options.steps:
         raise UsageError("--cut, --first and --steps are for traces, and not for a store")
@@ -35,20 +38,21 @@ def show(path: Path, options: ViewOptions) -> None:
             f"--out {options.out}: use a name that ends in .html, .svg or .png, which selects "
             "the format"
         )
-    if (path / PIPELINE_FILE).exists():
+    if isinstance(path, Path) and (path / PIPELINE_FILE).exists():
         content, words, name = _of_pipeline(path, options, suffix)
     else:
         content, words, name = _of_store(path, options, suffix)
-    out = options.out if options.out is not None else path.with_name(f"{path.stem}-{name}{SUFFIX}")
-    for inside in filter(None, (path, options.event_log)):
-        if out.resolve().is_relative_to(inside.resolve()):
+    beside = path if isinstance(path, Path) else Path(path.name)
+    out = options.out or beside.with_name(f"{path.stem}-{name}{SUFFIX}")
+    for inside in (path, options.event_log):
+        if isinstance(inside, Path) and out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
     write_atomically(out, [content], inputs=[])
     output.answer({"files": [out]})
     output.say(f"done: {out}: {words}, {quantities.size(len(content))}")
 
 
-def _of_store(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
+def _of_store(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
     """Return the content of the file, what it is in words, and what of it belongs into its name."""
     store, log = Store.open(path), options.event_log
     snapshot = _chosen(store, options.snapshot)
@@ -110,7 +114,12 @@ def _chosen(store: Store, name: str | None) -> SnapshotId:
 
 
 def _page(
-    document: dict[str, Any], snapshot: SnapshotId, path: Path, member: str, item: str, where: str
+    document: dict[str, Any],
+    snapshot: SnapshotId,
+    path: Location,
+    member: str,
+    item: str,
+    where: str,
 ) -> tuple[bytes, str, str]:
     text = self_contained_page.render(document, title=f"Snapshot {snapshot} of {path.name}")
     members = quantities.count(document["process_count"], member)

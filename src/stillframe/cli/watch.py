@@ -20,7 +20,8 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
-from stillframe.store.layout import HEAD as STORE_HEAD
+from stillframe.storage.location import Location
+from stillframe.store.layout import is_store
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.watch.pipeline_target import PipelineTarget
@@ -43,7 +44,7 @@ app = Commands()
     "watch money", "watch shop.pipeline", "watch money --listen 0.0.0.0 --token-file money.token"
 )
 def watch(
-    path: Path = argument("STORE", "Directory of a store or pipeline."),
+    path: Location = argument("STORE", "Directory or address of a store or pipeline."),
     predicates: list[str] | None = option(
         "PREDICATE",
         "Predicate to check in every snapshot, as for 'detect'. Can be repeated.  "
@@ -90,9 +91,9 @@ def watch(
 
 @contextlib.contextmanager
 def _target(
-    path: Path, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
+    path: Location, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
 ) -> Iterator[Target]:
-    if (path / PIPELINE_FILE).exists() and not (path / STORE_HEAD).exists():
+    if isinstance(path, Path) and (path / PIPELINE_FILE).exists() and not is_store(path):
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
                 f"{path} is a pipeline: predicates, classes, an event log and traces apply to "

@@ -42,6 +42,7 @@ from stillframe.detect.wait_for_graph import (
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.imports import add_cwd_to_path, load_function, load_topology
 from stillframe.model import Channel, ProcessId, SnapshotId
+from stillframe.store.layout import is_published_at
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -491,6 +492,6 @@ def if_present(entry: SnapshotEntry, read: Callable[[SnapshotEntry], Read]) -> R
     try:
         return read(entry)
     except (UsageError, StoreError):
-        if entry.directory.is_dir():
+        if is_published_at(entry.directory):
             raise
         return None

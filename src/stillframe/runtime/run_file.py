@@ -1,9 +1,12 @@
-"""The run file ``running.json`` in a store, by which a running system is found.
+"""The run file ``running.json`` of a store, by which a running system is found on this machine.
 
-Only the owner may read it: it holds the secret of the run.
+Only the owner may read it: it holds the secret of the run. For a store in an object store, which
+others may read, it is in a directory of the user.
 """
 
 import contextlib
+import hashlib
+import os
 import socket
 import tempfile
 from pathlib import Path
@@ -16,6 +19,7 @@ from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import OsProcess, current_process, is_alive, is_stopped
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import explain_io_errors
 
 FILE = "running.json"
@@ -87,26 +91,38 @@ def remove_socket(system: RunFile) -> None:
             path.parent.rmdir()
 
 
-def write_run_file(store: Path, system: RunFile) -> None:
+def run_file_path(store: Location) -> Path:
+    """Return the path of the run file of a store."""
+    if not isinstance(store, ObjectPath):
+        return store / FILE
+    home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    name = hashlib.sha256(str(store).encode()).hexdigest()[:32]
+    return Path(home, "stillframe", name) / FILE
+
+
+def write_run_file(store: Location, system: RunFile) -> None:
     """Write the run file, readable by the owner alone, in one step; raises a StoreError if the disk
     is full or failed, and then the former one is still there."""
-    partial = partial_path(store / FILE)
-    with explain_io_errors(store / FILE, "written"):
+    path = run_file_path(store)
+    partial = partial_path(path)
+    with explain_io_errors(path, "written"):
+        if isinstance(store, ObjectPath):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.unlink(missing_ok=True)
         write_new(partial, msgspec.json.encode(system), mode=0o600)
-        partial.rename(store / FILE)
+        partial.rename(path)
 
 
-def remove_run_file(store: Path) -> None:
+def remove_run_file(store: Location) -> None:
     """Remove the run file that this program wrote. That of another one stays: its processes may
     run, and the next supervisor must find them."""
     with contextlib.suppress(Unavailable):
         system = read_run_file(store)
         if system is not None and system.supervisor == current_process():
-            (store / FILE).unlink()
+            run_file_path(store).unlink()
 
 
-def find_running(store: Path) -> RunFile:
+def find_running(store: Location) -> RunFile:
     """Return where the system of `store` can be reached. Raises Unavailable if it is not running,
     or stopped by a signal, and Refused if it speaks another version of the protocol, with what to
     do."""
@@ -134,7 +150,7 @@ def find_running(store: Path) -> RunFile:
     return system
 
 
-def supervisor_of(store: Path) -> OsProcess | None:
+def supervisor_of(store: Location) -> OsProcess | None:
     """Return the supervisor of the system of `store`, None if it has none; it takes no commands
     while the system starts or ends."""
     try:
@@ -144,7 +160,7 @@ def supervisor_of(store: Path) -> OsProcess | None:
     return None if system is None or not is_alive(system.supervisor) else system.supervisor
 
 
-def describe_owner(store: Path) -> str:
+def describe_owner(store: Location) -> str:
     """Return why `store` is in use, for an error message; "" if unknown."""
     supervisor = supervisor_of(store)
     if supervisor is None:
@@ -162,11 +178,11 @@ def _explain_stopped(supervisor: OsProcess) -> str:
     )
 
 
-def read_run_file(store: Path) -> RunFile | None:
+def read_run_file(store: Location) -> RunFile | None:
     """Return the system of `store`; None if the last one was stopped in order. For a caller that
     has the store open for writing, no supervisor runs: that of the system died. Raises Unavailable
     if the run file cannot be read."""
-    path = store / FILE
+    path = run_file_path(store)
     try:
         with open(path, "rb", opener=no_wait) as file:
             encoded = file.read(_BYTES_MAX + 1)
@@ -180,7 +196,9 @@ def read_run_file(store: Path) -> RunFile | None:
         ) from error
 
 
-def identity(store: Path) -> str:
+def identity(store: Location) -> str:
     """Return what tells the directory of a store from every other on this machine."""
+    if isinstance(store, ObjectPath):
+        return str(store)
     status = store.stat()
     return f"{status.st_dev}:{status.st_ino}"

@@ -1,8 +1,9 @@
 """Locations: a path of this machine, or a place in an object store, from what a user gives."""
 
+import abc
 import re
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 from stillframe.errors import UsageError
@@ -100,8 +101,15 @@ class ObjectPath:
         return self.key[len(prefix) :]
 
 
-Location = Path | ObjectPath
-"""A path of this machine, or a place in an object store."""
+if TYPE_CHECKING:
+    Location = Path | ObjectPath
+else:
+
+    class Location(abc.ABC):  # noqa: B024 - one type, because msgspec decodes no union of two
+        """A path of this machine, or a place in an object store."""
+
+    Location.register(Path)
+    Location.register(ObjectPath)
 
 
 def locate(where: str | Location) -> Location:

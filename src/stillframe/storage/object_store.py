@@ -47,6 +47,8 @@ _MEANINGS = {
 }
 _PASSING = {408, 409, 425, 429, *range(500, 600)} - {501, 505}
 _NO_BUCKET = "NoSuchBucket"
+_METADATA = "/latest/api/token"
+"""Where the credentials of a machine of AWS come from, if there are no others."""
 _AFTER_THE_END = "Wanted range starting at"
 """What obstore itself says of a range that begins after the end of an object."""
 
@@ -304,6 +306,9 @@ class ObjectStore:
             sentence = "the credentials do not allow it, or are wrong or missing"
             return False, PermissionError(errno.EACCES, sentence, where)
         text = repr(error) if not str(error) else str(error)
+        if _METADATA in text:
+            sentence = "no credentials were found in the environment, and this machine has no role"
+            return False, PermissionError(errno.EACCES, sentence, where)
         status, code = _status_of(error), _CODE.search(text)
         if status is not None:
             if code is not None and code[1] == _NO_BUCKET:

@@ -17,6 +17,16 @@ FRAGMENT_ADVICE = f"{FILE_ADVICE}, or delete that fragment: its snapshot is inco
 _SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 
 
+def is_there(path: Location) -> bool:
+    """Return whether there is a file; StoreError if that cannot be found out."""
+    if isinstance(path, ObjectPath):
+        try:
+            return storage_of(path).exists(path)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
+    return path.exists()
+
+
 def read_file(path: Location, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
     """Read a whole file of at most `bytes_max` bytes; Damaged if it is missing or longer,
     StoreError if it cannot be read."""
@@ -58,7 +68,12 @@ def read_hashed(
 def read_sealed_content(path: Location, *, bytes_max: int, advice: str) -> bytes:
     """Return the content of a sealed file (``store.sealed_json``), still encoded; errors as for
     ``read_file``."""
-    sealed = _SEALED.fullmatch(read_file(path, bytes_max=bytes_max, advice=advice))
-    if sealed is None or hashlib.sha256(sealed[1]).hexdigest().encode() != sealed[2]:
+    return sealed_content(path, read_file(path, bytes_max=bytes_max, advice=advice), advice=advice)
+
+
+def sealed_content(path: Location, sealed: bytes, *, advice: str) -> bytes:
+    """Return the content of a sealed file that was read already; Damaged if it was changed."""
+    found = _SEALED.fullmatch(sealed)
+    if found is None or hashlib.sha256(found[1]).hexdigest().encode() != found[2]:
         raise Damaged(f"{path} was changed since it was written", path=path, remedy=advice)
-    return sealed[1]
+    return found[1]

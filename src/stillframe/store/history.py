@@ -16,8 +16,11 @@ because these files change their names, and have first lines that are never writ
 Every function that reads raises StoreError if the history cannot be read.
 """
 
+import abc
 import contextlib
 import hashlib
+import io
+import itertools
 import os
 import re
 import threading
@@ -32,7 +35,9 @@ import msgspec
 from stillframe.durable_files import no_wait, partial_path, shell_command, sync, write_new
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
-from stillframe.storage.reading import FILE_ADVICE, read_file
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import FILE_ADVICE, is_there, read_file
 from stillframe.store import version_1
 from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published
 
@@ -92,6 +97,13 @@ class SnapshotRemoved(msgspec.Struct, frozen=True, tag=True):
     snapshot: SnapshotId
 
 
+class WriterChanged(msgspec.Struct, frozen=True, tag=True):
+    """A program opened a store in an object store for writing. An earlier writer, which has not
+    read this line, can append no other."""
+
+    token: str
+
+
 class SnapshotAbandoned(msgspec.Struct, frozen=True, tag=True):
     """A snapshot was abandoned; `reason` is the name of a ``model.Reason``."""
 
@@ -138,6 +150,7 @@ HistoryEvent = (
     | SnapshotPublished
     | SnapshotRemoved
     | SnapshotAbandoned
+    | WriterChanged
     | Rollover
 )
 
@@ -163,7 +176,7 @@ def count_event(counts: EventCounts, event: HistoryEvent) -> EventCounts:
             counts.begun += 1
         case SnapshotPublished():
             counts.published += 1
-        case SnapshotRemoved():
+        case SnapshotRemoved() | WriterChanged():
             pass
         case SnapshotAbandoned(_, reason):
             counts.abandoned[reason] = counts.abandoned.get(reason, 0) + 1
@@ -175,28 +188,28 @@ def count_event(counts: EventCounts, event: HistoryEvent) -> EventCounts:
     return counts
 
 
-class History:
-    """The history of the store in a directory that the caller has open for writing. Any thread may
-    append. A StoreError if it cannot be read, or the disk is full or failed.
+class HistoryWriter(abc.ABC):
+    """The history of a store that the caller has open for writing. Any thread may
+    append. A StoreError if it cannot be read or written.
 
     A damaged line is passed over: the recorded states are in the snapshots. `damages` are the
     errors of such lines, `last_number` is the highest number of a snapshot so far, and `counts` is
     how often each event happened.
     """
 
-    def __init__(self, store: Path) -> None:
-        self._store = store
+    def __init__(self, store: Location) -> None:
         self._path = store / NEWER
         self.last_number = 0
         self.counts = EventCounts()
         self._pending: dict[SnapshotId, None] = {}
-        self._unwritten: list[bytes] = []
-        self._has_new_names = False
         self._appending = threading.Lock()
         self.damages: list[Damaged] = []
-        older, newer = _read(store)
+
+    def _load(self, *files: list["_Line"]) -> int:
+        """Follow the events in the older and the newer file; return how many bytes of the newer one
+        are whole lines."""
         damaged_bytes = 0
-        for line, length in (*older, *newer):
+        for line, length in itertools.chain(*files):
             if isinstance(line, HistoryRecord):
                 self._follow(line.what)
             else:
@@ -204,97 +217,30 @@ class History:
                 damaged_bytes += length
         # A damaged line may have been several, and each may have given a snapshot its number.
         self.last_number += 2 * len(self.damages) + damaged_bytes // SHORTEST_LINE_BYTES
-        self._length = sum(length for _, length in newer)
-        with explain_io_errors(self._path, "written"):
-            # A store may come from a stranger: a link to a file of the user is not followed.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._file = os.open(self._path, flags, 0o666)
-            os.ftruncate(self._file, self._length)
-            if not self._length:
-                self._append(_line(self._summary(), time.time()), is_forced=False)
-                sync(store)
+        return sum(length for _, length in files[-1])
 
     @property
     def pending(self) -> tuple[SnapshotId, ...]:
         """The snapshots that have started and not ended, oldest first."""
         return tuple(self._pending)
 
+    @abc.abstractmethod
     def append(self, event: HistoryEvent) -> None:
         """Append an event that happens now.
 
-        After a StoreError, because the disk is full or failed, a snapshot whose start could not be
-        written must not start; any other line is written with the next one that fits.
+        After a StoreError, because the storage failed or has no room, a snapshot whose start could
+        not be written must not start; any other line is written with the next one that fits.
         """
-        with self._appending:
-            at = time.time()
-            line = _line(event, at)
-            try:
-                with explain_io_errors(self._path, "written"):
-                    if self._length > FILE_BYTES_MAX and not self._unwritten:
-                        self._roll_over(at)
-                    if self._has_new_names:
-                        sync(self._store)
-                        self._has_new_names = False
-                    is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
-                    self._append(line, is_forced=is_forced)
-            except StoreError:
-                kept_bytes = len(line) + sum(map(len, self._unwritten))
-                if self._must_be_known(event) and kept_bytes <= UNWRITTEN_BYTES_MAX:
-                    self._unwritten.append(line)
-                    self._follow(event)
-                raise
-            self._follow(event)
 
+    @abc.abstractmethod
     def close(self) -> None:
-        """Close the file. Closing twice does nothing."""
-        if self._file >= 0:
-            if self._unwritten:
-                # If the disk is still full, the next writer finds out how the snapshots ended.
-                with contextlib.suppress(OSError):
-                    self._append(b"", is_forced=False)
-            os.close(self._file)
-            self._file = -1
+        """Write what is left, and close. Closing twice does nothing."""
 
     def _must_be_known(self, event: HistoryEvent) -> bool:
         if isinstance(event, SnapshotPublished | SnapshotAbandoned):
             # The end of one that could not start need not be known: there may be many.
             return event.snapshot in self._pending
         return not isinstance(event, SnapshotBegan)
-
-    def _append(self, line: bytes, *, is_forced: bool) -> None:
-        written = b"".join((*self._unwritten, line))
-        try:
-            if os.pwrite(self._file, written, self._length) < len(written):
-                raise OSError(0, "the disk is full")
-            if is_forced:
-                os.fdatasync(self._file)
-        except OSError:
-            os.ftruncate(self._file, self._length)
-            raise
-        self._length += len(written)
-        self._unwritten.clear()
-
-    def _roll_over(self, at: float) -> None:
-        """Start a new file. Whatever fails, `_file` is open, and lines in it are not replaced."""
-        partial = partial_path(self._path)
-        partial.unlink(missing_ok=True)
-        beginning = _line(self._summary(), at)
-        write_new(partial, beginning)
-        sync(partial)
-        newer = os.open(partial, os.O_WRONLY)
-        try:
-            # A crash in between leaves the older file alone, and the next writer starts a newer
-            # one. So does a failure in between; then there is nothing to rename the next time.
-            with contextlib.suppress(FileNotFoundError):
-                self._path.replace(self._store / OLDER)
-            partial.replace(self._path)
-        except OSError:
-            os.close(newer)
-            raise
-        older, self._file = self._file, newer
-        self._length = len(beginning)
-        self._has_new_names = True
-        os.close(older)
 
     def _summary(self) -> Rollover:
         return Rollover(self.last_number, self.pending, self.counts)
@@ -314,7 +260,93 @@ class History:
                 self._pending = dict.fromkeys(pending)
 
 
-def read_history(store: Path) -> list[HistoryRecord]:
+class History(HistoryWriter):
+    """The history of a store in a directory."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__(store)
+        self._store, self._local_path = store, store / NEWER
+        self._unwritten: list[bytes] = []
+        self._has_new_names = False
+        self._length = self._load(*_read(store))
+        with explain_io_errors(self._path, "written"):
+            # A store may come from a stranger: a link to a file of the user is not followed.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file = os.open(self._local_path, flags, 0o666)
+            os.ftruncate(self._file, self._length)
+            if not self._length:
+                self._append(line_of(self._summary(), time.time()), is_forced=False)
+                sync(store)
+
+    def append(self, event: HistoryEvent) -> None:
+        """See ``HistoryWriter``."""
+        with self._appending:
+            at = time.time()
+            line = line_of(event, at)
+            try:
+                with explain_io_errors(self._path, "written"):
+                    if self._length > FILE_BYTES_MAX and not self._unwritten:
+                        self._roll_over(at)
+                    if self._has_new_names:
+                        sync(self._store)
+                        self._has_new_names = False
+                    is_forced = isinstance(event, SnapshotBegan | SnapshotRemoved)
+                    self._append(line, is_forced=is_forced)
+            except StoreError:
+                kept_bytes = len(line) + sum(map(len, self._unwritten))
+                if self._must_be_known(event) and kept_bytes <= UNWRITTEN_BYTES_MAX:
+                    self._unwritten.append(line)
+                    self._follow(event)
+                raise
+            self._follow(event)
+
+    def close(self) -> None:
+        """See ``HistoryWriter``."""
+        if self._file >= 0:
+            if self._unwritten:
+                # If the disk is still full, the next writer finds out how the snapshots ended.
+                with contextlib.suppress(OSError):
+                    self._append(b"", is_forced=False)
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, line: bytes, *, is_forced: bool) -> None:
+        written = b"".join((*self._unwritten, line))
+        try:
+            if os.pwrite(self._file, written, self._length) < len(written):
+                raise OSError(0, "the disk is full")
+            if is_forced:
+                os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._length)
+            raise
+        self._length += len(written)
+        self._unwritten.clear()
+
+    def _roll_over(self, at: float) -> None:
+        """Start a new file. Whatever fails, `_file` is open, and lines in it are not replaced."""
+        partial = partial_path(self._local_path)
+        partial.unlink(missing_ok=True)
+        beginning = line_of(self._summary(), at)
+        write_new(partial, beginning)
+        sync(partial)
+        newer = os.open(partial, os.O_WRONLY)
+        try:
+            # A crash in between leaves the older file alone, and the next writer starts a newer
+            # one. So does a failure in between; then there is nothing to rename the next time.
+            with contextlib.suppress(FileNotFoundError):
+                self._local_path.replace(self._store / OLDER)
+            partial.replace(self._local_path)
+        except OSError:
+            os.close(newer)
+            raise
+        older, self._file = self._file, newer
+        self._length = len(beginning)
+        self._has_new_names = True
+        os.close(older)
+
+
+def read_history(store: Location) -> list[HistoryRecord]:
     """Return the events of a system, the oldest first; a Damaged if a line was changed."""
     lines, damages = readable_history(store)
     for damage in damages:
@@ -322,14 +354,14 @@ def read_history(store: Path) -> list[HistoryRecord]:
     return lines
 
 
-def readable_history(store: Path) -> tuple[list[HistoryRecord], list[Damaged]]:
+def readable_history(store: Location) -> tuple[list[HistoryRecord], list[Damaged]]:
     """Return the events in lines that can be read, and an error for each line that was changed."""
     lines = [line for of_file in _read(store) for line, _ in of_file]
     damages = [line for line in lines if isinstance(line, Damaged)]
     return [line for line in lines if isinstance(line, HistoryRecord)], damages
 
 
-def lost_snapshots(store: Path) -> list[SnapshotId]:
+def lost_snapshots(store: Location) -> list[SnapshotId]:
     """Return the published snapshots that are missing although no writer removed them, as far
     back as the history reaches; a writer may publish and remove others meanwhile. A Damaged if a
     line was changed: then nothing is known."""
@@ -340,7 +372,7 @@ def lost_snapshots(store: Path) -> list[SnapshotId]:
     return sorted(lost, key=lambda snapshot: snapshot.number)
 
 
-def began_before_epoch(store: Path, snapshot: SnapshotId, epoch: int) -> bool:
+def began_before_epoch(store: Location, snapshot: SnapshotId, epoch: int) -> bool:
     """Return whether the history shows that a snapshot began before an epoch did. Lines that are
     damaged or no longer kept show nothing."""
     has_begun = False
@@ -353,7 +385,7 @@ def began_before_epoch(store: Path, snapshot: SnapshotId, epoch: int) -> bool:
     return False
 
 
-def _kept(store: Path) -> set[SnapshotId]:
+def _kept(store: Location) -> set[SnapshotId]:
     """Return the snapshots that were published and not removed, according to the history.
 
     Different threads write the two lines, so the removal can come first; no id is given twice.
@@ -369,7 +401,7 @@ def _kept(store: Path) -> set[SnapshotId]:
     return published - removed
 
 
-def explain_loss(store: Path, snapshot: SnapshotId) -> str:
+def explain_loss(store: Location, snapshot: SnapshotId) -> str:
     """Return a sentence about a lost snapshot: what is missing, and what to do."""
     return (
         f"{store / SNAPSHOTS / str(snapshot)} is missing: it was published, and Stillframe did "
@@ -382,15 +414,15 @@ _Line = tuple[HistoryRecord | Damaged, int]
 """A line or its error, and its length in bytes."""
 
 
-def _read(store: Path) -> list[list[_Line]]:
+def _read(store: Location) -> list[list[_Line]]:
     """Return the lines of the older and of the newer file."""
     return [
-        _whole_lines(path, read_file(path, bytes_max=READ_BYTES_MAX)) if path.exists() else []
+        whole_lines(path, read_file(path, bytes_max=READ_BYTES_MAX)) if is_there(path) else []
         for path in (store / OLDER, store / NEWER)
     ]
 
 
-def _whole_lines(path: Path, content: bytes, *, first: int = 1) -> list[_Line]:
+def whole_lines(path: Location, content: bytes, *, first: int = 1) -> list[_Line]:
     """Return the lines in `content` that have an end; the first is number `first`."""
     encoded = content.split(b"\n")[:-1]
     lines = parse_lines(path, encoded, first=first)
@@ -398,7 +430,7 @@ def _whole_lines(path: Path, content: bytes, *, first: int = 1) -> list[_Line]:
 
 
 def parse_lines(
-    path: Path, encoded: Iterable[bytes], *, first: int = 1
+    path: Location, encoded: Iterable[bytes], *, first: int = 1
 ) -> Iterator[HistoryRecord | Damaged]:
     """Yield the records in lines of a file, or their errors; the first is number `first`."""
     for number, line in enumerate(encoded, first):
@@ -417,7 +449,8 @@ def parse_lines(
             )
 
 
-def _line(what: HistoryEvent, at: float) -> bytes:
+def line_of(what: HistoryEvent, at: float) -> bytes:
+    """Return the line of an event."""
     encoded = msgspec.json.encode(HistoryRecord(at, what))
     return b'{"event":%b,"crc32":"%b"}\n' % (encoded, _checksum(encoded))
 
@@ -446,19 +479,19 @@ PlacedRecord = tuple[HistoryRecord | Damaged, HistoryCursor]
 """A line or its error, and the cursor after it."""
 
 
-def first_record(store: Path) -> PlacedRecord | None:
+def first_record(store: Location) -> PlacedRecord | None:
     """Return the oldest line that still exists; None if there is none."""
     for name in (OLDER, NEWER):
         path = store / name
         with _opened(path) as file:
             first = b"" if file is None else file.readline(READ_BYTES_MAX)
         if first.endswith(b"\n"):
-            [(line, length)] = _whole_lines(path, first)
+            [(line, length)] = whole_lines(path, first)
             return line, HistoryCursor(_name_of(first), length)
     return None
 
 
-def read_after(store: Path, place: HistoryCursor) -> list[PlacedRecord] | None:
+def read_after(store: Location, place: HistoryCursor) -> list[PlacedRecord] | None:
     """Return some of the lines after a cursor, the oldest first; none if there are no more for now;
     None if the file was deleted, and its lines are unknown."""
     newer, older = store / NEWER, store / OLDER
@@ -490,18 +523,18 @@ def _is_of(file: IO[bytes] | None, place: HistoryCursor) -> bool:
     return file.read(1) == b"\n"
 
 
-def _records(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[PlacedRecord]:
+def _records(path: Location, file: IO[bytes] | None, place: HistoryCursor) -> list[PlacedRecord]:
     assert file is not None, "its first line was read"
     file.seek(place.length)
     content = file.read(_PASSAGE_BYTES)
     if b"\n" not in content:  # a longer line, or one that is being written
         content += file.readline(READ_BYTES_MAX)
-    lines = _whole_lines(path, content)
+    lines = whole_lines(path, content)
     if any(isinstance(line, Damaged) for line, _ in lines):
         # An error has the number of its line in the file: only then are lines counted.
         file.seek(0)
         first = 1 + file.read(place.length).count(b"\n")
-        lines = _whole_lines(path, content, first=first)
+        lines = whole_lines(path, content, first=first)
     steps, length = [], place.length
     for line, line_bytes in lines:
         length += line_bytes
@@ -510,9 +543,13 @@ def _records(path: Path, file: IO[bytes] | None, place: HistoryCursor) -> list[P
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes] | None]:
+def _opened(path: Location) -> Iterator[IO[bytes] | None]:
     with explain_io_errors(path, "read"), contextlib.ExitStack() as stack:
-        file = None
+        file: IO[bytes] | None = None
         with contextlib.suppress(FileNotFoundError):
-            file = stack.enter_context(open(path, "rb", opener=no_wait))
+            if isinstance(path, ObjectPath):
+                content, _ = storage_of(path).read(path, bytes_max=READ_BYTES_MAX)
+                file = io.BytesIO(content)
+            else:
+                file = stack.enter_context(open(path, "rb", opener=no_wait))
         yield file

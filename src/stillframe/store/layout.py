@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,10 +17,21 @@ from stillframe.durable_files import (
     sync,
     try_lock,
 )
-from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.storage.location import Location, local_path
-from stillframe.store.manifest import MANIFEST, Head, Manifest, file_names
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import is_there
+from stillframe.storage.storage import Changed
+from stillframe.store.manifest import (
+    MANIFEST,
+    TOMBSTONE_BYTES_MAX,
+    BucketHead,
+    Head,
+    Manifest,
+    file_names,
+    is_tombstone,
+)
 from stillframe.store.sealed_json import TooLarge, read_sealed, seal
 from stillframe.topology import Description
 
@@ -30,6 +42,8 @@ NEWEST = "newest"
 ASSEMBLED = "assembled.json"
 """Only a store that fragments were assembled into has this file."""
 _LOCK = "lock"
+LEASE = "lease.json"
+"""Takes the place of the lock in an object store."""
 _PIPELINE_HEAD = "pipeline.json"
 _LISTED_MAX = 5
 
@@ -49,6 +63,10 @@ def explain_io_errors(path: Location, action: str) -> Iterator[None]:
         yield
     except TooLarge as error:
         raise TooLarge(f"{path} could not be {action}: {error}", path=path) from error
+    except Changed as error:
+        raise Fenced(
+            f"{path} could not be {action}: another program has taken over as its writer", path=path
+        ) from error
     except OSError as error:
         raise StoreError(
             f"{path} could not be {action}: {error.strerror or error}",
@@ -61,17 +79,27 @@ def take_lock(path: Path) -> int:
     """Be the one writer of a store, else Unavailable, until the descriptor is closed."""
     lock = try_lock(path / _LOCK)
     if lock is None:
-        raise Unavailable(
-            f"the store {path} is in use by another program that writes to it",
-            path=path,
-            remedy="stop that program, or use another directory",
-        )
+        raise in_use(path, "another program that writes to it")
     return lock
 
 
-def is_store(path: Path) -> bool:
+def in_use(path: Location, user: str) -> Unavailable:
+    """Return the error for a store that another program writes to; `user` is that, in words."""
+    return Unavailable(
+        f"the store {path} is in use by {user}",
+        path=path,
+        remedy="stop that program, or use another directory",
+    )
+
+
+def is_store(path: Location) -> bool:
     """Return whether there is a store at `path`."""
-    return (path / HEAD).exists()
+    return is_there(path / HEAD)
+
+
+def read_head(path: Location) -> Head:
+    """Read ``store.json`` of the store at `path`; errors are as for ``read_sealed``."""
+    return read_sealed(path / HEAD, BucketHead if isinstance(path, ObjectPath) else Head)
 
 
 def check_snapshots_exist(path: Path) -> None:
@@ -87,12 +115,12 @@ def check_snapshots_exist(path: Path) -> None:
     )
 
 
-def check_is_store(path: Path) -> None:
+def check_is_store(path: Location) -> None:
     """Check that there is a store at `path`: a UsageError if there is nothing or something else, a
     Damaged if its ``store.json`` is missing."""
-    if is_store(local_path(path)):
+    if is_store(path):
         return
-    if (path / _PIPELINE_HEAD).exists():
+    if is_there(path / _PIPELINE_HEAD):
         raise UsageError(
             f"{path} is a pipeline, not a store",
             path=path,
@@ -100,7 +128,8 @@ def check_is_store(path: Path) -> None:
             f"'{shell_command('pipeline', 'list', path)}', or stillframe.Pipeline in Python",
         )
     _check_no_snapshots(path)
-    what = "is not a store" if path.exists() else "does not exist"
+    has_any = bool(_names(path)) if isinstance(path, ObjectPath) else path.exists()
+    what = "is not a store" if has_any else "does not exist"
     raise UsageError(
         f"{path} {what}",
         path=path,
@@ -108,13 +137,13 @@ def check_is_store(path: Path) -> None:
     )
 
 
-def check_unused(path: Path) -> None:
+def check_unused(path: Location) -> None:
     """Check that a directory is empty or a store; a UsageError names what else is in it."""
     if is_store(path):
         return
-    left_by_a_crash = {_LOCK, SNAPSHOTS, ASSEMBLED}
-    left_by_a_crash |= {partial_path(path / name).name for name in (HEAD, ASSEMBLED)}
-    foreign = sorted({item.name for item in path.iterdir()} - left_by_a_crash)
+    left_by_a_crash = {_LOCK, LEASE, SNAPSHOTS, ASSEMBLED}
+    left_by_a_crash |= {partial_path(Path(name)).name for name in (HEAD, ASSEMBLED)}
+    foreign = sorted(_names(path) - left_by_a_crash)
     if foreign:
         raise UsageError(
             f"{path} is not empty and is not a store; it contains {first_names(foreign)}",
@@ -124,8 +153,8 @@ def check_unused(path: Path) -> None:
     _check_no_snapshots(path)
 
 
-def _check_no_snapshots(path: Path) -> None:
-    if visible(path / SNAPSHOTS):
+def _check_no_snapshots(path: Location) -> None:
+    if published_names(path / SNAPSHOTS):
         raise Damaged(
             f"{path / HEAD} is missing: put it back from a copy of the store", path=path / HEAD
         )
@@ -134,24 +163,29 @@ def _check_no_snapshots(path: Path) -> None:
 def make_store(path: Path, head: Head) -> None:
     """Write ``store.json``, or take over a store of the same topology without snapshots."""
     if (path / HEAD).exists():
-        existing = read_sealed(path / HEAD, Head)
-        if visible(path / SNAPSHOTS):
-            raise UsageError(
-                f"the store {path} already has snapshots: restore from it, or give another "
-                "directory for a fresh start"
-            )
-        if existing.description.hash != head.description.hash:
-            raise UsageError(
-                f"the store {path} was created for another topology",
-                path=path,
-                remedy="give another directory, or delete that one, which has no snapshots",
-            )
-        # The epoch only rises. The snapshot that it began from is gone.
-        head = msgspec.structs.replace(existing, reference=head.reference, restored_from=None)
+        head = continued(path, read_head(path), head)
     (path / SNAPSHOTS).mkdir(exist_ok=True)
     # Last: this file makes the directory a store.
     replace_durably(path / HEAD, seal(head))
     sync(path.parent)
+
+
+def continued(path: Location, existing: Head, head: Head) -> Head:
+    """Return the head with which a new store takes over one of the same topology without
+    snapshots; a UsageError if that is another one."""
+    if published_names(path / SNAPSHOTS):
+        raise UsageError(
+            f"the store {path} already has snapshots: restore from it, or give another "
+            "directory for a fresh start"
+        )
+    if existing.description.hash != head.description.hash:
+        raise UsageError(
+            f"the store {path} was created for another topology",
+            path=path,
+            remedy="give another directory, or delete that one, which has no snapshots",
+        )
+    # The epoch only rises. The snapshot that it began from is gone.
+    return msgspec.structs.replace(existing, reference=head.reference, restored_from=None)
 
 
 def visible(directory: Path) -> list[Path]:
@@ -161,16 +195,46 @@ def visible(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if not path.name.startswith(".")]
 
 
-def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
-    """Return all published snapshots by number; a StoreError if something else is there."""
+def published_names(snapshots: Location) -> list[str]:
+    """Return the names of what is published in the directory of all snapshots; in an object store,
+    of what has a manifest that is no tombstone."""
+    if isinstance(snapshots, Path):
+        return [path.name for path in visible(snapshots)]
     with explain_io_errors(snapshots, "read"):
-        if not snapshots.exists() and is_store(snapshots.parent):
+        below = storage_of(snapshots).files_below(snapshots)
+        found = [one.location.parent for one in below if one.location.name == MANIFEST]
+        return [
+            place.name
+            for place in found
+            if isinstance(place, ObjectPath) and place.parent == snapshots and _has_manifest(place)
+        ]
+
+
+def _names(directory: Location) -> set[str]:
+    if isinstance(directory, ObjectPath):
+        return {one.location.name for one in storage_of(directory).children(directory)}
+    return {item.name for item in directory.iterdir()}
+
+
+def _has_manifest(directory: ObjectPath) -> bool:
+    try:
+        start = storage_of(directory).read_range(directory / MANIFEST, 0, TOMBSTONE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return False
+    return not is_tombstone(start)
+
+
+def snapshot_ids(snapshots: Location) -> list[SnapshotId]:
+    """Return all published snapshots by number; a StoreError if something else is there. In an
+    object store some may be unfinished: they have no manifest, or a tombstone."""
+    with explain_io_errors(snapshots, "read"):
+        if isinstance(snapshots, Path) and not snapshots.exists() and is_store(snapshots.parent):
             raise StoreError(
                 f"the directory {snapshots} was deleted or moved, and its snapshots with it",
                 path=snapshots,
                 remedy=f"put it back, or make an empty one with 'mkdir {snapshots}'",
             )
-        names = [path.name for path in snapshots.iterdir() if not path.name.startswith(".")]
+        names = [name for name in _names(snapshots) if not name.startswith(".")]
     found = []
     for name in names:
         snapshot = parse_snapshot_id(name)
@@ -181,6 +245,18 @@ def snapshot_ids(snapshots: Path) -> list[SnapshotId]:
             )
         found.append(snapshot)
     return sorted(found, key=lambda snapshot: (snapshot.number, snapshot))
+
+
+def changed_ns(directory: Location) -> int:
+    """Return when the names in a directory changed last, in nanoseconds: they need not be listed
+    again while that stays the same. 0 if there is none; an object store does not know it, so then
+    it is always now. Raises OSError."""
+    if isinstance(directory, ObjectPath):
+        return time.time_ns()
+    try:
+        return directory.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def parse_snapshot_id(name: str) -> SnapshotId | None:
@@ -197,9 +273,17 @@ def is_snapshot_id(snapshot: SnapshotId) -> bool:
     return parse_snapshot_id(str(snapshot)) == snapshot
 
 
-def is_published(path: Path, snapshot: SnapshotId) -> bool:
+def is_published(path: Location, snapshot: SnapshotId) -> bool:
     """Return whether the store at `path` has `snapshot`."""
-    return (path / SNAPSHOTS / str(snapshot)).is_dir()
+    return is_published_at(path / SNAPSHOTS / str(snapshot))
+
+
+def is_published_at(directory: Location) -> bool:
+    """Return whether the snapshot in `directory` is published."""
+    if isinstance(directory, ObjectPath):
+        with explain_io_errors(directory, "read"):
+            return _has_manifest(directory)
+    return directory.is_dir()
 
 
 def remove_unfinished(path: Path) -> None:
@@ -261,7 +345,7 @@ def check_savepoint_name(name: str) -> None:
         )
 
 
-def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId], path: Path) -> SnapshotId:
+def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId], path: Location) -> SnapshotId:
     """Return the snapshot that `text` names in the store at `path`, a savepoint or an id, else
     raise a UsageError."""
     if text in savepoints:
@@ -277,7 +361,7 @@ def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId], path: Path) -
         ) from None
 
 
-def explain_missing(path: Path, snapshot: SnapshotId, known: Iterable[SnapshotId]) -> str:
+def explain_missing(path: Location, snapshot: SnapshotId, known: Iterable[SnapshotId]) -> str:
     """Return a sentence about a snapshot that the store at `path` does not have."""
     names = first_names(map(str, known))
     return (

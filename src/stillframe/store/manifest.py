@@ -8,15 +8,15 @@ A base has a lower sequence, so a chain has an end.
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.storage.reading import SNAPSHOT_ADVICE
-from stillframe.store.sealed_json import FORMAT, read_sealed
+from stillframe.storage.location import Location
+from stillframe.storage.reading import SNAPSHOT_ADVICE, read_file
+from stillframe.store.sealed_json import BUCKET_FORMAT, FORMAT, SEALED_BYTES_MAX, read_sealed_bytes
 from stillframe.topology import Description
 
 MANIFEST = "manifest.json"
@@ -58,6 +58,32 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for name, snapshot in sorted(self.savepoints.items()):
             found.setdefault(snapshot, []).append(name)
         return found
+
+
+class BucketHead(Head, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """The content of ``store.json`` in an object store. The `token` is new with each write: no two
+    contents are equal, or the object store could not tell them apart."""
+
+    format: int = BUCKET_FORMAT
+    token: str
+
+
+TOMBSTONE_BYTES_MAX = 256
+"""Maximum size of a tombstone; each manifest is longer."""
+
+
+class Tombstone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a manifest, in an object store, of a snapshot that is not published and never
+    will be."""
+
+    format: int = BUCKET_FORMAT
+    snapshot: SnapshotId
+    poisoned: Literal[True] = True
+
+
+def is_tombstone(sealed: bytes) -> bool:
+    """Return whether the bytes of a manifest are those of a tombstone."""
+    return len(sealed) <= TOMBSTONE_BYTES_MAX and b'"poisoned":true' in sealed
 
 
 FORMER_COUNT_MAX = 100
@@ -168,7 +194,7 @@ class SnapshotEntry(msgspec.Struct, frozen=True, kw_only=True):
     channel_count: int
     message_count: int
     bytes: int
-    directory: Path
+    directory: Location
 
     @property
     def duration_s(self) -> float:
@@ -186,7 +212,7 @@ Manifests = Mapping[SnapshotId, Manifest]
 
 
 def entry_of(
-    manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: Path
+    manifests: Manifests, snapshot: SnapshotId, head: Head, snapshots: Location
 ) -> SnapshotEntry:
     """Return the entry of a snapshot in the list of the store with that head; `manifests` has those
     of its bases, too, and `snapshots` is the directory of all."""
@@ -227,11 +253,14 @@ def table_name(kind: str, field: str) -> str:
     return f"{kind}_{field}"
 
 
-def read_manifest(directory: Path, topologies: Mapping[str, Description]) -> Manifest:
+def read_manifest(directory: Location, topologies: Mapping[str, Description]) -> Manifest:
     """Read the manifest of the snapshot in `directory`, of a store with these topologies; errors as
     for ``read_sealed``, also if it does not belong into this directory or this store."""
     path = directory / MANIFEST
-    manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
+    sealed = read_file(path, bytes_max=SEALED_BYTES_MAX, advice=SNAPSHOT_ADVICE)
+    if is_tombstone(sealed):
+        raise Damaged(f"{directory} is no published snapshot", path=directory)
+    manifest = read_sealed_bytes(path, sealed, Manifest, advice=SNAPSHOT_ADVICE)
     if str(manifest.snapshot) != directory.name:
         raise Damaged(
             f"{path} belongs to snapshot {manifest.snapshot}", path=path, remedy=SNAPSHOT_ADVICE
@@ -277,7 +306,7 @@ def reachable(
     return found
 
 
-def check_chain(manifests: Manifests, snapshots: Path) -> None:
+def check_chain(manifests: Manifests, snapshots: Location) -> None:
     """Check that each base of `manifests`, which are all that are ``reachable`` from one, is among
     them and was published earlier. Damaged names the first broken link by its file in the directory
     `snapshots`, and the remedy."""

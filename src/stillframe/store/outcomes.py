@@ -8,14 +8,20 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 
 from stillframe.errors import Damaged
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store import history
-from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published, snapshot_ids
+from stillframe.store.layout import (
+    SNAPSHOTS,
+    changed_ns,
+    explain_io_errors,
+    is_published,
+    snapshot_ids,
+)
 
 OUTCOME_COUNT_MAX = 256
 """Maximum outcomes at a time."""
@@ -76,7 +82,7 @@ class OutcomeReader:
     """Reads the outcomes of the snapshots of the store in a directory. A snapshot that has not
     ended `timeout_s` seconds after its start is overdue; None: never."""
 
-    def __init__(self, store: Path, *, timeout_s: float | None) -> None:
+    def __init__(self, store: Location, *, timeout_s: float | None) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._listed: tuple[int, list[SnapshotId]] = (-1, [])
@@ -177,7 +183,7 @@ class OutcomeReader:
     def _published(self) -> list[SnapshotId]:
         """Return the published snapshots; listed again only when the directory changed."""
         with explain_io_errors(self._store, "read"):
-            changed = (self._store / SNAPSHOTS).stat().st_mtime_ns
+            changed = changed_ns(self._store / SNAPSHOTS)
         if changed == self._listed[0]:
             return self._listed[1]
         found = snapshot_ids(self._store / SNAPSHOTS)

@@ -6,13 +6,13 @@ Executors of a cluster import this module: it needs no more than Arrow.
 
 import contextlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stillframe.errors import Damaged, NotConsistent
+from stillframe.storage.location import Location
 from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store import version_1
 
@@ -35,7 +35,7 @@ def unpacked_bytes_max(size: int) -> int:
 
 
 @contextlib.contextmanager
-def as_written(where: Path) -> Iterator[None]:
+def as_written(where: Location) -> Iterator[None]:
     """Turn errors of the body, which reads what is at `where`, into a Damaged."""
     try:
         yield
@@ -47,7 +47,7 @@ def as_written(where: Path) -> Iterator[None]:
         ) from error
 
 
-def check_row_count(path: Path, found: int, promised: int | None) -> None:
+def check_row_count(path: Location, found: int, promised: int | None) -> None:
     """Raise a NotConsistent if a table has not the promised number of rows; None: any number."""
     if promised is not None and found != promised:
         raise NotConsistent(

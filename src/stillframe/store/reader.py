@@ -4,7 +4,8 @@ A snapshot is read, verified and queried with the topology that it was taken of:
 the store, or one before a change of code.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,9 +14,10 @@ import pyarrow as pa
 from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Snapshot, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store import layout, snapshot_directory
 from stillframe.store.history import began_before_epoch, explain_loss, lost_snapshots
-from stillframe.store.layout import HEAD, SNAPSHOTS, snapshot_ids
+from stillframe.store.layout import SNAPSHOTS, snapshot_ids
 from stillframe.store.manifest import (
     Head,
     Manifest,
@@ -26,12 +28,13 @@ from stillframe.store.manifest import (
     reachable,
     read_manifest,
 )
-from stillframe.store.sealed_json import read_sealed
 from stillframe.store.snapshot_directory import SnapshotChain
 from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 _Answer = TypeVar("_Answer")
+_READER_COUNT = 16
+"""Manifests that are read from an object store at the same time."""
 
 
 class StoreReader:
@@ -43,7 +46,7 @@ class StoreReader:
     snapshot raises UsageError if there is none, and lists those that exist.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
         self._snapshots = path / SNAPSHOTS
         self._head = self._read_head()
@@ -147,7 +150,7 @@ class StoreReader:
             try:
                 self._reading(entry.id, snapshot_directory.verify_snapshot)
             except UsageError:
-                if entry.directory.is_dir():
+                if layout.is_published_at(entry.directory):
                     raise
                 continue
             verified_count += 1
@@ -191,7 +194,7 @@ class StoreReader:
         return self._tables[topology]
 
     def _read_head(self) -> Head:
-        return read_sealed(self.path / HEAD, Head)
+        return layout.read_head(self.path)
 
     def _head_now(self) -> Head:
         """Read ``store.json`` again: the writer may have raised the epoch."""
@@ -212,15 +215,29 @@ class StoreReader:
         self._head_now()
         manifests: dict[SnapshotId, Manifest] = {}
         damages: dict[SnapshotId, Damaged] = {}
-        for snapshot in snapshots:
-            try:
-                manifest = self._read_if_there(snapshot)
-            except Damaged as damage:
-                damages[snapshot] = damage
-            else:
-                if manifest is not None:
-                    manifests[snapshot] = manifest
+        for snapshot, found in self._read_each(snapshots):
+            if isinstance(found, Damaged):
+                damages[snapshot] = found
+            elif found is not None:
+                manifests[snapshot] = found
         return manifests, damages
+
+    def _read_each(
+        self, snapshots: list[SnapshotId]
+    ) -> Iterator[tuple[SnapshotId, Manifest | Damaged | None]]:
+        """Yield each snapshot with its manifest, its error, or None if it was dropped meanwhile."""
+
+        def read(snapshot: SnapshotId) -> Manifest | Damaged | None:
+            try:
+                return self._read_if_there(snapshot)
+            except Damaged as damage:
+                return damage
+
+        if isinstance(self.path, Path) or len(snapshots) < 2:
+            yield from ((snapshot, read(snapshot)) for snapshot in snapshots)
+            return
+        with ThreadPoolExecutor(_READER_COUNT) as readers:
+            yield from zip(snapshots, readers.map(read, snapshots), strict=True)
 
     def _gathered(self, snapshot: SnapshotId) -> dict[SnapshotId, Manifest]:
         """Return the manifests of a snapshot, which must exist, and of its bases."""
@@ -230,7 +247,7 @@ class StoreReader:
         manifest = self._manifest_if_there(snapshot)
         if manifest is None:
             # By their directories: a damaged manifest of another one does not matter here.
-            known = snapshot_ids(self._snapshots)
+            known = sorted(map(SnapshotId.parse, layout.published_names(self._snapshots)))
             why = layout.explain_missing(self.path, snapshot, known)
             raise UsageError(why, path=self.path, snapshot=snapshot)
         return manifest
@@ -248,7 +265,7 @@ class StoreReader:
             return read_manifest(directory, self._head.described)
         except Damaged as error:
             error.locate(snapshot=snapshot)
-            if directory.is_dir():
+            if layout.is_published_at(directory):
                 raise
             return None
 

@@ -5,18 +5,20 @@ content, so that any changed byte is detected, also white space or bytes added a
 """
 
 import hashlib
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS
-from stillframe.storage.reading import FILE_ADVICE, read_sealed_content
+from stillframe.storage.location import Location
+from stillframe.storage.reading import FILE_ADVICE, read_file, sealed_content
 from stillframe.store import version_1
 
 FORMAT = 2
 """The version of the format, which is in every sealed file."""
+BUCKET_FORMAT = 3
+"""The version of those files that only stores in object stores have."""
 
 SEALED_BYTES_MAX = 64 * 2**20
 
@@ -46,18 +48,28 @@ def seal(content: msgspec.Struct) -> bytes:
     return sealed
 
 
-def read_sealed(path: Path, kind: type[_Content], *, advice: str = FILE_ADVICE) -> _Content:
+def read_sealed(path: Location, kind: type[_Content], *, advice: str = FILE_ADVICE) -> _Content:
     """Read a sealed file with content of this kind; `advice` says what to do if it is damaged.
 
     A Damaged if a byte was changed, or the file is cut short, too long or missing; a StoreError if
     it cannot be read, or a newer version of Stillframe wrote it.
     """
-    content = read_sealed_content(path, bytes_max=SEALED_BYTES_MAX, advice=advice)
+    sealed = read_file(path, bytes_max=SEALED_BYTES_MAX, advice=advice)
+    return read_sealed_bytes(path, sealed, kind, advice=advice)
+
+
+def read_sealed_bytes(
+    path: Location, sealed: bytes, kind: type[_Content], *, advice: str = FILE_ADVICE
+) -> _Content:
+    """Return the content of a sealed file that was read before; errors as for ``read_sealed``."""
+    content = sealed_content(path, sealed, advice=advice)
+    own = msgspec.structs.fields(kind)[0].default
+    newest = own if isinstance(own, int) and own > FORMAT else FORMAT
     try:
         number = msgspec.json.decode(content, type=_Format).format
-        if number > FORMAT:
+        if number > newest:
             raise StoreError(
-                f"{path} has format {number}, and this version of Stillframe knows {FORMAT}: "
+                f"{path} has format {number}, and this version of Stillframe knows {newest}: "
                 "use the version that wrote it, or a newer one",
                 path=path,
             )

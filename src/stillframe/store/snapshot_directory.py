@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import disk_advice, partial_path, replace_durably, sync, write_new
+from stillframe.durable_files import disk_advice, partial_path, sync, write_new
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.storage.reading import read_hashed
 from stillframe.store.manifest import (
     CHANNELS,
@@ -44,13 +45,13 @@ class SnapshotChain(msgspec.Struct, frozen=True):
     bases (checked by ``check_chain``), `tables` those of its topology.
     """
 
-    snapshots: Path
+    snapshots: Location
     manifest: Manifest
     manifests: dict[SnapshotId, Manifest]
     tables: Tables
 
     @property
-    def directory(self) -> Path:
+    def directory(self) -> Location:
         """The directory of the snapshot."""
         return self.snapshots / str(self.manifest.snapshot)
 
@@ -304,21 +305,24 @@ def _all_rows(chain: SnapshotChain, table: KeyedTable) -> pa.Table:
     return table.of_snapshot(str(chain.manifest.snapshot), rows)
 
 
-def write_full(chain: SnapshotChain) -> Manifest:
-    """Write all keys of the keyed fields of a snapshot next to its files of changes; if that fails,
-    nothing is left of the new files. The manifest returned lists these instead."""
+def write_full(
+    chain: SnapshotChain,
+    write: Callable[[Location, bytes], None],
+    discard: Callable[[list[Location]], None],
+) -> Manifest:
+    """Write all keys of the keyed fields of a snapshot next to its files of changes, with `write`;
+    if that fails, `discard` what may have been written. The manifest returned lists these instead.
+    """
     records = [record for record in chain.manifest.files if record.name in FILES]
-    written: list[Path] = []
+    written: list[Location] = []
     try:
         for table in chain.tables.keyed:
             path = chain.directory / keyed_file(table.name, is_full=True)
             written.append(path)
             content = chain.tables.to_parquet(path.name, _all_rows(chain, table))
-            replace_durably(path, content)
+            write(path, content)
             records.append(record_of(path.name, content))
     except BaseException:
-        for path in written:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        discard(written)
         raise
     return msgspec.structs.replace(chain.manifest, bases=None, files=tuple(records))

@@ -20,9 +20,7 @@ rename publishes it, and another drops it. A published snapshot is rewritten in 
 its manifest. A crash at any moment leaves the store as it was before or after.
 """
 
-import contextlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -33,16 +31,15 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import replace_durably, sync
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, Snapshot, SnapshotId
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store import layout, retention
-from stillframe.store.history import History, SnapshotRemoved, lost_snapshots
+from stillframe.store.bucket_writer import BucketWriter
+from stillframe.store.history import HistoryWriter, SnapshotRemoved, lost_snapshots
 from stillframe.store.layout import HEAD, explain_io_errors
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
-    MANIFEST,
     Head,
     Manifest,
     SnapshotEntry,
@@ -53,8 +50,9 @@ from stillframe.store.manifest import (
     with_topology,
 )
 from stillframe.store.reader import StoreReader
-from stillframe.store.sealed_json import FORMAT, seal
-from stillframe.store.snapshot_directory import check_described, new_directory, write_full
+from stillframe.store.sealed_json import FORMAT
+from stillframe.store.snapshot_directory import check_described, write_full
+from stillframe.store.writer import DirectoryWriter, StoreWriter
 from stillframe.topology import Description
 
 _THREAD_COUNT = 16
@@ -78,22 +76,25 @@ class Store(StoreReader):
     snapshots were initiated and complete, so that their durations are correct.
     """
 
-    def __init__(self, path: Path, *, lock: int | None) -> None:
+    def __init__(self, path: Location, *, writer: StoreWriter | None) -> None:
         super().__init__(path)
         self.clock: Callable[[], float] = time.time
-        self._lock = lock
+        self.lost: Callable[[], object] = lambda: None
+        self._writer = writer
         self._writing = threading.RLock()
         self._published: dict[SnapshotId, Manifest] = {}
         self._sequence = 0
         self._restore_point: Manifest | Damaged | None = None
-        self._history: History | None = None
+        self._history: HistoryWriter | None = None
         self._keep_count: int | None = None
         self._files = ThreadPoolExecutor(_THREAD_COUNT, "stillframe-store")
         self._maintenance = ThreadPoolExecutor(1, "stillframe-upkeep")
         self._last_run: Future[None] | None = None
 
     @classmethod
-    def create(cls, path: Path, *, description: Description, reference: str | None = None) -> Self:
+    def create(
+        cls, path: Location, *, description: Description, reference: str | None = None
+    ) -> Self:
         """Create a store and open it for writing; call ``raise_epoch`` before the first snapshot.
 
         `path` is a directory that is empty or does not exist yet, or a store of the same topology
@@ -101,21 +102,23 @@ class Store(StoreReader):
         is where the topology is defined, ``module:attribute``. Unavailable if another program is
         writing to it.
         """
-        with explain_io_errors(local_path(path), "made into a store"):
+        head = Head(reference=reference, description=description)
+        if isinstance(path, ObjectPath):
+            return cls._taken_over(path, head)
+        with explain_io_errors(path, "made into a store"):
             path.mkdir(parents=True, exist_ok=True)
             layout.check_unused(path)
-        head = Head(reference=reference, description=description)
         return cls._locked(path, lambda: layout.make_store(path, head))
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Location) -> Self:
         """Open a store for reading, also while another program writes to it: a UsageError if there
         is none at `path`, else errors as for ``read_sealed``."""
         layout.check_is_store(path)
-        return cls(path, lock=None)
+        return cls(path, writer=None)
 
     @classmethod
-    def open_writer(cls, path: Path) -> Self:
+    def open_writer(cls, path: Location) -> Self:
         """Open a store for reading and writing, and remove what a crashed writer left.
 
         Call ``raise_epoch`` before the first snapshot. The store is held until ``close``, or until
@@ -123,6 +126,8 @@ class Store(StoreReader):
         as for ``open``, and Unavailable if another program is writing to it.
         """
         layout.check_is_store(path)
+        if isinstance(path, ObjectPath):
+            return cls._taken_over(path, None)
         return cls._locked(path, lambda: None)
 
     @classmethod
@@ -132,15 +137,35 @@ class Store(StoreReader):
             try:
                 prepare()
                 layout.remove_unfinished(path)
-                store = cls(path, lock=lock)
-                store._load_published()
-                # The first conversion takes most of a second: Arrow looks for pandas. Better now
-                # than while the first snapshot waits to be published.
-                store._files.submit(pa.array, [0])
-                return store
+                return cls._opened(path, DirectoryWriter(path, lock))
             except BaseException:
                 os.close(lock)
                 raise
+
+    @classmethod
+    def _taken_over(cls, path: ObjectPath, head: Head | None) -> Self:
+        opened: list[Self] = []
+        writer = BucketWriter(path, head=head, lost=lambda: opened[0].lost() if opened else None)
+        try:
+            opened.append(cls._opened(path, writer))
+        except BaseException:
+            writer.close()
+            raise
+        return opened[0]
+
+    @classmethod
+    def _opened(cls, path: Location, writer: StoreWriter) -> Self:
+        store = cls(path, writer=writer)
+        store._load_published()
+        # The first conversion takes most of a second: Arrow looks for pandas. Better now than while
+        # the first snapshot waits to be published.
+        store._files.submit(pa.array, [0])
+        return store
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the store is in an object store: it answers when it can."""
+        return isinstance(self.path, ObjectPath)
 
     def raise_epoch(
         self, restored_from: SnapshotId | None, description: Description | None = None
@@ -179,20 +204,14 @@ class Store(StoreReader):
         value does not fit its column; the manifest of the newest restore point was changed
         (Damaged); or the directory of all snapshots was deleted (StoreError).
         """
-        self._check_writer()
-        directory = self._snapshots / str(snapshot.id)
+        writer = self._check_writer()
         if snapshot.epoch != self._head.epoch:
             raise UsageError(
                 f"snapshot {snapshot.id} is of epoch {snapshot.epoch}, and the store "
                 f"{self.path} is in epoch {self._head.epoch}: a snapshot of an earlier epoch is "
                 "not published"
             )
-        if directory.exists():
-            raise UsageError(
-                f"snapshot {snapshot.id} is already in the store {self.path}: give each a "
-                "unique number (Store.next_number)"
-            )
-        layout.check_snapshots_exist(self.path)
+        writer.check_absent(snapshot.id)
         check_described(snapshot, self._head.description)
         snapshot.state.check_books()
         topology = self._head.description.hash
@@ -203,7 +222,7 @@ class Store(StoreReader):
         with self._writing:
             self._check_bases(snapshot.id, bases, topology)
             point, sequence = self._newest_restore_point(), self._sequence + 1
-            with new_directory(directory, self._files) as new:
+            with writer.new_snapshot(snapshot.id, self._files) as new:
                 files = new.write_tables(made, tables.to_parquet)
                 manifest = Manifest(
                     snapshot=snapshot.id,
@@ -281,12 +300,12 @@ class Store(StoreReader):
         return None
 
     @property
-    def history(self) -> History:
+    def history(self) -> HistoryWriter:
         """The history of the system, for its writer; it is open until ``close``."""
-        self._check_writer()
+        writer = self._check_writer()
         if self._history is None:
             with self._writing:
-                self._history = self._history or History(self.path)
+                self._history = self._history or writer.open_history()
         # Without the lock: events must not wait for a snapshot that is being written.
         return self._history
 
@@ -308,19 +327,20 @@ class Store(StoreReader):
             self._history.close()
             self._history = None
         self._files.shutdown()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
-    def _check_writer(self) -> None:
-        if self._lock is None:
+    def _check_writer(self) -> StoreWriter:
+        if self._writer is None:
             raise UsageError(
                 f"the store {self.path} is open only for reading: use Store.open_writer"
             )
-        if self._head.format != FORMAT:
+        if self._head.format < FORMAT:
             # First of all: older releases refuse what is written from now on.
             with self._writing:
                 self._put_head(msgspec.structs.replace(self._head, format=FORMAT))
+        return self._writer
 
     def _load_published(self) -> None:
         """Read what is published, and remove what a crashed writer left of it.
@@ -339,17 +359,18 @@ class Store(StoreReader):
             self._restore_point = super()._newest_restore_point()
         except Damaged as damage:
             self._restore_point = damage
+        assert self._writer is not None
         for manifest in self._published.values():
-            directory = self._snapshots / str(manifest.snapshot)
-            layout.remove_unlisted(directory, manifest, self._head.described[manifest.topology])
+            self._writer.remove_unlisted(manifest, self._head.described[manifest.topology])
 
     def _head_now(self) -> Head:
-        return super()._head_now() if self._lock is None else self._head
+        return super()._head_now() if self._writer is None else self._head
 
     def _put_head(self, head: Head) -> None:
+        assert self._writer is not None
         with explain_io_errors(self.path / HEAD, "written"):
             try:
-                replace_durably(self.path / HEAD, seal(head))
+                self._writer.write_head(head)
             except OSError:
                 # The new file may exist already: no epoch is used twice.
                 self._head = self._read_head()
@@ -360,7 +381,7 @@ class Store(StoreReader):
         self._put_head(msgspec.structs.replace(self._head, savepoints=names))
 
     def _newest_restore_point(self) -> Manifest | None:
-        if self._lock is None:
+        if self._writer is None:
             return super()._newest_restore_point()
         if isinstance(self._restore_point, Damaged):
             raise self._restore_point
@@ -372,9 +393,9 @@ class Store(StoreReader):
     def _check_bases(
         self, snapshot: SnapshotId, bases: dict[ProcessId, SnapshotId], topology: str
     ) -> None:
+        writer = self._check_writer()
         for process, base in bases.items():
-            is_there = (self._snapshots / str(base)).is_dir()
-            found = self._published.get(base) if is_there else None
+            found = self._published.get(base) if writer.has(base) else None
             if found is None or found.topology != topology:
                 raise UsageError(
                     f"snapshot {snapshot}: the fragment of process {process} holds changes "
@@ -433,34 +454,33 @@ class Store(StoreReader):
             manifests = reachable(snapshot, self._published.get)
         if manifests[snapshot].bases is None:
             return
-        chain = self._chain(manifests, snapshot)
+        writer, chain = self._check_writer(), self._chain(manifests, snapshot)
         with explain_io_errors(chain.directory, "rewritten in full"):
-            full = write_full(chain)
+            full = write_full(chain, writer.write_file, writer.discard_files)
             with self._writing:
                 try:
-                    replace_durably(chain.directory / MANIFEST, seal(full))
+                    writer.replace_manifest(snapshot, full)
                 except OSError:
                     # It may have its name and not be forced to the disk.
                     self._published[snapshot] = read_manifest(chain.directory, self._head.described)
                     raise
                 self._published[snapshot] = full
             # After an error, the next writer that opens the store removes the files of changes.
-            layout.remove_unlisted(chain.directory, full, chain.tables.description)
+            writer.remove_unlisted(full, chain.tables.description)
 
     def _remove(self, snapshots: Iterable[SnapshotId]) -> None:
+        writer = self._check_writer()
         for snapshot in snapshots:
-            directory = self._snapshots / str(snapshot)
-            dropped = layout.dropped_path(directory)
-            with explain_io_errors(directory, "removed"):
+            with explain_io_errors(self._snapshots / str(snapshot), "removed"):
                 with self._writing:
                     if self._based_on(snapshot):
                         continue  # one that was published just now is based on it
-                    # On a full disk the line is written later: this makes room for it.
-                    with contextlib.suppress(StoreError):
+                    try:
                         self.history.append(SnapshotRemoved(snapshot))
-                    if directory.is_dir():  # or it is gone already
-                        directory.rename(dropped)
+                    except StoreError:
+                        # On a full disk the line is written later: this makes room for it.
+                        if writer.notes_are_needed:
+                            raise
+                    writer.hide(snapshot)
                     self._published.pop(snapshot, None)
-                    sync(self._snapshots)
-                if dropped.exists():
-                    shutil.rmtree(dropped)
+                writer.erase(snapshot)

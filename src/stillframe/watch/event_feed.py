@@ -1,11 +1,11 @@
 """Follows the history of a store while it is written, and turns its records into events."""
 
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stillframe.errors import Damaged
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store import history
 from stillframe.store.history import HistoryRecord
 
@@ -27,7 +27,7 @@ class EventReader:
     snapshots. It knows who died in the last epoch, how often each thing happened, how the last
     snapshots ended, the oldest first, and whether a record was changed since it was written."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Location) -> None:
         self.dead: frozenset[ProcessId] = frozenset()
         self.counts = history.EventCounts()
         self.outcomes: dict[SnapshotId, SnapshotOutcome] = {}

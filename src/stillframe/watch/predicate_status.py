@@ -21,6 +21,7 @@ from stillframe.detect.predicate import (
 from stillframe.detect.view import SnapshotView, view_of
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
+from stillframe.store.layout import is_published_at
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Topology
@@ -71,7 +72,7 @@ class PredicateMonitor:
         try:
             return PredicateStatus(**found, **self._evaluate(snapshot))
         except StillframeError as error:
-            if not entry.directory.is_dir():
+            if not is_published_at(entry.directory):
                 return None
             return PredicateStatus(**found, error=str(error))
 

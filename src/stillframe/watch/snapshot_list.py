@@ -11,8 +11,9 @@ from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOTS
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
+from stillframe.storage.location import Location
 from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
-from stillframe.store.layout import explain_io_errors, snapshot_ids
+from stillframe.store.layout import changed_ns, explain_io_errors, is_published_at, snapshot_ids
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
@@ -33,7 +34,7 @@ class SnapshotList:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Location,
         find_ids: Callable[[], list[SnapshotId]],
         row: Callable[[SnapshotId], dict[str, Any]],
     ) -> None:
@@ -57,13 +58,13 @@ class SnapshotList:
         """Return which snapshots are new, and which were deleted, since the last poll."""
         with explain_io_errors(self._directory, "read"):
             # That of a pipeline appears with its first snapshot.
-            changed_ns = self._directory.stat().st_mtime_ns if self._directory.exists() else 0
-        if changed_ns == self._changed_ns:
+            changed_at = changed_ns(self._directory)
+        if changed_at == self._changed_ns:
             return [], []
         found = self._find_ids()
         # The clock of a file system is coarse: a change within one tick shows at a later poll.
-        is_settled = time.time_ns() - changed_ns > SETTLED_NS
-        self._changed_ns = changed_ns if is_settled else -1
+        is_settled = time.time_ns() - changed_at > SETTLED_NS
+        self._changed_ns = changed_at if is_settled else -1
         before, now = set(self._ids), set(found)
         self._ids = found
         return [i for i in found if i not in before], [i for i in before if i not in now]
@@ -82,7 +83,7 @@ class SnapshotList:
             try:
                 rows.append(self._row(snapshot))
             except StillframeError as error:
-                if (self._directory / str(snapshot)).is_dir():
+                if is_published_at(self._directory / str(snapshot)):
                     row = {"id": str(snapshot), "number": snapshot.number, "error": str(error)}
                     rows.append(row)
         return rows

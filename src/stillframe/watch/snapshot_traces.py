@@ -33,6 +33,7 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX, SnapshotTimeline
 from stillframe.runtime.supervisor.admin_socket import SystemStatus
+from stillframe.storage.location import Location
 from stillframe.store.history import SnapshotAbandoned
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.watch.event_feed import SnapshotOutcome
@@ -124,7 +125,7 @@ class SpanFactory(IdGenerator, SpanProcessor):
     """Makes the SDK's spans of the traces of the system on a store: a tracer takes their ids from
     here, and delivers them here when they end."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Location) -> None:
         self._trace_id = self._span_id = 0
         self._ended: list[ReadableSpan] = []
         version = importlib.metadata.version("stillframe")
@@ -132,7 +133,7 @@ class SpanFactory(IdGenerator, SpanProcessor):
             {
                 "service.name": "stillframe",
                 "service.version": version,
-                "stillframe.store": str(store.resolve()),
+                "stillframe.store": str(store.resolve() if isinstance(store, Path) else store),
             }
         )
         unlimited = SpanLimits.UNSET
@@ -246,7 +247,7 @@ class SpanExporter:
     accept them for long; its thread prints warnings with `warn`. Spans are counted that were sent
     or dropped; it `is_failing` if the endpoint did not accept the last ones."""
 
-    def __init__(self, endpoint: str, store: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, endpoint: str, store: Location, warn: Callable[[str], None]) -> None:
         self.sent_count = 0
         self.dropped_count = 0
         self.is_failing = False

@@ -101,6 +101,7 @@ class Coordinator:
         self._results: dict[SnapshotId, Result] = {}
         self._tried: dict[SnapshotId, tuple[ProcessId, ...]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._recorder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
         self._writing: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._last: tuple[ProcessId, Result] | None = None
@@ -169,16 +170,36 @@ class Coordinator:
         self._assembler.begin(snapshot, began_at, timeout_s=self._config.timeout_s)
         self.timelines.started(snapshot, began_at, self.store.epoch)
         self.monitor.set_timer()
+        if self.store.is_remote:
+            # An object store may take its time, or not answer: nothing else waits for it.
+            task = asyncio.get_running_loop().create_task(self._initiate_later(snapshot))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+            return snapshot
         try:
             self.store.history.append(SnapshotBegan(snapshot))
         except StoreError as error:
             # In the next turn of the loop: the client that waits for it must know it first.
             loop = asyncio.get_running_loop()
             loop.call_soon(self._abandon, snapshot, Reason.NOT_PUBLISHED, str(error))
-            return snapshot
-        for process in self._description.initiators(initiator):
-            self.membership.send(process, control.Initiate(snapshot))
+        else:
+            self._initiate(snapshot)
         return snapshot
+
+    async def _initiate_later(self, snapshot: SnapshotId) -> None:
+        loop = asyncio.get_running_loop()
+        began = SnapshotBegan(snapshot)
+        try:
+            await loop.run_in_executor(self._recorder, self.store.history.append, began)
+        except StoreError as error:
+            self._abandon(snapshot, Reason.NOT_PUBLISHED, str(error))
+        else:
+            if snapshot in self._assembler.pending:
+                self._initiate(snapshot)
+
+    def _initiate(self, snapshot: SnapshotId) -> None:
+        for process in self._description.initiators(snapshot.initiator):
+            self.membership.send(process, control.Initiate(snapshot))
 
     def _on_rejoin(self, process: ProcessId) -> None:
         """Send a process that has rejoined what it missed. What it had begun to send may be lost,
@@ -259,6 +280,7 @@ class Coordinator:
             )
         self.membership.hang_up()
         self._writer.shutdown()
+        self._recorder.shutdown()
 
     def abandon_all(self, reason: Reason) -> None:
         """Abandon every snapshot that is not complete."""

@@ -7,7 +7,6 @@ The socket lies in a directory with mode 0700, so the file system does the authe
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import assert_never
 
 import msgspec
@@ -22,6 +21,7 @@ from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.runtime.network.acceptor import close_gracefully
 from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.storage.location import Location, locate
 from stillframe.store.manifest import SnapshotEntry
 
 LINE_BYTES_MAX = 2**20
@@ -126,7 +126,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode_version = msgspec.json.Decoder(_Versioned).decode
 _decode_request = msgspec.json.Decoder(Request).decode
 _decode_reply: Callable[[bytes], Reply] = msgspec.json.Decoder(
-    Reply, dec_hook=lambda kind, text: kind(text)
+    Reply, dec_hook=lambda _, text: locate(text)
 ).decode
 
 
@@ -212,7 +212,7 @@ async def _system_status(system: Supervisor, timelines_after: float) -> SystemSt
     )
 
 
-async def query_status(store: Path, timelines_after: float = 0.0) -> SystemStatus:
+async def query_status(store: Location, timelines_after: float = 0.0) -> SystemStatus:
     """Return the status of the system that runs on `store`; raises as ``send_command`` does."""
     reply = await _exchange(store, GetStatus(timelines_after))
     assert isinstance(reply, SystemStatus), reply
@@ -220,7 +220,7 @@ async def query_status(store: Path, timelines_after: float = 0.0) -> SystemStatu
 
 
 async def send_command(
-    store: Path, request: Request, *, notice: Callable[[str], None] = lambda words: None
+    store: Location, request: Request, *, notice: Callable[[str], None] = lambda words: None
 ) -> Done:
     """Send a request to the system that runs on `store`, and wait until it is carried out; `notice`
     is called once if that takes a while, with what is awaited. Unavailable if no system is running
@@ -269,7 +269,7 @@ def _describe(request: Request) -> str:
             assert_never(request)
 
 
-async def _exchange(store: Path, request: Request) -> Done | SystemStatus:
+async def _exchange(store: Location, request: Request) -> Done | SystemStatus:
     system = find_running(store)
     try:
         reader, writer = await asyncio.open_unix_connection(system.commands, limit=REPLY_BYTES_MAX)

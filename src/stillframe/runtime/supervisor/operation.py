@@ -4,7 +4,6 @@ snapshots, and take the last one."""
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from stillframe.durable_files import shell_command
 from stillframe.errors import StillframeError, Unavailable, UsageError
@@ -16,6 +15,7 @@ from stillframe.runtime.run_file import describe_owner, read_run_file
 from stillframe.runtime.supervisor.config import RunConfig
 from stillframe.runtime.supervisor.recovery import check_release
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
+from stillframe.storage.location import Location
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Description
@@ -26,7 +26,7 @@ RETRY_S = 0.01
 """How long to wait, in seconds, before trying again while a pipeline takes another snapshot."""
 
 
-def create_store(path: Path, description: Description, reference: str) -> Store:
+def create_store(path: Location, description: Description, reference: str) -> Store:
     """Create the store of a new system. A UsageError if it has snapshots already, or
     as ``Store.create``."""
     try:
@@ -44,7 +44,7 @@ def create_store(path: Path, description: Description, reference: str) -> Store:
     return Store.create(path, description=description, reference=reference)
 
 
-def open_writer(path: Path, *, takes_over: bool = False) -> Store:
+def open_writer(path: Location, *, takes_over: bool = False) -> Store:
     """Open the store of a system that continues. If the store is in use, Unavailable names the
     program. A supervisor that `takes_over` gets a UsageError if a pipeline decides where the system
     continues, and as for ``check_release``: before anything is written, which locks out an older

@@ -6,7 +6,6 @@ them is killed before the next one starts.
 """
 
 import asyncio
-from pathlib import Path
 
 import msgspec
 
@@ -19,6 +18,7 @@ from stillframe.restore import Start, start_states
 from stillframe.runtime.os_process import is_alive, kill
 from stillframe.runtime.run_file import RunFile, remove_socket
 from stillframe.runtime.supervisor.config import Placement
+from stillframe.storage.location import Location
 from stillframe.store.history import SnapshotPublished
 from stillframe.store.layout import is_published
 from stillframe.store.store import Store
@@ -72,7 +72,7 @@ def needs_agreement(store: Store, snapshot: SnapshotId, topology: Topology) -> b
 
 
 def changed_code(
-    path: Path, snapshot: SnapshotId | None, recorded: Description, topology: Topology
+    path: Location, snapshot: SnapshotId | None, recorded: Description, topology: Topology
 ) -> UsageError:
     """Return the error for code that differs from `recorded`, the topology of `snapshot`, or of the
     store if that is None."""

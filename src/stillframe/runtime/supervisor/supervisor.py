@@ -11,6 +11,7 @@ The processes outlive their supervisor for a while. Another one can take them ov
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import socket
 import sys
@@ -22,7 +23,7 @@ from typing import Self
 
 import msgspec
 
-from stillframe.errors import StillframeError, StoreError, Unavailable, UsageError
+from stillframe.errors import Fenced, StillframeError, StoreError, Unavailable, UsageError
 from stillframe.imports import load_topology
 from stillframe.migration import listed
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId, natural_order
@@ -344,7 +345,9 @@ class Supervisor:
         except BaseException:
             await self.server.close()
             raise
-        self.finished = asyncio.get_running_loop().create_task(self._live(stale))
+        loop = asyncio.get_running_loop()
+        self.store.lost = functools.partial(loop.call_soon_threadsafe, self._on_fenced)
+        self.finished = loop.create_task(self._live(stale))
         try:
             await self.until_running()
         except BaseException:
@@ -500,6 +503,16 @@ class Supervisor:
             self._error = self._error or error
             self._request_shutdown()
 
+    def _on_fenced(self) -> None:
+        """Stop at once: another supervisor continues the system from its last snapshot."""
+        self._error = self._error or Fenced(
+            f"another program has taken over the store {self.store.path}: this supervisor and its "
+            "processes stop",
+            path=self.store.path,
+        )
+        self._stop_requested.set()
+        self._request_shutdown()
+
     def _request_shutdown(self) -> None:
         """End the epoch, and with it the system."""
         if self._epoch is not None:
@@ -611,9 +624,11 @@ class Supervisor:
         """Raise the epoch; a system that ran before waits for a disk that is full meanwhile."""
         while True:
             try:
-                self.store.raise_epoch(restored_from, self.topology.description)
+                await asyncio.to_thread(
+                    self.store.raise_epoch, restored_from, self.topology.description
+                )
             except StoreError as error:
-                if not self._has_run or self._stop_requested.is_set():
+                if isinstance(error, Fenced) or not self._has_run or self._stop_requested.is_set():
                     raise
                 detail = f"the system waits to restore its last snapshot: {error}"
                 self.emit(events.StoreUnavailable(detail))

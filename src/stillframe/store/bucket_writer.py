@@ -1,0 +1,321 @@
+"""The writer of a store in an object store: it has no locks, no rename and no directories.
+
+A snapshot is published by writing its manifest, last, if nothing is there. A writer that takes a
+store over changes the head and the history first. Both are only replaced as their writer left them,
+so an earlier writer can begin no snapshot any more. Then the new writer puts a *tombstone* in
+the place of each manifest that may still come. Of tombstone and manifest the first one stays.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, wait
+
+import msgspec
+import pyarrow as pa
+
+from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
+from stillframe.model import SnapshotId
+from stillframe.storage.lease import Lease
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.owned import OwnedObject
+from stillframe.storage.storage import Changed
+from stillframe.store.bucket_history import BucketHistory
+from stillframe.store.history import (
+    HistoryWriter,
+    SnapshotBegan,
+    SnapshotRemoved,
+    WriterChanged,
+    readable_history,
+)
+from stillframe.store.layout import (
+    HEAD,
+    LEASE,
+    SNAPSHOTS,
+    check_unused,
+    continued,
+    explain_io_errors,
+    in_use,
+    is_published,
+    parse_snapshot_id,
+)
+from stillframe.store.manifest import (
+    MANIFEST,
+    TOMBSTONE_BYTES_MAX,
+    BucketHead,
+    FileRecord,
+    Head,
+    Manifest,
+    Tombstone,
+    file_names,
+    is_tombstone,
+)
+from stillframe.store.sealed_json import SEALED_BYTES_MAX, read_sealed_bytes, seal
+from stillframe.store.snapshot_directory import record_of
+from stillframe.store.writer import NewSnapshot, already_there
+from stillframe.topology import Description
+
+
+class _NewObjects:
+    """A snapshot whose objects are being written; see ``writer.NewSnapshot``."""
+
+    def __init__(self, directory: ObjectPath, executor: Executor) -> None:
+        self._directory = directory
+        self._executor = executor
+        self._storage = storage_of(directory)
+        self.is_tried = False
+
+    def write_tables(
+        self, tables: Mapping[str, pa.Table], to_parquet: Callable[[str, pa.Table], bytes]
+    ) -> tuple[FileRecord, ...]:
+        """See ``writer.NewSnapshot``."""
+
+        def write(name: str) -> FileRecord:
+            content = to_parquet(name, tables[name])
+            # Only if nothing is there: a late duplicate of an attempt that failed changes nothing.
+            self._storage.put_if_absent(self._directory / name, content)
+            return record_of(name, content)
+
+        futures = [self._executor.submit(write, name) for name in tables]
+        wait(futures)
+        return tuple(future.result() for future in futures)
+
+    def publish(self, manifest: msgspec.Struct) -> None:
+        """See ``writer.NewSnapshot``."""
+        content = seal(manifest)
+        self.is_tried = True
+        self._storage.put_if_absent(self._directory / MANIFEST, content)
+
+
+class BucketWriter:
+    """The writer of a store in an object store; see ``writer.StoreWriter``.
+
+    With a `head` the store is made; it may exist without a snapshot (``layout.continued``). `lost`
+    is called, by any thread, when another writer has taken the store over. Raises Unavailable if
+    another program writes to the store, and UsageError if the object store cannot be used.
+    """
+
+    notes_are_needed = True
+
+    def __init__(self, path: ObjectPath, *, head: Head | None, lost: Callable[[], object]) -> None:
+        self._path = path
+        self._snapshots = path / SNAPSHOTS
+        self._storage = storage_of(path)
+        self._head = OwnedObject(path / HEAD)
+        self._lost = lost
+        self._is_open = self._is_fenced = False
+        self._history: BucketHistory | None = None
+        self._unresolved: set[SnapshotId] = set()
+        self._lease = Lease(path / LEASE, lost=self._fence)
+        with explain_io_errors(path, "opened for writing"):
+            self._lease.acquire(self._in_use)
+            try:
+                self._take_over(head)
+            except BaseException:
+                self.close()
+                raise
+        self._is_open = True
+
+    def write_head(self, head: Head) -> None:
+        """See ``writer.StoreWriter``."""
+        self._check()
+        fields = {name: getattr(head, name) for name in Head.__struct_fields__ if name != "format"}
+        with self._fencing():
+            self._head.replace(seal(BucketHead(**fields, token=secrets.token_hex(16))))
+
+    def open_history(self) -> HistoryWriter:
+        """See ``writer.StoreWriter``."""
+        assert self._history is not None
+        return self._history
+
+    def check_absent(self, snapshot: SnapshotId) -> None:
+        """See ``writer.StoreWriter``."""
+        self._check()
+
+    def has(self, snapshot: SnapshotId) -> bool:
+        """See ``writer.StoreWriter``."""
+        return True
+
+    @contextlib.contextmanager
+    def new_snapshot(self, snapshot: SnapshotId, executor: Executor) -> Iterator[NewSnapshot]:
+        """See ``writer.StoreWriter``."""
+        directory = self._snapshots / str(snapshot)
+        new = _NewObjects(directory, executor)
+        try:
+            self._resolve()
+            history = self.open_history()
+            if snapshot not in history.pending:
+                # The next writer must know what this one may still publish.
+                history.append(SnapshotBegan(snapshot))
+            yield new
+        except FileExistsError:
+            raise self._why_refused(snapshot) from None
+        except BaseException as error:
+            if new.is_tried:
+                self._unresolved.add(snapshot)
+            if not isinstance(error, OSError):
+                raise
+            raise StoreError(
+                f"{directory} could not be written: {error.strerror or error}; nothing was "
+                "published. The next snapshot is tried as usual",
+                path=directory,
+            ) from error
+
+    def write_file(self, location: Location, content: bytes) -> None:
+        """See ``writer.StoreWriter``."""
+        self._check()
+        try:
+            self._storage.put_if_absent(location, content)
+        except FileExistsError:
+            # An earlier attempt has left it, or another writer writes it now.
+            found, version = self._storage.read(location, bytes_max=len(content))
+            if found != content:
+                self._storage.replace_if_unchanged(location, content, version)
+
+    def discard_files(self, locations: Iterable[Location]) -> None:
+        """See ``writer.StoreWriter``. Another writer may use them by now: the next one that opens
+        the store removes them."""
+
+    def replace_manifest(self, snapshot: SnapshotId, manifest: Manifest) -> None:
+        """See ``writer.StoreWriter``."""
+        place = OwnedObject(self._snapshots / str(snapshot) / MANIFEST)
+        place.read(bytes_max=SEALED_BYTES_MAX)
+        self._check()
+        with self._fencing():
+            place.replace(seal(manifest))
+
+    def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
+        """See ``writer.StoreWriter``."""
+        names = {n for full in (True, False) for n in file_names(description, is_full=full)}
+        unlisted = sorted(names.difference(record.name for record in manifest.files))
+        directory = self._snapshots / str(manifest.snapshot)
+        if self._is_open and unlisted:
+            self._storage.delete(directory / name for name in unlisted)
+
+    def hide(self, snapshot: SnapshotId) -> None:
+        """See ``writer.StoreWriter``."""
+        self._resolve()
+        self._storage.delete([self._snapshots / str(snapshot) / MANIFEST])
+
+    def erase(self, snapshot: SnapshotId) -> None:
+        """See ``writer.StoreWriter``."""
+        found = self._storage.files_below(self._snapshots / str(snapshot))
+        self._storage.delete(one.location for one in found)
+
+    def close(self) -> None:
+        """See ``writer.StoreWriter``."""
+        if self._history is not None:
+            self._history.close()
+        self._lease.close()
+
+    def _take_over(self, new: Head | None) -> None:
+        """Become the only writer, and remove what an earlier one left."""
+        content = self._head.read(bytes_max=SEALED_BYTES_MAX)
+        head: Head | None = None
+        if content is not None:
+            head = read_sealed_bytes(self._path / HEAD, content, BucketHead)
+        if new is not None:
+            if head is None:
+                check_unused(self._path)
+            head = new if head is None else continued(self._path, head, new)
+        if head is None:
+            raise Damaged(f"{self._path / HEAD} is missing", path=self._path / HEAD)
+        # An earlier writer can change the head no more from here on, then the history.
+        self.write_head(head)
+        self._history = self._open_history()
+        for snapshot in self._history.pending:
+            self._bury(snapshot)
+        self._clear_up()
+
+    def _open_history(self) -> BucketHistory:
+        while True:
+            history = BucketHistory(self._path, fenced=self._fence)
+            try:
+                history.append(WriterChanged(secrets.token_hex(16)))
+            except Fenced:
+                # An earlier writer, whose lease has ended, was faster: read what it wrote.
+                history.close()
+            else:
+                return history
+
+    def _bury(self, snapshot: SnapshotId) -> None:
+        """Let the manifest of a snapshot never come, if it is not there."""
+        tombstone = seal(Tombstone(snapshot=snapshot))
+        with contextlib.suppress(FileExistsError):
+            self._storage.put_if_absent(self._snapshots / str(snapshot) / MANIFEST, tombstone)
+
+    def _resolve(self) -> None:
+        """Remove what may be published although the attempt failed: it was reported as abandoned,
+        and nothing was committed because of it."""
+        self._check()
+        for snapshot in sorted(self._unresolved):
+            self._bury(snapshot)
+            place = self._snapshots / str(snapshot) / MANIFEST
+            content, version = self._storage.read(place, bytes_max=SEALED_BYTES_MAX)
+            if not is_tombstone(content):
+                # This line first: another writer, which may have restored it, has fenced this one.
+                self.open_history().append(SnapshotRemoved(snapshot))
+                with self._fencing():
+                    tombstone = seal(Tombstone(snapshot=snapshot))
+                    self._storage.replace_if_unchanged(place, tombstone, version)
+            self._unresolved.discard(snapshot)
+
+    def _clear_up(self) -> None:
+        """Delete what no snapshot needs: an earlier writer died while it wrote or removed it."""
+        removed = {
+            record.what.snapshot
+            for record in readable_history(self._path)[0]
+            if isinstance(record.what, SnapshotRemoved)
+        }
+        found: dict[str, dict[str, int]] = {}
+        for one in self._storage.files_below(self._snapshots):
+            assert isinstance(one.location, ObjectPath)
+            name, _, rest = one.location.relative_to(self._snapshots).partition("/")
+            found.setdefault(name, {})[rest] = one.byte_count or 0
+        unneeded: list[ObjectPath] = []
+        for name, files in found.items():
+            snapshot, directory = parse_snapshot_id(name), self._snapshots / name
+            if snapshot is None:
+                continue  # readers report it
+            is_buried = 0 < files.get(MANIFEST, 0) <= TOMBSTONE_BYTES_MAX
+            if MANIFEST in files and not is_buried:
+                if snapshot not in removed:
+                    continue
+                self._storage.delete([directory / MANIFEST])
+            unneeded += [directory / rest for rest in files if rest and rest != MANIFEST]
+        if unneeded:
+            self._storage.delete(unneeded)
+
+    def _why_refused(self, snapshot: SnapshotId) -> StoreError | UsageError:
+        if is_published(self._path, snapshot):
+            return already_there(self._path, snapshot)
+        self._fence()
+        return self._fenced()
+
+    def _in_use(self, holder: str) -> Unavailable:
+        return in_use(self._path, f"another program that writes to it: {holder}")
+
+    @contextlib.contextmanager
+    def _fencing(self) -> Iterator[None]:
+        try:
+            yield
+        except Changed:
+            self._fence()
+            raise
+
+    def _fence(self) -> None:
+        if self._is_open and not self._is_fenced:
+            self._is_fenced = True
+            self._lost()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"another program has taken over as the writer of {self._path}; this one can write no "
+            "more",
+            path=self._path,
+        )
+
+    def _check(self) -> None:
+        if self._is_fenced:
+            raise self._fenced()
