@@ -13,8 +13,9 @@ KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Old 
 
 
 def test_the_newest_version_is_the_one_that_is_built() -> None:
-    """``pyproject.toml`` and the first heading name the same one, dated or not yet released."""
-    versions = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
+    """``pyproject.toml`` and the first heading name the same one, dated or not yet released. Before
+    it may be what comes after that version."""
+    versions = re.findall(r"^## (.*)$", CHANGELOG.replace("## [Unreleased]\n", "", 1), re.MULTILINE)
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     date = r"\d{4}-\d\d-\d\d"
     assert re.fullmatch(rf"\[{re.escape(built)}\] - ({date}|Unreleased)", versions[0])

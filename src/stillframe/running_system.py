@@ -390,8 +390,8 @@ def run(
             initial states.
         pipeline: the directory of the pipeline in which processes are services. It takes the
             snapshots, and decides where the system starts.
-        log: the directory of an event log to write.
-        fragments: the directory for the fragments of every snapshot.
+        log: the directory of an event log to write, or an address in an object store.
+        fragments: the same for the fragments of every snapshot.
         listen: the address at which other machines reach this one, ``ADDRESS[:PORT]``; needs `tls`.
             None: only this machine can.
         tls: the directory of the certificates to use: ``ca.pem``, ``cert.pem``, ``key.pem``.
@@ -434,8 +434,8 @@ def run(
         takes_over=take_over,
         pipeline=None if pipeline is None else local_path(pipeline),
         outputs=OutputDirs(
-            log=None if log is None else _absolute(log),
-            fragments=None if fragments is None else _absolute(fragments),
+            log=None if log is None else str(locate(log).absolute()),
+            fragments=None if fragments is None else str(locate(fragments).absolute()),
         ),
         placement=Placement(address, certificates, tuple(external)),
     )

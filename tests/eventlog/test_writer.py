@@ -25,6 +25,7 @@ from stillframe.eventlog.segments import (
     SENT,
 )
 from stillframe.eventlog.writer import Writer
+from stillframe.storage.location import Location
 from tests.nightly import examples
 
 Row = tuple[int, str, str | None, int | None, str | None, float | None, Any]
@@ -35,7 +36,7 @@ SOURCES, TARGETS = ("P2", "P3", "P4"), ("P2", "P5")
 class Logging:
     """A process that notes what it does, and a dumb list of the same."""
 
-    def __init__(self, log: Path, sources: tuple[str, ...], targets: tuple[str, ...]) -> None:
+    def __init__(self, log: Location, sources: tuple[str, ...], targets: tuple[str, ...]) -> None:
         self.received = {source: 10 * n for n, source in enumerate(sources)}
         self.sent = {target: 7 * n for n, target in enumerate(targets)}
         self.troubles: list[str] = []

@@ -23,6 +23,7 @@ from stillframe.runtime.process import event_logging, host
 from stillframe.runtime.process.event_logging import check_epoch_unused
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.storage.location import Location
 from stillframe.store.store import Store
 from stillframe.trace import MessageId, Trace
 from tests.runtime.links import until
@@ -47,7 +48,7 @@ class Deliberate(Process):
 PAGE = Path(__file__).parent.parent.parent / "docs" / "history.md"
 
 
-def check_log(log: Path, place: Path, epoch: int = 1) -> Trace:
+def check_log(log: Location, place: Path, epoch: int = 1) -> Trace:
     """Check every snapshot that was published in an epoch against the event log, and return the
     trace: the cut is consistent, and the channels hold exactly what was on the way."""
     store = Store.open(place)

@@ -15,9 +15,10 @@ from stillframe.cli.options import DURATION, MASTER, StoreDirectory, event_log_o
 from stillframe.cli.records import why
 from stillframe.cli.spark_session import with_zone
 from stillframe.errors import StillframeError
+from stillframe.eventlog.object_segments import PUT_S
 from stillframe.eventlog.reader import list_segments
 from stillframe.spark import spark_session
-from stillframe.storage.location import Location
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import check_is_store
 
 if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
@@ -71,7 +72,8 @@ class Verdicts:
 def follow(
     path: StoreDirectory,
     event_log: Location | None = event_log_option(
-        "Event log of the system. Checks snapshots against it too, after 2 s."
+        "Event log of the system. Checks snapshots against it too, after 2 s; after 4 s in an "
+        "object store."
     ),
     timeout: str = option(
         "DURATION",
@@ -103,6 +105,8 @@ def follow(
         from stillframe.analytics import log_verification, verdict_stream, verified_parquet  # noqa: PLC0415
 
         lag_s = 0.0 if event_log is None else LOG_LAG_S
+        if isinstance(event_log, ObjectPath):
+            lag_s += PUT_S
         frame = verdict_stream.follow(spark, path, timeout_s=timeout_s, lag_s=lag_s)
         # Passed on, because Spark calls `put` in a thread in which ``wants_json`` is False.
         verdicts = Verdicts(

@@ -104,7 +104,7 @@ class TraceOptions:
     """Options for the traces that processes write; on other machines into directories of the same
     names."""
 
-    event_log: Path | None = event_log_option("Write an event log of every process into DIR.")
+    event_log: Location | None = event_log_option("Write an event log of every process into DIR.")
     fragment_dir: Path | None = option(
         "DIR",
         "Write each process's fragments into DIR, for 'store assemble'.",
@@ -147,7 +147,7 @@ class ViewOptions:
     compare: str | None = option(
         "SNAPSHOT", "Compare the snapshot with this earlier one (stores and pipelines only)."
     )
-    event_log: Path | None = event_log_option(
+    event_log: Location | None = event_log_option(
         "Event log of the system. Draws the actual events around the cut."
     )
     cut: str | None = option(

@@ -52,7 +52,7 @@ def watch(
         "--detect",
     ),
     reference: str | None = CLASSES,
-    event_log: Path | None = event_log_option(
+    event_log: Location | None = event_log_option(
         "Event log of the system. Shows the events around each snapshot."
     ),
     listen: str | None = option(
@@ -91,7 +91,11 @@ def watch(
 
 @contextlib.contextmanager
 def _target(
-    path: Location, predicates: list[str], reference: str | None, log: Path | None, otlp: str | None
+    path: Location,
+    predicates: list[str],
+    reference: str | None,
+    log: Location | None,
+    otlp: str | None,
 ) -> Iterator[Target]:
     if isinstance(path, Path) and (path / PIPELINE_FILE).exists() and not is_store(path):
         if predicates or reference is not None or log is not None or otlp is not None:

@@ -7,9 +7,11 @@ the log says how many actions that were.
 
 A file starts as a stream of Arrow record batches, and written again as Parquet when it is
 complete: it is a quarter of the size then, or less. A crash at any moment leaves what a reader can
-read; where both are there, the one in Parquet is whole.
+read; where both are there, the one in Parquet is whole. ``object_segments`` does the same in an
+object store.
 """
 
+import functools
 import os
 import queue
 import threading
@@ -20,32 +22,21 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from stillframe.durable_files import disk_advice
 from stillframe.errors import Damaged
+from stillframe.eventlog.object_segments import ObjectSegment, ObjectSegments
+from stillframe.eventlog.packing import write_packed
 from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_of, segment_path
 from stillframe.eventlog.row_encoder import STEP_ROW, ChannelCounts, RowEncoder, StepRow
-from stillframe.eventlog.segments import (
-    DICTIONARIES,
-    ROW_GROUP_COUNT,
-    as_written,
-    row_groups,
-    whole_batches,
-    whole_stream,
-)
+from stillframe.eventlog.segments import ROW_GROUP_COUNT
 from stillframe.model import ProcessId
+from stillframe.storage.location import Location, ObjectPath, io_advice
 
 STREAM_ROW_COUNT = 2**22
 STREAM_BYTES = 2**28
 """Size of a complete segment. Many small batches take more bytes than their rows."""
 SEGMENT_COUNT_MAX = 64
 """Maximum segments of a process in an epoch; the oldest are removed."""
-_COUNTING_UP = {"event": "DELTA_BINARY_PACKED", "number": "DELTA_BINARY_PACKED"}
-
-_WITH_STATISTICS = ["event", "number", "at"]
-"""The other columns are not sorted, and finding their extremes takes longer than writing them."""
-_WRITE_BATCH_COUNT = 2**16
 
 
 class SegmentWriter:
@@ -81,6 +72,9 @@ class SegmentWriter:
             raise
         self.row_count += batch.num_rows
 
+    def flush(self) -> None:
+        """Do nothing: ``append`` has written."""
+
     def end(self) -> None:
         """Close the file. One without rows is removed, unless it says that rows were lost."""
         try:
@@ -91,6 +85,12 @@ class SegmentWriter:
             if not self.row_count and not (self._is_whole and self.header.lost_count):
                 self.path.unlink()
 
+    def complete(self) -> None:
+        """Close the file, remove old ones and pack the others."""
+        self.end()
+        remove_oldest(self.path.parent)  # also if a damaged one cannot be packed
+        pack_segments(self.path.parent)
+
 
 def pack_segment(path: Path) -> None:
     """Replace the stream at `path` by a Parquet file with its whole batches. After an error, the
@@ -99,24 +99,7 @@ def pack_segment(path: Path) -> None:
     partial = path.with_name(f".{target.name}.partial")
     try:
         with pa.memory_map(str(path)) as source, partial.open("wb") as file:
-            with as_written(path):
-                stream = whole_stream(source)
-                if stream is None:
-                    raise ValueError("its schema is incomplete")
-            with pq.ParquetWriter(
-                file,
-                stream.schema,
-                compression="zstd",
-                use_dictionary=DICTIONARIES,
-                write_page_checksum=True,
-                column_encoding=_COUNTING_UP,
-                store_schema=False,
-                write_statistics=_WITH_STATISTICS,
-                write_batch_size=_WRITE_BATCH_COUNT,
-            ) as writer:
-                writer.add_key_value_metadata(stream.schema.metadata)
-                for table in row_groups(whole_batches(stream, path)):
-                    writer.write_table(table, row_group_size=ROW_GROUP_COUNT)
+            write_packed(source, path, file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(target)
@@ -179,19 +162,29 @@ class WriterThread(threading.Thread):
     """
 
     def __init__(
-        self, log: Path, header: SegmentHeader, rows: RowEncoder, on_error: Callable[[str], None]
+        self,
+        log: Location,
+        header: SegmentHeader,
+        rows: RowEncoder,
+        on_error: Callable[[str], None],
     ) -> None:
         super().__init__(name="event log", daemon=True)
         self.buffers: queue.SimpleQueue[Buffer | None] = queue.SimpleQueue()
         self.done_count = 0
+        self.is_closing = threading.Event()
         self._log = log
-        self._directory = log / f"e{header.epoch}" / header.process
+        self._begin_segment: Callable[[SegmentHeader], SegmentWriter | ObjectSegment]
+        if isinstance(log, ObjectPath):
+            segments = ObjectSegments(log, is_closing=self.is_closing, report=self._report)
+            self._begin_segment = segments.begin
+        else:
+            self._begin_segment = functools.partial(SegmentWriter, log)
         self._header = header
         self._on_error = on_error
         self._rows = rows
         self._counts = ChannelCounts(0, header.received, header.sent)
         self._number = header.number
-        self._stream: SegmentWriter | None = None
+        self._stream: SegmentWriter | ObjectSegment | None = None
         self._lost_count = 0
         self._retry_at = 0.0
         self._is_reported = False
@@ -200,6 +193,8 @@ class WriterThread(threading.Thread):
         """Write all buffers."""
         for buffer in self._joined():
             self._take(buffer)
+            if self.buffers.empty():
+                self._flush()
             self.done_count += buffer.code_count
         try:
             if self._lost_count:
@@ -256,16 +251,23 @@ class WriterThread(threading.Thread):
         if self._stream.is_full:
             self._end()
 
+    def _flush(self) -> None:
+        """Let readers have all rows so far."""
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except Exception as error:
+                self._report(error)
+
     def _begin(self) -> None:
         """Start the next segment."""
-        self._stream = SegmentWriter(
-            self._log,
+        self._stream = self._begin_segment(
             msgspec.structs.replace(
                 self._header,
                 number=self._number,
                 lost_count=self._lost_count,
                 **self._counts._asdict(),
-            ),
+            )
         )
         self._number += 1
 
@@ -276,25 +278,23 @@ class WriterThread(threading.Thread):
         self._end()
 
     def _end(self) -> None:
-        """Close the segment that is being written, if any, and pack it."""
+        """Close the segment that is being written, if any."""
         stream, self._stream = self._stream, None
         if stream is not None:
             try:
-                stream.end()
-                remove_oldest(self._directory)  # also if a damaged one cannot be packed
-                pack_segments(self._directory)
+                stream.complete()
             except Exception as error:
                 self._report(error)
 
     def _report(self, error: Exception) -> None:
         if not self._is_reported:
             self._is_reported = True
-            why = str(error)
+            why, process = str(error), self._header.process
             if isinstance(error, OSError):
-                place = error.filename or self._directory
-                why = f"{place}: {error.strerror or error}: {disk_advice(error)}"
+                place = error.filename or self._log / f"e{self._header.epoch}" / process
+                why = f"{place}: {error.strerror or error}: {io_advice(self._log, error)}"
             self._on_error(
-                f"the event log of process {self._header.process} in {self._log} cannot be "
+                f"the event log of process {process} in {self._log} cannot be "
                 f"written: {why}; the process continues, and the log counts the lost actions"
             )
 
@@ -322,7 +322,7 @@ CLOSE_S_MAX = 5.0
 
 
 class Writer:
-    """The log of one process in one epoch, from now on, in the directory `log`.
+    """The log of one process in one epoch, from now on, in the directory or object store `log`.
 
     Before, `received` messages had come from each source, and `sent` ones gone to each target. The
     thread calls `on_error` with a sentence for the user once for each time that writing fails.
@@ -333,7 +333,7 @@ class Writer:
 
     def __init__(
         self,
-        log: Path,
+        log: Location,
         process: ProcessId,
         epoch: int,
         received: Mapping[ProcessId, int],
@@ -392,6 +392,7 @@ class Writer:
         """
         if not self._thread.is_alive():
             return
+        self._thread.is_closing.set()
         self._pack()
         self._put(self._counts, None)
         self._forget()

@@ -13,7 +13,6 @@ with both ends in the diagram have arrows. Next to it the steps are explained, r
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,6 +40,7 @@ from stillframe.eventlog.segments import ACCEPTED, MARKER_ACCEPTED, SENT
 from stillframe.eventlog.to_trace import channel_of, in_causal_order, marker_step
 from stillframe.eventlog.window import Lane, NotInLog, WindowRequest, read_window
 from stillframe.model import Channel, ChannelState, ProcessId, Snapshot
+from stillframe.storage.location import Location
 from stillframe.trace import Event, MarkerStep, MessageId, Position, Step, Trace
 
 WITHOUT_LOG = (
@@ -109,7 +109,7 @@ class CutDiagram(msgspec.Struct, frozen=True):
     steps_left_out_count: int = 0
 
 
-def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
+def load(snapshot: Snapshot, log: Location | None) -> CutDiagram:
     """Return the diagram of the cut of `snapshot`, if possible from the event log in the directory
     `log`. Raises UsageError, Damaged or OSError if there is none, or it cannot be read."""
     note = WITHOUT_LOG
@@ -121,7 +121,7 @@ def load(snapshot: Snapshot, log: Path | None) -> CutDiagram:
     return _from_store(snapshot, note)
 
 
-def load_from_log(snapshot: Snapshot, log: Path) -> CutDiagram:
+def load_from_log(snapshot: Snapshot, log: Location) -> CutDiagram:
     """Return the diagram as `load` does; NotInLog: the log has not the cuts of all processes."""
     lanes = read_window(log, snapshot, _wanted(snapshot))
     steps = _in_order([step for p, lane in lanes.items() for step in _marker_steps(p, lane)])

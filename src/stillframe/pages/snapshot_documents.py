@@ -21,6 +21,7 @@ from stillframe.pages import cut_diagram
 from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
+from stillframe.storage.location import Location
 from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.reader import StoreReader
@@ -66,7 +67,7 @@ PIPELINE_DIFF_WORDS = {
 
 
 def snapshot_document(
-    store: StoreReader, snapshot: SnapshotId, *, log: Path | None = None
+    store: StoreReader, snapshot: SnapshotId, *, log: Location | None = None
 ) -> dict[str, Any]:
     """Return the document of the page of a snapshot, verified, with its cut from the event log in
     the directory `log` if there is one. Raises as ``StoreReader.load`` and ``cut_diagram.load``."""

@@ -211,8 +211,8 @@ ToProcess = (
 
 
 class OutputDirs(msgspec.Struct, frozen=True):
-    """The directories of the event `log` (``eventlog``) and of the `fragments` that each process
-    records of snapshots (``store.fragments``); None for nowhere."""
+    """The directories, or addresses in object stores, of the event `log` (``eventlog``) and of the
+    `fragments` that each process records of snapshots (``store.fragments``); None for nowhere."""
 
     log: str | None = None
     fragments: str | None = None

@@ -1,11 +1,13 @@
 """Locations: a path of this machine, or a place in an object store, from what a user gives."""
 
 import abc
+import errno
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
+from stillframe.durable_files import disk_advice
 from stillframe.errors import UsageError
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(.*)", re.DOTALL)
@@ -161,6 +163,21 @@ def local_path(where: str | Location) -> Path:
             "path of a mounted file system"
         )
     return found
+
+
+def io_advice(location: Location, error: OSError) -> str:
+    """Return what to do about an error at a location."""
+    if not isinstance(location, ObjectPath):
+        return disk_advice(error)
+    match error.errno:
+        case errno.EEXIST:
+            return "another program has written there: give another address"
+        case errno.EACCES:
+            return "check the credentials in the environment, and what they permit"
+        case errno.ENXIO:
+            return "create the bucket, or give another address"
+        case _:
+            return "check that the object store is available, and its settings in the environment"
 
 
 def _local_file(rest: str) -> Path:

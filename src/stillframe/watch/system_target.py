@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
@@ -27,6 +26,7 @@ from stillframe.runtime.supervisor.admin_socket import (
     query_status,
     send_command,
 )
+from stillframe.storage.location import Location
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.topology import Description
@@ -77,7 +77,7 @@ class SystemTarget(Target):
         self,
         store: Store,
         predicates: PredicateMonitor,
-        log: Path | None,
+        log: Location | None,
         traces: "TraceBuilder | None" = None,
     ) -> None:
         super().__init__(store_snapshots(store), SYSTEM, STORE, PREDICATES)

@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from stillframe.errors import UsageError
+from stillframe.errors import StoreError, UsageError
 from stillframe.eventlog.reader import epochs
 from stillframe.eventlog.row_encoder import BY_ITSELF, StepRow
 from stillframe.eventlog.segments import MARKER_ACCEPTED, MARKER_SENT, RECORDED
@@ -12,12 +11,20 @@ from stillframe.eventlog.writer import HAND_OVER_S, Writer
 from stillframe.model import Batch, ProcessId, SnapshotId
 from stillframe.protocol.recorder import Effect, Recorded, Recorder, SendMarker
 from stillframe.runtime.process.endpoints import OutgoingEndpoint
+from stillframe.storage.location import Location, io_advice
 
 
-def check_epoch_unused(log: Path, epoch: int) -> None:
+def check_epoch_unused(log: Location, epoch: int) -> None:
     """Raise a UsageError if the event log `log` holds `epoch` or a later one already, or is not a
-    directory."""
-    if (newest := max(epochs(log), default=0)) >= epoch:
+    directory. A StoreError if it cannot be read."""
+    try:
+        newest = max(epochs(log), default=0)
+    except OSError as error:
+        raise StoreError(
+            f"the event log {log} cannot be read: {error.strerror or error}",
+            remedy=io_advice(log, error),
+        ) from error
+    if newest >= epoch:
         raise UsageError(
             f"{log} already holds the event log of epoch {newest}, which is not overwritten, "
             f"and this system starts epoch {epoch}; give --event-log another directory"
@@ -38,7 +45,7 @@ class EventLogger:
 
     def __init__(
         self,
-        log: Path,
+        log: Location,
         process: ProcessId,
         epoch: int,
         recorder: Recorder,

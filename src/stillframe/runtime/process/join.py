@@ -17,7 +17,7 @@ from stillframe.runtime.os_process import require_channel_files
 from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.run_file import find_running
-from stillframe.storage.location import local_path
+from stillframe.storage.location import local_path, locate
 from stillframe.topology import ExternalProcess, Topology
 
 
@@ -124,13 +124,13 @@ async def join(
             ``10.0.0.2``; with a port, or on any that is free.
         tls: the directory of the certificates to use: ``ca.pem``, ``cert.pem``, ``key.pem``.
         log: the directory of the event log in which to write what this program does, one action a
-            turn; the same as the system's, if that is on this machine.
-        fragments: the directory in which to write what this program records of each snapshot; the
-            same as the system's, if that is on this machine.
+            turn, or its address in an object store. It is that of the system, if this program can
+            reach it.
+        fragments: the same for what this program records of each snapshot.
 
     Raises:
         UsageError: the topology has no such process to join, `state` is of another class, a
-            directory is an address such as ``s3://bucket/x``, the certificates are not valid, or
+            store is an address such as ``s3://bucket/x``, the certificates are not valid, or
             the limit of open files is too low.
         Unavailable: no system is running there, or it is being restored; or, inside the body, this
             epoch has ended because the system was stopped or restored: join again.
@@ -151,8 +151,8 @@ async def join(
         )
     require_channel_files(topology.description, process)
     outputs = OutputDirs(
-        log=None if log is None else str(local_path(log)),
-        fragments=None if fragments is None else str(local_path(fragments)),
+        log=None if log is None else str(locate(log)),
+        fragments=None if fragments is None else str(locate(fragments)),
     )
     hash_ = topology.description.hash
     if store is not None and (coordinator, listen, tls) == (None, None, None):

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -48,6 +47,7 @@ from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProces
 from stillframe.runtime.supervisor.config import DEFAULT_CONFIG, SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
+from stillframe.storage.location import local_path, locate
 from stillframe.store import history
 from stillframe.store.fragments import check_fragments_unused
 from stillframe.store.history import HistoryEvent, read_history, shortened
@@ -385,9 +385,9 @@ class Supervisor:
         if self._restore is not None:
             self.store.entry(self._restore)
         if outputs.log is not None:
-            check_epoch_unused(Path(outputs.log), self.store.epoch + 1)
+            check_epoch_unused(locate(outputs.log), self.store.epoch + 1)
         if outputs.fragments is not None:
-            check_fragments_unused(Path(outputs.fragments), self.store.epoch + 1)
+            check_fragments_unused(local_path(outputs.fragments), self.store.epoch + 1)
         stale = run_file.read_run_file(self.store.path)
         if stale is not None and self.config.takes_over:
             recovery.check_placement(stale, placement, local_processes)

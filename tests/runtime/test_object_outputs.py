@@ -1,0 +1,72 @@
+"""Whole systems whose processes write into an object store."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stillframe
+from stillframe.errors import StoreError, UsageError
+from stillframe.eventlog.reader import list_segments, read_segment
+from stillframe.runtime.process.event_logging import check_epoch_unused
+from stillframe.storage.location import Location, ObjectPath, locate
+from stillframe.storage.opened import storage_of
+from tests.runtime.programs import rally
+from tests.runtime.test_event_logging import check_log
+from tests.storage.faulty import Fault, faulty, since
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def copied_from(place: Location, target: Path) -> Path:
+    """Copy all objects below a place into a directory."""
+    assert isinstance(place, ObjectPath)
+    for one in storage_of(place).files_below(place):
+        assert isinstance(one.location, ObjectPath)
+        path = target / one.location.relative_to(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(storage_of(place).read(one.location, bytes_max=2**30)[0])
+    return target
+
+
+@pytest.mark.slow
+def test_processes_write_their_log_into_an_object_store(moto_bucket: str, tmp_path: Path) -> None:
+    """As ``run --event-log``: it explains every snapshot, has no gap, and is the log of a directory
+    if it is copied into one."""
+    command = ["run", "tests.runtime.programs:rally", "--store", str(tmp_path / "store")]
+    options = ["--event-log", f"{moto_bucket}/rally.log", "--interval", "200ms"]
+    subprocess.run(
+        [sys.executable, "-m", "stillframe", *command, *options, "--duration", "1s"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=60,
+    )
+    log = locate(f"{moto_bucket}/rally.log")
+    copy = copied_from(log, tmp_path / "log")
+    for place in (log, copy):
+        assert len(check_log(place, tmp_path / "store").snapshots) > 1
+    remote, local = list_segments(log), list_segments(copy)
+    assert [s.header for s in remote] == [s.header for s in local]
+    assert {s.path.suffix for s in remote} == {".parquet"}
+    for here, there in zip(remote, local, strict=True):
+        assert here.header.lost_count == 0
+        assert list(read_segment(here)) == list(read_segment(there))
+    with pytest.raises(UsageError, match="already holds the event log of epoch 1"):
+        check_epoch_unused(log, 1)
+    check_epoch_unused(log, 2)
+    with pytest.raises(UsageError, match="already holds the event log"):
+        stillframe.run(rally, store=tmp_path / "other", log=f"{moto_bucket}/rally.log")
+
+
+def test_an_object_store_that_fails_keeps_a_system_from_starting() -> None:
+    """What is wrong is said before anything begins, and what to do."""
+    log = ObjectPath("memory://test-of-a-start", "rally.log")
+    with (
+        faulty(log, since(1, Fault.DENIED)),
+        pytest.raises(StoreError, match="the credentials do not allow it") as denied,
+    ):
+        check_epoch_unused(log, 1)
+    assert "check the credentials in the environment" in str(denied.value)
