@@ -81,6 +81,7 @@ class Store(StoreReader):
         self.clock: Callable[[], float] = time.time
         self.lost: Callable[[], object] = lambda: None
         self._writer = writer
+        self._is_head_known = True
         self._writing = threading.RLock()
         self._published: dict[SnapshotId, Manifest] = {}
         self._sequence = 0
@@ -336,6 +337,10 @@ class Store(StoreReader):
             raise UsageError(
                 f"the store {self.path} is open only for reading: use Store.open_writer"
             )
+        if not self._is_head_known:
+            # Written again: a request that was late can change it no more.
+            with self._writing:
+                self._put_head(self._read_head())
         if self._head.format < FORMAT:
             # First of all: older releases refuse what is written from now on.
             with self._writing:
@@ -373,9 +378,12 @@ class Store(StoreReader):
                 self._writer.write_head(head)
             except OSError:
                 # The new file may exist already: no epoch is used twice.
+                self._is_head_known = False
                 self._head = self._read_head()
+                self._is_head_known = not self.is_remote
                 raise
         self._head = head
+        self._is_head_known = True
 
     def _put_savepoints(self, names: dict[str, SnapshotId]) -> None:
         self._put_head(msgspec.structs.replace(self._head, savepoints=names))

@@ -1,0 +1,222 @@
+"""Every request of a writer of a store in an object store fails once, or is its last one."""
+
+import contextlib
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+
+from stillframe.errors import StillframeError
+from stillframe.model import SnapshotId
+from stillframe.storage.location import ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.store import store as store_module
+from stillframe.store.history import SnapshotBegan, SnapshotPublished
+from stillframe.store.store import Store
+from tests.nightly import by_night
+from tests.storage.faulty import DEATHS, ONCE, Died, Fault, faulty, nth, restarted, since
+from tests.store import keyed_samples as keyed
+
+Operation = Callable[[Store], object]
+
+
+def publish(store: Store, number: int, base: int | None = None) -> None:
+    """Take and publish a snapshot with that number, full or with the changes since `base`."""
+    snapshot = SnapshotId("P", number)
+    store.history.append(SnapshotBegan(snapshot))
+    fields = {"accounts": {"k": number}, "seats": {}, "days": {}}
+    before = {"accounts": {"k": base}, "seats": {}, "days": {}} if base else keyed.nothing()
+    based_on = None if base is None else SnapshotId("P", base)
+    parts = [keyed.part(one, before, fields, based_on) for one in keyed.BANKS]
+    store.publish(keyed.snapshot_of(number, parts, epoch=store.epoch))
+    store.history.append(SnapshotPublished(snapshot, is_removal_noted=True))
+
+
+def make_full(store: Store) -> None:
+    """Rewrite the newest snapshot in full."""
+    with mock.patch.object(store_module, "CHAIN_LENGTH_MAX", 0):
+        store.keep(100)
+        store.settle()
+
+
+def keep_one(store: Store) -> None:
+    """Remove all snapshots but the newest and what it needs."""
+    store.keep(1)
+    store.settle()
+
+
+OPERATIONS: dict[str, Operation] = {
+    "publish": lambda store: publish(store, 5, 4),
+    "epoch": lambda store: store.raise_epoch(SnapshotId("P", 4)),
+    "save": lambda store: store.save(SnapshotId("P", 1), "first"),
+    "drop a base": lambda store: store.drop("P-1"),
+    "rewrite": make_full,
+    "keep": keep_one,
+}
+
+
+CHOSEN = by_night(tuple(OPERATIONS), check=("publish", "keep"))
+
+
+@pytest.fixture
+def place() -> ObjectPath:
+    """A closed store with 1 and 3 full, 2 based on 1, and 4 on 3."""
+    found = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    with contextlib.closing(Store.create(found, description=keyed.DESCRIPTION)) as store:
+        store.raise_epoch(None)
+        for number, base in ((1, None), (2, 1), (3, None), (4, 3)):
+            publish(store, number, base)
+    return found
+
+
+def copies(place: ObjectPath) -> Iterator[ObjectPath]:
+    """Yield copies of a store, each in a bucket of its own, without end."""
+    storage = storage_of(place)
+    content = {
+        one.location: storage.read(one.location, bytes_max=10**7)[0]
+        for one in storage.files_below(place)
+    }
+    while True:
+        copy = ObjectPath(f"memory://{secrets.token_hex(8)}", place.key)
+        for location, found in content.items():
+            assert isinstance(location, ObjectPath)
+            storage_of(copy).put(ObjectPath(copy.root, location.key), found)
+        yield copy
+
+
+def state_of(store: Store) -> object:
+    """Return what users see of a store."""
+    return (
+        store.epoch,
+        store.restored_from,
+        store.savepoints,
+        [(entry.id.number, entry.chain_length) for entry in store.entries()],
+    )
+
+
+def check_goes_on(copy: ObjectPath) -> object:
+    """Return the state of a store whose writer has ended, once the next one has published."""
+    with restarted(), contextlib.closing(Store.open_writer(copy)) as writer:
+        found = state_of(writer)
+        assert state_of(Store.open(copy)) == found
+        publish(writer, writer.history.last_number + 1)
+        writer.verify_all(lambda *_: None)
+        left = storage_of(copy).files_below(copy / "snapshots")
+    listed = {f"{entry.id}" for entry in Store.open(copy).entries()}
+    buried = {one.location.parent.name for one in left if one.location.name == "manifest.json"}
+    assert {one.location.parent.name for one in left} == listed | buried
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="storage")
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_death_at_any_request_leaves_the_old_or_the_new(place: ObjectPath, name: str) -> None:
+    """Before or after the request took effect; the next writer clears up, and goes on."""
+    found: list[object] = []
+    act, places = OPERATIONS[name], copies(place)
+    old = state_of(Store.open(place))
+    with contextlib.closing(Store.open_writer(next(places))) as writer:
+        act(writer)
+        whole = state_of(writer)
+    for fault in by_night(DEATHS, check=DEATHS[1:]):
+        for number in itertools.count(1):
+            store = Store.open_writer(copy := next(places))
+            with faulty(copy, nth(number, fault)) as requests:
+                with contextlib.suppress(Died):
+                    act(store)
+                is_over = not requests.is_dead
+                with contextlib.suppress(Died):
+                    store.close()
+            found.append(check_goes_on(copy))
+            if number == 1 and fault is Fault.DEATH_BEFORE:
+                assert found[-1] == old
+            if is_over:
+                break
+    assert whole in found
+    if name in ("publish", "epoch", "save", "rewrite"):
+        assert {repr(one) for one in found} <= {repr(old), repr(whole)}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="storage")
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_fault_that_passes_changes_nothing(place: ObjectPath, name: str) -> None:
+    """It is repeated, or its outcome found out; the result is that of an untroubled one."""
+    act, places = OPERATIONS[name], copies(place)
+    with contextlib.closing(Store.open_writer(next(places))) as writer:
+        act(writer)
+        whole = state_of(writer)
+    for fault in by_night(ONCE, check=(Fault.LOST,)):
+        for number in itertools.count(1):
+            with contextlib.closing(Store.open_writer(copy := next(places))) as store:
+                with faulty(copy, nth(number, fault)) as requests:
+                    act(store)
+                assert state_of(store) == whole
+            assert check_goes_on(copy) == whole
+            if len(requests.sent) < number:
+                break
+
+
+@pytest.mark.parametrize("fault", by_night([*ONCE, Fault.DENIED], check=[Fault.LOST]))
+@pytest.mark.slow
+@pytest.mark.nightly(part="storage")
+@pytest.mark.parametrize("name", CHOSEN)
+def test_after_an_outage_it_goes_on(place: ObjectPath, name: str, fault: Fault) -> None:
+    """From any request on, all fail until the operation gives up; then the same writer goes on."""
+    act, places = OPERATIONS[name], copies(place)
+    for number in itertools.count(1):
+        with contextlib.closing(Store.open_writer(copy := next(places))) as store:
+            plan = since(number, fault)
+            with faulty(copy, plan, repeat_s=0.0) as r, contextlib.suppress(StillframeError):
+                act(store)
+            publish(store, store.history.last_number + 1)
+            store.verify_all(lambda *_: None)
+            found = state_of(store)
+        assert state_of(Store.open(copy)) == found
+        if len(r.sent) < number:
+            break
+
+
+def test_what_was_reported_as_abandoned_is_not_published(place: ObjectPath) -> None:
+    """The manifest was written, and all answers were lost: the next publication removes it."""
+    with contextlib.closing(Store.open_writer(place)) as store:
+        with (
+            faulty(
+                place,
+                lambda request: Fault.LOST if request.key.endswith("manifest.json") else None,
+                repeat_s=0.0,
+            ),
+            pytest.raises(StillframeError, match="nothing was published"),
+        ):
+            publish(store, 5)
+        assert 5 in [entry.id.number for entry in Store.open(place).entries()]
+        publish(store, 6)
+        assert [entry.id.number for entry in Store.open(place).entries()] == [1, 2, 3, 4, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="storage")
+@pytest.mark.parametrize("fault", by_night(DEATHS, check=DEATHS[1:]))
+def test_a_death_at_any_request_of_a_start_leaves_room(place: ObjectPath, fault: Fault) -> None:
+    """While a store is made, and while one is opened for writing."""
+    for number in itertools.count(1):
+        new = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+        with faulty(new, nth(number, fault)) as requests, contextlib.suppress(Died):
+            Store.create(new, description=keyed.DESCRIPTION).close()
+        with restarted(), contextlib.closing(Store.create(new, description=keyed.DESCRIPTION)) as s:
+            assert s.raise_epoch(None) == 1
+            publish(s, 1)
+        if not requests.is_dead:
+            break
+    places = copies(place)
+    old = state_of(Store.open(place))
+    for number in itertools.count(1):
+        copy = next(places)
+        with faulty(copy, nth(number, fault)) as requests, contextlib.suppress(Died):
+            Store.open_writer(copy).close()
+        assert check_goes_on(copy) == old
+        if not requests.is_dead:
+            break
