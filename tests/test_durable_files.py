@@ -188,8 +188,6 @@ def test_the_python_api_refuses_addresses(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "command",
     [
-        "run examples.bank:bank --store x --event-log {}",
-        "run examples.bank:bank --store x --fragment-dir {}",
         "run examples.bank:bank --store x --tls {}",
         "certificates {}",
         "import {}",

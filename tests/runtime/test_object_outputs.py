@@ -13,8 +13,11 @@ from stillframe.eventlog.reader import list_segments, read_segment
 from stillframe.runtime.process.event_logging import check_epoch_unused
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
+from stillframe.store.fragments import check_fragments_unused, find_fragments
+from stillframe.store.store import Store
 from tests.runtime.programs import rally
 from tests.runtime.test_event_logging import check_log
+from tests.runtime.test_fragment_systems import check
 from tests.storage.faulty import Fault, faulty, since
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,13 +35,16 @@ def copied_from(place: Location, target: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_processes_write_their_log_into_an_object_store(moto_bucket: str, tmp_path: Path) -> None:
-    """As ``run --event-log``: it explains every snapshot, has no gap, and is the log of a directory
-    if it is copied into one."""
+def test_processes_write_logs_and_fragments_into_an_object_store(
+    moto_bucket: str, tmp_path: Path
+) -> None:
+    """As ``run --event-log --fragment-dir``: the log explains every snapshot, has no gap, and is
+    the log of a directory if it is copied into one; and each snapshot has its fragments."""
     command = ["run", "tests.runtime.programs:rally", "--store", str(tmp_path / "store")]
-    options = ["--event-log", f"{moto_bucket}/rally.log", "--interval", "200ms"]
+    command += ["--interval", "200ms", "--duration", "1s"]
+    options = ["--event-log", f"{moto_bucket}/rally.log", "--fragment-dir", f"{moto_bucket}/parts"]
     subprocess.run(
-        [sys.executable, "-m", "stillframe", *command, *options, "--duration", "1s"],
+        [sys.executable, "-m", "stillframe", *command, *options],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,
@@ -57,6 +63,13 @@ def test_processes_write_their_log_into_an_object_store(moto_bucket: str, tmp_pa
     with pytest.raises(UsageError, match="already holds the event log of epoch 1"):
         check_epoch_unused(log, 1)
     check_epoch_unused(log, 2)
+    parts, store = locate(f"{moto_bucket}/parts"), Store.open(tmp_path / "store")
+    found = copied_from(parts, tmp_path / "parts")
+    entries = [entry for entry in store.entries() if entry.epoch == 1]
+    assert len(check(found, entries, [store.load(entry.id) for entry in entries])) > 2
+    assert find_fragments(parts) == find_fragments(found)
+    with pytest.raises(UsageError, match="already holds fragments of epoch 1"):
+        check_fragments_unused(parts, 1)
     with pytest.raises(UsageError, match="already holds the event log"):
         stillframe.run(rally, store=tmp_path / "other", log=f"{moto_bucket}/rally.log")
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stillframe.model import Fragment, ProcessId, Snapshot, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store.fragments import FragmentSource, FragmentTopology, FragmentWriter
 from stillframe.topology import Description
 from tests.fragments import fragments_of
@@ -23,7 +24,11 @@ def fragment_of(snapshot: Snapshot, process: ProcessId) -> Fragment:
 
 @contextlib.contextmanager
 def writer(
-    directory: Path, process: ProcessId, *, epoch: int = 1, topology: FragmentTopology = TOPOLOGY
+    directory: Location,
+    process: ProcessId,
+    *,
+    epoch: int = 1,
+    topology: FragmentTopology = TOPOLOGY,
 ) -> Iterator[FragmentWriter]:
     """Have a writer for a while."""
     yield FragmentWriter(directory, FragmentSource(process, epoch, "run", None), topology)
@@ -34,7 +39,9 @@ def put(by: FragmentWriter, fragment: Fragment) -> None:
     by.write(fragment, moment_s=1.0, recorded_at=RECORDED_AT, completed_at=COMPLETED_AT)
 
 
-def put_all(directory: Path, *numbers: int, topology: Description = samples.DESCRIPTION) -> None:
+def put_all(
+    directory: Location, *numbers: int, topology: Description = samples.DESCRIPTION
+) -> None:
     """Write what every process recorded of the sample snapshots with these numbers."""
     for process in topology.processes:
         with writer(directory, process) as by:

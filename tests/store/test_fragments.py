@@ -18,6 +18,7 @@ from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
 from stillframe.process import Process
+from stillframe.storage.location import Location
 from stillframe.storage.reading import read_hashed
 from stillframe.store import fragments, snapshot_directory
 from stillframe.store.fragments import (
@@ -59,7 +60,7 @@ from tests.store.test_crash import Killed, StepCounter, small_disk  # noqa: F401
 ONE = SnapshotId("A", 1)
 
 
-def read_all(directory: Path) -> dict[FragmentPlace, FragmentManifest]:
+def read_all(directory: Location) -> dict[FragmentPlace, FragmentManifest]:
     """Return every fragment in a directory, with every byte read."""
     topologies = read_topologies(directory)
     found = {}

@@ -105,7 +105,7 @@ class TraceOptions:
     names."""
 
     event_log: Location | None = event_log_option("Write an event log of every process into DIR.")
-    fragment_dir: Path | None = option(
+    fragment_dir: Location | None = option(
         "DIR",
         "Write each process's fragments into DIR, for 'store assemble'.",
     )

@@ -8,11 +8,8 @@ the place of each manifest that may still come. Of tombstone and manifest the fi
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, wait
-
-import msgspec
-import pyarrow as pa
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 
 from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
@@ -44,48 +41,16 @@ from stillframe.store.manifest import (
     MANIFEST,
     TOMBSTONE_BYTES_MAX,
     BucketHead,
-    FileRecord,
     Head,
     Manifest,
     Tombstone,
     file_names,
     is_tombstone,
 )
+from stillframe.store.new_objects import NewObjects
 from stillframe.store.sealed_json import SEALED_BYTES_MAX, read_sealed_bytes, seal
-from stillframe.store.snapshot_directory import record_of
 from stillframe.store.writer import NewSnapshot, already_there
 from stillframe.topology import Description
-
-
-class _NewObjects:
-    """A snapshot whose objects are being written; see ``writer.NewSnapshot``."""
-
-    def __init__(self, directory: ObjectPath, executor: Executor) -> None:
-        self._directory = directory
-        self._executor = executor
-        self._storage = storage_of(directory)
-        self.is_tried = False
-
-    def write_tables(
-        self, tables: Mapping[str, pa.Table], to_parquet: Callable[[str, pa.Table], bytes]
-    ) -> tuple[FileRecord, ...]:
-        """See ``writer.NewSnapshot``."""
-
-        def write(name: str) -> FileRecord:
-            content = to_parquet(name, tables[name])
-            # Only if nothing is there: a late duplicate of an attempt that failed changes nothing.
-            self._storage.put_if_absent(self._directory / name, content)
-            return record_of(name, content)
-
-        futures = [self._executor.submit(write, name) for name in tables]
-        wait(futures)
-        return tuple(future.result() for future in futures)
-
-    def publish(self, manifest: msgspec.Struct) -> None:
-        """See ``writer.NewSnapshot``."""
-        content = seal(manifest)
-        self.is_tried = True
-        self._storage.put_if_absent(self._directory / MANIFEST, content)
 
 
 class BucketWriter:
@@ -141,7 +106,7 @@ class BucketWriter:
     def new_snapshot(self, snapshot: SnapshotId, executor: Executor) -> Iterator[NewSnapshot]:
         """See ``writer.StoreWriter``."""
         directory = self._snapshots / str(snapshot)
-        new = _NewObjects(directory, executor)
+        new = NewObjects(directory, executor)
         try:
             self._resolve()
             history = self.open_history()

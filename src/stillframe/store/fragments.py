@@ -4,15 +4,17 @@
     DIR/e1/P2/P1-17/manifest.json        the fragment of P2 of snapshot P1-17 in epoch 1; sealed
     DIR/e1/P2/P1-17/processes.parquet    as in a snapshot of a store, the rows of this process
 
-A fragment gets its name when all of it is on the disk. Copied into one directory, the fragments of
+A fragment gets its name when all of it is on the disk; in an object store its manifest is put last
+(``bucket_fragments``). Copied into one directory, the fragments of
 all processes make snapshots again (``stillframe store assemble``).
 """
 
 import os
-import re
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -28,7 +30,10 @@ from stillframe.model import (
     SnapshotId,
     check_process_id,
 )
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import FILE_ADVICE, FRAGMENT_ADVICE
+from stillframe.store.bucket_fragments import EPOCH, BucketFragments, epochs_in
 from stillframe.store.layout import (
     dropped_path,
     explain_io_errors,
@@ -38,16 +43,23 @@ from stillframe.store.layout import (
     unfinished,
     visible,
 )
-from stillframe.store.manifest import MANIFEST, FileRecord, are_files, file_names, shared_fields
+from stillframe.store.manifest import (
+    MANIFEST,
+    TOMBSTONE_BYTES_MAX,
+    FileRecord,
+    are_files,
+    file_names,
+    shared_fields,
+)
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
-from stillframe.store.snapshot_directory import new_directory
+from stillframe.store.snapshot_directory import NewDirectory, new_directory
 from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 TOPOLOGIES = "topologies"
 KEPT_COUNT = 1024
 """Maximum fragments of a process in an epoch; the oldest are removed."""
-_EPOCH = re.compile(r"e([1-9]\d{0,8})")
+_Place = TypeVar("_Place", Path, ObjectPath, Location)
 _COUNT_MAX = 2**62
 _SECONDS_MAX = 2**36
 _NUMBER_MAX = 10**15
@@ -122,7 +134,7 @@ class FragmentPlace(msgspec.Struct, frozen=True, order=True):
     snapshot: SnapshotId
     process: ProcessId
 
-    def path(self, directory: Path) -> Path:
+    def path(self, directory: _Place) -> _Place:
         """Return its directory, in the `directory` of all fragments."""
         return directory / f"e{self.epoch}" / self.process / str(self.snapshot)
 
@@ -130,13 +142,20 @@ class FragmentPlace(msgspec.Struct, frozen=True, order=True):
 class FragmentWriter:
     """Writes the fragments of one process in one epoch to the `directory` of all fragments."""
 
-    def __init__(self, directory: Path, source: FragmentSource, topology: FragmentTopology) -> None:
+    def __init__(
+        self, directory: Location, source: FragmentSource, topology: FragmentTopology
+    ) -> None:
         self._directory = directory
         self._source = source
         self._topology = topology
         self._hash = topology.description.hash
         self._tables = Tables(topology.description)
         self._is_started = False
+        self._files: DirectoryFragments | BucketFragments
+        if isinstance(directory, ObjectPath):
+            self._files = BucketFragments(directory, source.process, source.epoch)
+        else:
+            self._files = DirectoryFragments(directory, source.process, source.epoch)
 
     def write(
         self, fragment: Fragment, *, moment_s: float, recorded_at: float, completed_at: float
@@ -151,8 +170,8 @@ class FragmentWriter:
         path = place.path(self._directory)
         with explain_io_errors(path.parent, "written"):
             if not self._is_started:
-                self._begin(path.parent)
-            evict_oldest(path.parent)
+                self._begin()
+            self._files.make_room(KEPT_COUNT)
         state = self._tables.split(fragment.snapshot, _alone(fragment))
         state.check_books()
         (own,) = state.processes
@@ -160,7 +179,7 @@ class FragmentWriter:
             self._topology.description, is_full=own.base is None, process=source.process
         )
         made = self._tables.of(fragment.snapshot, state)
-        with new_directory(path, None) as new:
+        with self._files.new(fragment.snapshot) as new:
             manifest = FragmentManifest(
                 topology=self._hash,
                 moment_s=moment_s,
@@ -175,24 +194,54 @@ class FragmentWriter:
             )
             new.publish(manifest)
 
-    def _begin(self, own: Path) -> None:
-        source = self._source
-        own.mkdir(parents=True, exist_ok=True)
-        for earlier in self._directory.glob(f"e*/{source.process}"):
-            for left in unfinished(earlier):
-                shutil.rmtree(left, ignore_errors=True)
-        topologies = self._directory / TOPOLOGIES
-        topologies.mkdir(exist_ok=True)
+    def _begin(self) -> None:
         # Other processes write the same file at the same time; not all know the reference.
-        put_shared(
-            topologies / f"{self._hash}.json",
+        self._files.begin(
+            f"{TOPOLOGIES}/{self._hash}.json",
             seal(self._topology),
-            source.process,
             replaces=self._topology.reference is not None,
         )
-        for parent in (own.parent, self._directory):
-            sync(parent)
         self._is_started = True
+
+
+class DirectoryFragments:
+    """The place where a process writes the fragments of one epoch, below the `directory` of all."""
+
+    def __init__(self, directory: Path, process: ProcessId, epoch: int) -> None:
+        self._directory = directory
+        self._process = process
+        self._own = directory / f"e{epoch}" / process
+
+    def begin(self, topology: str, content: bytes, *, replaces: bool) -> None:
+        """Remove what this process left unfinished earlier, and write the file `topology` of the
+        directory; an existing one stays unless `replaces`."""
+        path = self._directory / topology
+        self._own.mkdir(parents=True, exist_ok=True)
+        for earlier in self._directory.glob(f"e*/{self._process}"):
+            for left in unfinished(earlier):
+                shutil.rmtree(left, ignore_errors=True)
+        path.parent.mkdir(exist_ok=True)
+        put_shared(path, content, self._process, replaces=replaces)
+        for parent in (self._own.parent, self._directory):
+            sync(parent)
+
+    def make_room(self, kept_count: int) -> None:
+        """Remove the oldest fragments, until there are fewer than `kept_count`."""
+        there = visible(self._own)
+        if len(there) < kept_count:
+            return
+        # A foreign file is left to readers, which report it.
+        found = [s for path in there if (s := parse_snapshot_id(path.name)) is not None]
+        found.sort(key=lambda snapshot: snapshot.number)
+        for snapshot in found[: max(0, len(found) - kept_count + 1)]:
+            path = self._own / str(snapshot)
+            # Rename it first: no reader may see it disappear file by file.
+            shutil.rmtree(path.rename(dropped_path(path)))
+
+    def new(self, snapshot: SnapshotId) -> AbstractContextManager[NewDirectory]:
+        """Return a context in which a fragment is written: call ``write_tables``, then ``publish``.
+        A StoreError says what failed, and what to do."""
+        return new_directory(self._own / str(snapshot), None)
 
 
 def put_shared(path: Path, content: bytes, process: ProcessId, *, replaces: bool) -> None:
@@ -215,20 +264,6 @@ def put_shared(path: Path, content: bytes, process: ProcessId, *, replaces: bool
     sync(path.parent)
 
 
-def evict_oldest(own: Path) -> None:
-    """Remove the oldest of the fragments in `own`, of one process, to make room for one more."""
-    there = visible(own)
-    if len(there) < KEPT_COUNT:
-        return
-    # A foreign file is left to readers, which report it.
-    found = [s for path in there if (s := parse_snapshot_id(path.name)) is not None]
-    found.sort(key=lambda snapshot: snapshot.number)
-    for snapshot in found[: max(0, len(found) - KEPT_COUNT + 1)]:
-        path = own / str(snapshot)
-        # Rename it first: no reader may see it disappear file by file.
-        shutil.rmtree(path.rename(dropped_path(path)))
-
-
 def _alone(fragment: Fragment) -> GlobalState:
     """Return the state of a system of this process alone; what was sent to it is derived."""
     process = fragment.state.process
@@ -248,11 +283,11 @@ def _received(record: IncomingRecord) -> Received:
     return Received(record.received_count, sum(batch.count for batch in record.batches))
 
 
-def check_own_unused(directory: Path, source: FragmentSource) -> None:
-    """Raise a UsageError if another run has written fragments of this process and epoch."""
+def check_own_unused(directory: Location, source: FragmentSource) -> None:
+    """Raise a UsageError if another run has written fragments of this process and epoch, even
+    unfinished ones in an object store."""
     own = directory / f"e{source.epoch}" / source.process
-    with explain_io_errors(own, "read"):
-        there = visible(own)
+    there = _children(own)
     if there:
         raise UsageError(
             f"{there[0]} belongs to another run of epoch {source.epoch}, and is not "
@@ -260,10 +295,15 @@ def check_own_unused(directory: Path, source: FragmentSource) -> None:
         )
 
 
-def check_fragments_unused(directory: Path, epoch: int) -> None:
+def check_fragments_unused(directory: Location, epoch: int) -> None:
     """Check that processes may write fragments of epochs from `epoch` on into `directory`; a
     UsageError if it holds some already, or something else."""
-    newest = max((place.epoch for place in find_fragments(directory)), default=0)
+    if isinstance(directory, ObjectPath):
+        with explain_io_errors(directory, "read"):
+            there = epochs_in(directory)
+    else:
+        there = [place.epoch for place in find_fragments(directory)]
+    newest = max(there, default=0)
     if newest >= epoch:
         raise UsageError(
             f"{directory} already holds fragments of epoch {newest}, which are not overwritten, "
@@ -271,26 +311,13 @@ def check_fragments_unused(directory: Path, epoch: int) -> None:
         )
 
 
-def find_fragments(directory: Path) -> list[FragmentPlace]:
+def find_fragments(directory: Location) -> list[FragmentPlace]:
     """Return the fragments in `directory`, sorted; a UsageError if it holds something else."""
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is a file: fragments are stored in a directory")
-    found: list[FragmentPlace] = []
-    foreign: list[Path] = []
     with explain_io_errors(directory, "read"):
-        for of_epoch in visible(directory):
-            epoch = _EPOCH.fullmatch(of_epoch.name)
-            if epoch is None or of_epoch.is_file():
-                foreign += [of_epoch] if of_epoch.name != TOPOLOGIES else []
-                continue
-            for of_process in visible(of_epoch):
-                foreign += [of_process] if of_process.is_file() else []
-                for path in visible(of_process):
-                    place = _place(int(epoch[1]), path)
-                    if place is None:
-                        foreign.append(path)
-                    else:
-                        found.append(place)
+        if isinstance(directory, ObjectPath):
+            found, foreign = _find_objects(directory)
+        else:
+            found, foreign = _find_directories(directory)
     if foreign:
         raise UsageError(
             f"{directory} holds files that are not fragments: "
@@ -300,13 +327,62 @@ def find_fragments(directory: Path) -> list[FragmentPlace]:
     return sorted(found)
 
 
-def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
+_Found = tuple[list[FragmentPlace], list[Location]]
+"""The fragments, and what is none."""
+
+
+def _find_directories(directory: Path) -> _Found:
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: fragments are stored in a directory")
+    found: list[FragmentPlace] = []
+    foreign: list[Location] = []
+    for of_epoch in visible(directory):
+        epoch = EPOCH.fullmatch(of_epoch.name)
+        if epoch is None or of_epoch.is_file():
+            foreign += [of_epoch] if of_epoch.name != TOPOLOGIES else []
+            continue
+        for of_process in visible(of_epoch):
+            foreign += [of_process] if of_process.is_file() else []
+            for path in visible(of_process):
+                place = None if path.is_file() else _place(int(epoch[1]), path)
+                if place is None:
+                    foreign.append(path)
+                else:
+                    found.append(place)
+    return found, foreign
+
+
+def _find_objects(directory: ObjectPath) -> _Found:
+    """Return those that have a manifest which is no tombstone, from one listing."""
+    found: list[FragmentPlace] = []
+    foreign: list[Location] = []
+    for path, byte_count in storage_of(directory).files_below(directory):
+        assert isinstance(path, ObjectPath)
+        parts = path.relative_to(directory).split("/")
+        if any(part.startswith(".") for part in parts) or parts[0] == TOPOLOGIES:
+            continue
+        epoch = EPOCH.fullmatch(parts[0])
+        place = None if epoch is None else _place(int(epoch[1]), path.parent)
+        if place is None or place.path(directory) != path.parent:
+            foreign.append(path)
+        elif path.name == MANIFEST and (byte_count or 0) > TOMBSTONE_BYTES_MAX:
+            found.append(place)
+    return found, foreign
+
+
+def _children(directory: Location) -> list[Location]:
+    """Return what is in a directory, except for hidden names; nothing if there is no such one."""
+    with explain_io_errors(directory, "read"):
+        if not isinstance(directory, ObjectPath):
+            return [*visible(directory)]
+        found = [one.location for one in storage_of(directory).children(directory)]
+        return [path for path in found if not path.name.startswith(".")]
+
+
+def read_topologies(directory: Location) -> dict[str, FragmentTopology]:
     """Return the topologies of fragments by hash; errors as for ``read_sealed``."""
     found = {}
-    topologies = directory / TOPOLOGIES
-    with explain_io_errors(topologies, "read"):
-        paths = visible(topologies)
-    for path in paths:
+    for path in _children(directory / TOPOLOGIES):
         topology = read_sealed(path, FragmentTopology)
         if path.name != f"{topology.description.hash}.json":
             raise Damaged(
@@ -320,7 +396,7 @@ def read_topologies(directory: Path) -> dict[str, FragmentTopology]:
 
 
 def read_fragment(
-    directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
+    directory: Location, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
 ) -> FragmentManifest:
     """Read a manifest; errors as for ``read_sealed``, also if it belongs somewhere else."""
     path = place.path(directory) / MANIFEST
@@ -347,7 +423,7 @@ def read_fragment(
     return manifest
 
 
-def _check_names(path: Path, description: Description) -> None:
+def _check_names(path: Location, description: Description) -> None:
     """Raise a Damaged if a name in a description can be no file or directory."""
     try:
         for process, kind in description.processes.items():
@@ -362,13 +438,13 @@ def _check_names(path: Path, description: Description) -> None:
         raise Damaged(f"{path} is not valid: {error}", path=path, remedy=FILE_ADVICE) from error
 
 
-def _place(epoch: int, path: Path) -> FragmentPlace | None:
+def _place(epoch: int, path: Location) -> FragmentPlace | None:
     try:
         process = check_process_id(path.parent.name)
     except UsageError:
         return None
     snapshot = parse_snapshot_id(path.name)
-    if snapshot is None or snapshot.number > _NUMBER_MAX or path.is_file():
+    if snapshot is None or snapshot.number > _NUMBER_MAX:
         return None
     return FragmentPlace(epoch, snapshot, process)
 

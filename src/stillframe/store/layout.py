@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import (
-    disk_advice,
     partial_path,
     replace_durably,
     shell_command,
@@ -19,7 +18,7 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import is_there
 from stillframe.storage.storage import Changed
@@ -71,7 +70,7 @@ def explain_io_errors(path: Location, action: str) -> Iterator[None]:
         raise StoreError(
             f"{path} could not be {action}: {error.strerror or error}",
             path=path,
-            remedy=disk_advice(error),
+            remedy=io_advice(path, error),
         ) from error
 
 

@@ -9,13 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from stillframe.errors import StillframeError, describe
 from stillframe.model import Fragment, SnapshotId
 from stillframe.runtime import control
 from stillframe.runtime.control import CLOSE_S_MAX, ChunkBuffer
+from stillframe.storage.location import Location
 from stillframe.store.fragments import (
     KEPT_COUNT,
     FragmentSource,
@@ -47,7 +47,7 @@ class FragmentRecorder:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Location,
         life: FragmentSource,
         description: Description,
         reference: str | None,

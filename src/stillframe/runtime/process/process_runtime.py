@@ -194,14 +194,14 @@ class ProcessRuntime:
         # Loaded only here: most processes write neither, and are to start quickly.
         if outputs.fragments is not None:
             from stillframe.runtime.process.fragment_recorder import FragmentRecorder  # noqa: PLC0415
-            from stillframe.storage.location import local_path  # noqa: PLC0415
+            from stillframe.storage.location import locate  # noqa: PLC0415
             from stillframe.store.fragments import FragmentSource  # noqa: PLC0415
 
             began_from = None if start is None else start.base
             life = FragmentSource(process, self.me.epoch, self._run, began_from)
             host.open_fragments(
                 FragmentRecorder(
-                    local_path(outputs.fragments),
+                    locate(outputs.fragments),
                     life,
                     description,
                     reference,

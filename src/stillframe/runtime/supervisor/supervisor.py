@@ -47,7 +47,7 @@ from stillframe.runtime.supervisor.child_processes import LOG_END_S, ChildProces
 from stillframe.runtime.supervisor.config import DEFAULT_CONFIG, SupervisorConfig
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
-from stillframe.storage.location import local_path, locate
+from stillframe.storage.location import locate
 from stillframe.store import history
 from stillframe.store.fragments import check_fragments_unused
 from stillframe.store.history import HistoryEvent, read_history, shortened
@@ -387,7 +387,7 @@ class Supervisor:
         if outputs.log is not None:
             check_epoch_unused(locate(outputs.log), self.store.epoch + 1)
         if outputs.fragments is not None:
-            check_fragments_unused(local_path(outputs.fragments), self.store.epoch + 1)
+            check_fragments_unused(locate(outputs.fragments), self.store.epoch + 1)
         stale = run_file.read_run_file(self.store.path)
         if stale is not None and self.config.takes_over:
             recovery.check_placement(stale, placement, local_processes)
