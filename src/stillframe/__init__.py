@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stillframe.errors import (
         ApplicationError,
         Damaged,
+        Fenced,
         NotConsistent,
         ProtocolViolation,
         Refused,
@@ -52,6 +53,7 @@ __all__ = [
     "DecodedMessage",
     "Due",
     "ExternalProcess",
+    "Fenced",
     "InTransit",
     "JoinedProcess",
     "Keyed",
@@ -91,7 +93,7 @@ __all__ = [
 
 _MODULES = {
     "stillframe.detect.view": "SnapshotView",
-    "stillframe.errors": "ApplicationError Damaged NotConsistent ProtocolViolation Refused "
+    "stillframe.errors": "ApplicationError Damaged Fenced NotConsistent ProtocolViolation Refused "
     "StillframeError StoreError Unavailable UsageError",
     "stillframe.keyed": "Keyed",
     "stillframe.model": "Abandoned Channel ProcessId Reason SnapshotId",

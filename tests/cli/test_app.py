@@ -22,7 +22,7 @@ COMMANDS = "run restore resume join snapshot savepoint delete list show".split()
 COMMANDS += "verify diff detect events watch view certs".split()
 GROUPS = {
     "pipeline": "snapshot savepoint list show delete restore fork status".split(),
-    "store": "audit stats diff detect compact assemble follow".split(),
+    "store": "audit stats diff detect compact assemble follow copy".split(),
     "log": "verify clock".split(),
     "trace": "import cuts".split(),
     "sim": "run script explore".split(),

@@ -173,6 +173,9 @@ def test_after_an_outage_it_goes_on(place: ObjectPath, name: str, fault: Fault) 
             with faulty(copy, plan, repeat_s=0.0) as r, contextlib.suppress(StillframeError):
                 act(store)
             publish(store, store.history.last_number + 1)
+            with contextlib.suppress(StillframeError):  # the error of what failed before
+                store.settle()
+            store.settle()
             store.verify_all(lambda *_: None)
             found = state_of(store)
         assert state_of(Store.open(copy)) == found

@@ -36,6 +36,7 @@ from stillframe.watch import metrics, system_target, target
 from stillframe.watch.metrics import (
     COUNTER,
     METRICS,
+    OBJECT_STORE,
     PIPELINES,
     TRACES,
     Histogram,
@@ -179,7 +180,7 @@ def test_a_life_of_a_bank_in_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
         unused = [
             name
             for name, metric in METRICS.items()
-            if name not in TRACES | PIPELINES
+            if name not in TRACES | PIPELINES | OBJECT_STORE
             and not told_of(last, name, is_histogram=bool(metric.bounds))
         ]
         assert unused == []

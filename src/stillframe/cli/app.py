@@ -100,7 +100,10 @@ defer(pipeline_app, "pipeline", "restore", "Roll a stopped pipeline back to a sn
 defer(pipeline_app, "pipeline", "fork", "Create a second pipeline from a snapshot.")
 defer(pipeline_app, "pipeline", "status", "Show the progress of the current snapshot.")
 
-store_app = _group("store", f"Analyze all snapshots of a store with Spark. {SPARK}")
+store_app = _group(
+    "store",
+    f"Analyze all snapshots of a store with Spark, or copy it. {SPARK} 'copy' needs neither.",
+)
 defer(store_app, "analytics", "audit", "Check all snapshots and a conserved total.")
 defer(store_app, "analytics", "stats", "Summarize durations, sizes and messages in transit.")
 defer(store_app, "analytics", "diff", "Compare two snapshots of a large store.")
@@ -108,6 +111,7 @@ defer(store_app, "analytics", "detect", "Find the first snapshot in which a pred
 defer(store_app, "records", "compact", "Combine all snapshots into a few large tables.")
 defer(store_app, "records", "assemble", "Build snapshots from recorded fragments.")
 defer(store_app, "follow", "follow", "Check each snapshot as soon as it ends.")
+defer(store_app, "snapshots", "copy", "Copy a store to another place.")
 
 log_app = _group("log", f"Analyze the event logs of processes with Spark. {SPARK}")
 defer(log_app, "records", "verify", "Check all snapshots against an event log.")

@@ -35,7 +35,9 @@ from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import PendingSnapshot
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.storage.location import Location
+from stillframe.storage.opened import requests_to
 from stillframe.store import history as store_history
+from stillframe.store.copying import copy_store
 from stillframe.store.diff import SnapshotDiff, diff_snapshots
 from stillframe.store.history import HistoryEvent, readable_history
 from stillframe.store.layout import is_published
@@ -89,6 +91,7 @@ def list_snapshots(path: StorePath) -> None:
         "current": current and current.id,
         "snapshots": entries,
         "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
+        "requests": requests_to(path),
     }
     output.answer(document, lambda: _put_list(store, entries, current, has_none=not damages))
     if damages:
@@ -105,6 +108,11 @@ def _put_list(
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "from none: name one" if current is None else f"from {current.id}"
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore starts {point}")
+    if (sent := requests_to(store.path)) is not None:
+        output.say(
+            f"the list took {quantities.count(sent.requests, 'request')} to the object store, "
+            f"{quantities.size(sent.received_bytes)} and {quantities.duration(sent.seconds)}"
+        )
 
 
 @app.add("show money P1-17 --books", "show money --live")
@@ -460,6 +468,24 @@ def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
         kind = type(error).__name__
         output.answer({"is_consistent": False, "error": kind, "detail": str(error)})
         end_with_failure(str(error))
+
+
+@app.add("store copy money s3://bucket/money", name="copy")
+def copy(
+    source: StorePath,
+    target: Location = argument("TARGET", "Directory or address of the copy."),
+) -> None:
+    """Copy a store to another place, from or to an object store. Every byte is verified, and no
+    system may run on the store meanwhile. Delete the original to move it."""
+    with output.progress_bar("copying snapshots") as update:
+        entries = copy_store(source, target, lambda _, total: update(total=total, advance=1))
+    byte_count = sum(entry.bytes for entry in entries)
+    document = {"store": target, "snapshot_count": len(entries), "byte_count": byte_count}
+    output.answer(document)
+    output.say(
+        f"copied {quantities.count(len(entries), 'snapshot')}, {quantities.size(byte_count)}, to "
+        f"{target}"
+    )
 
 
 def _verify_all(store: Store) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from stillframe.diagram.text_metrics import count
 from stillframe.model import Channel, SnapshotId
+from stillframe.storage.location import ObjectPath
 
 Item = TypeVar("Item")
 
@@ -32,7 +33,7 @@ _COST = 60
 def plain(value: Any) -> Any:
     """Return `value` in JSON types: ids and channels as text, Structs as objects."""
     match value:
-        case SnapshotId() | Channel() | Path():
+        case SnapshotId() | Channel() | Path() | ObjectPath():
             return str(value)
         case Enum():
             return value.name

@@ -8,6 +8,8 @@ local files and objects alike.
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from stillframe.storage.location import Location
 
 
@@ -82,7 +84,7 @@ class Storage(Protocol):
         ...
 
 
-class RequestCounts(NamedTuple):
+class RequestCounts(msgspec.Struct, frozen=True):
     """Counts of requests to an object store.
 
     `repeated` are those among `requests` that were sent again after a failure. The bytes are those

@@ -39,10 +39,9 @@ from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import FILE_ADVICE, is_there, read_file
 from stillframe.store import version_1
-from stillframe.store.layout import SNAPSHOTS, explain_io_errors, is_published
+from stillframe.store.layout import HISTORY_FILES, SNAPSHOTS, explain_io_errors, is_published
 
-NEWER = "history.ndjson"
-OLDER = "history.1.ndjson"
+NEWER, OLDER = HISTORY_FILES
 FILE_BYTES_MAX = 2**20
 """Size after which a new file is started."""
 READ_BYTES_MAX = 2 * FILE_BYTES_MAX

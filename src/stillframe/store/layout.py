@@ -38,6 +38,8 @@ HEAD = "store.json"
 SNAPSHOTS = "snapshots"
 NEWEST = "newest"
 """Names the snapshot that was published last; no savepoint is called so."""
+HISTORY_FILES = ("history.ndjson", "history.1.ndjson")
+"""The newer and the older one."""
 ASSEMBLED = "assembled.json"
 """Only a store that fragments were assembled into has this file."""
 _LOCK = "lock"
@@ -150,6 +152,19 @@ def check_unused(path: Location) -> None:
             remedy="give an empty or new directory",
         )
     _check_no_snapshots(path)
+
+
+def check_only_begun(path: Location) -> None:
+    """Check that a place is empty or holds the beginning of a copy of a store; a UsageError names
+    what else is in it."""
+    begun = {_LOCK, LEASE, SNAPSHOTS, ASSEMBLED, *HISTORY_FILES}
+    foreign = sorted(name for name in _names(path) - begun if not name.endswith(".partial"))
+    if foreign:
+        raise UsageError(
+            f"{path} is not empty; it contains {first_names(foreign)}",
+            path=path,
+            remedy="give an empty or new directory",
+        )
 
 
 def _check_no_snapshots(path: Location) -> None:

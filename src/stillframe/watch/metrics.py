@@ -15,6 +15,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
+import msgspec
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
@@ -144,6 +145,17 @@ SNAPSHOTS = {
     "store_snapshots": _gauge("snapshots", "How many are in the store."),
     "store_savepoints": _gauge("savepoints", "How many are kept under a name."),
 }
+OBJECT_STORE = {
+    "storage_requests_total": _counter(
+        "requests", "Sent by the supervisor to the object store of its store."
+    ),
+    "storage_repeated_requests_total": _counter(
+        "requests", "Of these, sent again because one before had failed."
+    ),
+    "storage_sent_bytes_total": _counter("bytes", "Content that it sent."),
+    "storage_received_bytes_total": _counter("bytes", "Content that it received."),
+    "storage_request_seconds_total": _counter("seconds", "Time that its requests took, added up."),
+}
 PREDICATES = {
     "predicate_holds": _flag("Its value in the last evaluated snapshot.", "predicate"),
     "conserved_amount": _gauge("as declared", "In the last evaluated snapshot.", "quantity"),
@@ -200,6 +212,7 @@ SECTIONS = {
     "Processes": PROCESSES,
     "Channels": CHANNELS,
     "Snapshots": SNAPSHOTS,
+    "The object store, if the store is in one": OBJECT_STORE,
     "Predicates and conserved quantities": PREDICATES,
     "The watcher": WATCHER,
     "Pipelines": PIPELINES,
@@ -406,6 +419,13 @@ def collect_system(metrics: MetricSet, sample: SystemSample, counters: SystemCou
     metrics.put("restores_total", sample.counts.restores)
     metrics.put("takeovers_total", sample.counts.takeovers)
     metrics.put("channels", len(sample.description.channels))
+    requests = msgspec.UNSET if sample.status is None else sample.status.requests
+    if requests is not msgspec.UNSET:
+        metrics.put("storage_requests_total", requests.requests)
+        metrics.put("storage_repeated_requests_total", requests.repeated)
+        metrics.put("storage_sent_bytes_total", requests.sent_bytes)
+        metrics.put("storage_received_bytes_total", requests.received_bytes)
+        metrics.put("storage_request_seconds_total", requests.seconds)
     _collect_processes(metrics, sample)
     _collect_channels(metrics, sample, counters)
     _collect_snapshots(metrics, sample)

@@ -22,6 +22,8 @@ from stillframe.runtime.network.acceptor import close_gracefully
 from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.storage.location import Location, locate
+from stillframe.storage.opened import requests_to
+from stillframe.storage.storage import RequestCounts
 from stillframe.store.manifest import SnapshotEntry
 
 LINE_BYTES_MAX = 2**20
@@ -72,7 +74,8 @@ class GetStatus(msgspec.Struct, frozen=True, tag=True):
 class SystemStatus(msgspec.Struct, frozen=True, tag=True):
     """The status of the system in its `epoch`, and of each process that replied in time.
     `is_running` is false while processes start; then nothing else is known. `timelines` are of the
-    last snapshots that ended, and `now` is the time by the clock of the snapshots."""
+    last snapshots that ended, and `now` is the time by the clock of the snapshots. `requests` are
+    those of the supervisor to the object store, if its store is in one."""
 
     epoch: int
     is_running: bool
@@ -80,6 +83,7 @@ class SystemStatus(msgspec.Struct, frozen=True, tag=True):
     pending: tuple[PendingSnapshot, ...] = ()
     timelines: tuple[SnapshotTimeline, ...] = ()
     now: float = 0.0
+    requests: RequestCounts | msgspec.UnsetType = msgspec.UNSET
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -209,6 +213,7 @@ async def _system_status(system: Supervisor, timelines_after: float) -> SystemSt
         pending=pending,
         timelines=timelines,
         now=coordinator.now(),
+        requests=requests_to(coordinator.store.path) or msgspec.UNSET,
     )
 
 

@@ -1,0 +1,127 @@
+"""Copies a store to another place: a directory or an object store, in either direction.
+
+Every file is verified as it is read. The head comes last, so a copy that was interrupted is no
+store; the next attempt continues it.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stillframe.durable_files import partial_path, replace_durably, sync
+from stillframe.errors import UsageError
+from stillframe.storage.lease import Lease
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import is_there, read_file, read_hashed
+from stillframe.store import layout
+from stillframe.store.history import NEWER, OLDER, READ_BYTES_MAX
+from stillframe.store.layout import ASSEMBLED, HEAD, LEASE, SNAPSHOTS, explain_io_errors
+from stillframe.store.manifest import (
+    MANIFEST,
+    BucketHead,
+    Head,
+    Manifest,
+    SnapshotEntry,
+    read_manifest,
+)
+from stillframe.store.sealed_json import SEALED_BYTES_MAX, seal
+from stillframe.store.store import Store
+from stillframe.store.writer import local
+
+_THREAD_COUNT = 16
+_ONLY_IN_BUCKETS = b'"type":"WriterChanged"'
+
+
+def copy_store(
+    source: Location, target: Location, progress: Callable[[SnapshotEntry, int], None]
+) -> list[SnapshotEntry]:
+    """Copy the store at `source`, which no other program writes meanwhile, to `target`, which is
+    empty or the beginning of such a copy; return the snapshots.
+
+    `progress` is called after each snapshot with its entry and the number of all. Errors are as for
+    ``Store.open_writer`` and ``Store.verify``; a UsageError if something else is in `target`.
+    """
+    with contextlib.closing(Store.open_writer(source)) as store:
+        entries = store.entries()
+        head = layout.read_head(source)
+        with _alone(target), ThreadPoolExecutor(_THREAD_COUNT) as pool:
+            for entry in entries:
+                manifest = read_manifest(entry.directory, head.described)
+                _copy_snapshot(entry, manifest, target / SNAPSHOTS / str(entry.id), pool)
+                progress(entry, len(entries))
+            for name in (OLDER, NEWER, ASSEMBLED):
+                if is_there(source / name):
+                    content = read_file(source / name, bytes_max=READ_BYTES_MAX)
+                    with explain_io_errors(target / name, "written"):
+                        storage_of(target).put(target / name, _as_known_there(content, target))
+            _put_head(target, head)
+        return entries
+
+
+@contextlib.contextmanager
+def _alone(target: Location) -> Iterator[None]:
+    """Keep other writers out of `target`, where there is nothing, or a copy that was begun."""
+    if layout.is_store(target):
+        raise UsageError(f"{target} is a store already", path=target, remedy="give another place")
+    with contextlib.ExitStack() as held, explain_io_errors(target, "written"):
+        if isinstance(target, ObjectPath):
+            lease = Lease(target / LEASE, lost=lambda: None)
+            lease.acquire(lambda holder: layout.in_use(target, holder))
+            held.callback(lease.close)
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            held.callback(os.close, layout.take_lock(target))
+            layout.remove_unfinished(target)
+        layout.check_only_begun(target)
+        yield
+
+
+def _copy_snapshot(
+    entry: SnapshotEntry, manifest: Manifest, target: Location, pool: ThreadPoolExecutor
+) -> None:
+    sealed = read_file(entry.directory / MANIFEST, bytes_max=SEALED_BYTES_MAX)
+    if is_there(target / MANIFEST):
+        if read_file(target / MANIFEST, bytes_max=SEALED_BYTES_MAX) != sealed:
+            raise UsageError(
+                f"{target} is another snapshot {entry.id}", path=target, remedy="give another place"
+            )
+        return
+    place = target
+    if isinstance(target, Path):
+        place = partial_path(target)
+    storage = storage_of(target)
+
+    def copy(name: str, byte_count: int, digest: str) -> None:
+        content = read_hashed(entry.directory / name, byte_count, digest)
+        storage.put(place / name, content)
+
+    with explain_io_errors(target, "written"):
+        for done in [pool.submit(copy, r.name, r.bytes, r.hash) for r in manifest.files]:
+            done.result()
+        storage.put(place / MANIFEST, sealed)
+        if isinstance(target, Path):
+            local(place).rename(target)
+            sync(target.parent)
+
+
+def _as_known_there(content: bytes, target: Location) -> bytes:
+    """Return a file without lines that only the history of an object store has."""
+    if isinstance(target, ObjectPath):
+        return content
+    lines = content.splitlines(keepends=True)
+    return b"".join(line for line in lines if _ONLY_IN_BUCKETS not in line)
+
+
+def _put_head(target: Location, head: Head) -> None:
+    fields = {name: getattr(head, name) for name in Head.__struct_fields__ if name != "format"}
+    with explain_io_errors(target / HEAD, "written"):
+        if isinstance(target, ObjectPath):
+            content = seal(BucketHead(**fields, token=secrets.token_hex(16)))
+            storage_of(target).put_if_absent(target / HEAD, content)
+        else:
+            local(target / SNAPSHOTS).mkdir(exist_ok=True)
+            replace_durably(target / HEAD, seal(Head(**fields)))
