@@ -86,7 +86,7 @@ PYTHON = [
         "`except StillframeError` catches all of them.",
         ROOT_PACKAGE,
         "StillframeError UsageError ApplicationError ProtocolViolation Refused NotConsistent "
-        "StoreError Damaged Unavailable",
+        "StoreError Damaged Fenced Unavailable",
     ),
     Section(
         "Events of a running system",
@@ -369,7 +369,7 @@ def _alias_doc(package: str, name: str) -> str:
     raise LookupError(f"{package}.{name} has no docstring")
 
 
-_CLASS = re.compile(r"\b((?:[A-Z][a-z]+){2,}|Unavailable|Damaged|Refused)\b(?!')")
+_CLASS = re.compile(r"\b((?:[A-Z][a-z]+){2,}|Unavailable|Damaged|Fenced|Refused)\b(?!')")
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):$", re.MULTILINE)
 

@@ -74,6 +74,12 @@ class ObjectStore:
         self._free = threading.BoundedSemaphore(CONCURRENT_COUNT_MAX)
         self._counting = threading.Lock()
         self._counts = RequestCounts()
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """The error of the last request, in words, while it is repeated; "" if it succeeded."""
+        return self._trouble
 
     @property
     def counts(self) -> RequestCounts:
@@ -281,9 +287,11 @@ class ObjectStore:
             except Exception as error:
                 passes, failure = self._explain(error, location)
                 pause_s = random.uniform(0.5, 1.0) * min(PAUSE_S_MAX, PAUSE_S_MIN * 2**number)  # noqa: S311
+                self._trouble = str(failure.strerror)
                 if not passes or time.monotonic() + pause_s - began > REPEAT_S:
                     raise failure from error
             else:
+                self._trouble = ""
                 return answer
             finally:
                 took_s = time.monotonic() - from_s

@@ -28,6 +28,11 @@ def requests_to(location: Location) -> RequestCounts | None:
     return object_store_of(location).counts if isinstance(location, ObjectPath) else None
 
 
+def trouble_of(location: Location) -> str:
+    """Return why requests to the bucket of a location fail now, in words; "" if none does."""
+    return object_store_of(location).trouble if isinstance(location, ObjectPath) else ""
+
+
 @functools.lru_cache(maxsize=64)
 def _object_store(root: str, pid: int) -> ObjectStore:  # noqa: ARG001 - see the caller
     return ObjectStore(root)

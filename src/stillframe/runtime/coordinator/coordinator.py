@@ -39,6 +39,7 @@ from stillframe.runtime.control import ChunkBuffer
 from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart, Membership
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotMonitor, SnapshotTimelines
 from stillframe.runtime.os_process import current_process
+from stillframe.storage.opened import trouble_of
 from stillframe.store.history import SnapshotBegan
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -102,6 +103,7 @@ class Coordinator:
         self._tried: dict[SnapshotId, tuple[ProcessId, ...]] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._recorder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._unrecorded: set[SnapshotId] = set()
         self._writing: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._last: tuple[ProcessId, Result] | None = None
@@ -189,6 +191,7 @@ class Coordinator:
     async def _initiate_later(self, snapshot: SnapshotId) -> None:
         loop = asyncio.get_running_loop()
         began = SnapshotBegan(snapshot)
+        self._unrecorded.add(snapshot)
         try:
             await loop.run_in_executor(self._recorder, self.store.history.append, began)
         except StoreError as error:
@@ -196,6 +199,8 @@ class Coordinator:
         else:
             if snapshot in self._assembler.pending:
                 self._initiate(snapshot)
+        finally:
+            self._unrecorded.discard(snapshot)
 
     def _initiate(self, snapshot: SnapshotId) -> None:
         for process in self._description.initiators(snapshot.initiator):
@@ -405,6 +410,11 @@ class Coordinator:
 
     def _on_deadline(self, snapshot: SnapshotId) -> None:
         """Exclude the missing processes if that is possible; otherwise abandon, and name them."""
+        if snapshot in self._unrecorded:
+            cause = trouble_of(self.store.path) or "the object store is slow"
+            detail = f"its start could not be written to {self.store.path} in time: {cause}"
+            self._abandon(snapshot, Reason.NOT_PUBLISHED, detail)
+            return
         missing = self._assembler.missing(snapshot)
         is_all = len(missing) == len(self._description.processes)
         if not is_all and self._exclude(missing, snapshot):
