@@ -106,7 +106,7 @@ PYTHON = [
     Section("Logs of other systems", "", "stillframe.importer", "*"),
 ]
 SPARK = [
-    Section("A session", "", "stillframe.spark", "spark_session"),
+    Section("A session", "", "stillframe.spark", "spark_session s3_settings"),
     Section(
         "Queries of a pipeline",
         "",

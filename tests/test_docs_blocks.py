@@ -89,7 +89,10 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
             "tests/test_docs_snapshot_view.py::test_the_commands_of_the_page_write_what_it_says"
         ]
     },
-    "docs/spark-cluster.md": {"python": [CLUSTER], "console": ["-", CLUSTER]},
+    "docs/spark-cluster.md": {
+        "python": [CLUSTER, "tests/spark/test_s3.py::test_the_program_of_the_page_sets_them"],
+        "console": ["-", CLUSTER, "tests/spark/test_s3.py::test_the_commands_of_the_page_work"],
+    },
     "docs/state.md": {
         "python": [
             "tests/test_docs.py::test_the_process_of_the_page_on_large_states_can_be_recorded"

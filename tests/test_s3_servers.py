@@ -63,9 +63,11 @@ def test_a_client_that_waits_for_100_gets_it_once(moto_bucket: str, moto_server:
     path = moto_bucket.removeprefix("s3:/")
     headers = "Host: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n"
     head = f"PUT {path}/key HTTP/1.1\r\n{headers}\r\n"
-    with socket.create_connection(("127.0.0.1", moto_server.port), timeout=30) as connection:
+    with (
+        socket.create_connection(("127.0.0.1", moto_server.port), timeout=30) as connection,
+        connection.makefile("rb") as lines,
+    ):
         connection.sendall(head.encode())
-        lines = connection.makefile("rb")
         assert lines.readline() == b"HTTP/1.1 100 Continue\r\n"
         assert lines.readline() == b"\r\n"
         connection.sendall(b"x")

@@ -197,6 +197,16 @@ def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
     assert (again.exit_code, again.stdout) == (0, "")
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_a_checkpoint_in_s3_needs_packages(call: Call, money: Path) -> None:
+    """The error names the section that lists them."""
+    result = call("store", "follow", money, "--checkpoint", "s3://bucket/judged", *HERE)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "S3A for s3a://bucket/judged" in result.stderr
+    assert "Checkpoints in S3" in result.stderr
+
+
 def test_what_is_missing_is_named_before_spark_starts(
     call: Call, money: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +216,7 @@ def test_what_is_missing_is_named_before_spark_starts(
         ((money, "--event-log", tmp_path / "nowhere"), "nowhere"),
         ((money, "--timeout", "long"), "--timeout 'long' is not a duration"),
         ((money, "--duration", "0"), "--duration '0' is not a duration"),
+        ((money, "--checkpoint", "gs://bucket/x"), "give a local directory, or s3://"),
     ):
         result = call("store", "follow", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")

@@ -22,8 +22,8 @@ def test_commands_and_program_of_the_page_run_on_a_cluster(
 ) -> None:
     """Each command ends with 0; the audit says yes of every snapshot, and the tables have them."""
     bank, _ = blocks("python", (ROOT / "README.md").read_text())
-    (program,) = blocks("python", PAGE)
-    _, session = blocks("console", PAGE)
+    program, _ = blocks("python", PAGE)
+    _, session, _ = blocks("console", PAGE)
     (tmp_path / "bank.py").write_text(bank)
     subprocess.run(
         [

@@ -5,7 +5,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
@@ -18,6 +17,7 @@ from stillframe.errors import StillframeError
 from stillframe.eventlog.object_segments import PUT_S
 from stillframe.eventlog.reader import list_segments
 from stillframe.spark import spark_session
+from stillframe.spark.session import check_reachable, checkpoint_address
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import check_is_store
 
@@ -80,9 +80,9 @@ def follow(
         "Time after which a pending snapshot counts as incomplete, or 'never'.",
         default="1m",
     ),
-    checkpoint: Path | None = option(
+    checkpoint: Location | None = option(
         "DIR",
-        "Spark checkpoint directory. Reuse it to resume where the previous run "
+        "Spark checkpoint directory, local or in S3. Reuse it to resume where the previous run "
         "stopped.  [default: check all snapshots]",
     ),
     duration: str | None = DURATION,
@@ -92,6 +92,7 @@ def follow(
     consistent, inconsistent or incomplete, and why. Exit 1 if one was inconsistent."""
     timeout_s = quantities.parse_interval("--timeout", timeout)
     stop_s = None if duration is None else quantities.parse_duration("--duration", duration)
+    place = None if checkpoint is None else checkpoint_address(checkpoint)
     check_is_store(path)
     if event_log is not None:
         list_segments(event_log)
@@ -102,6 +103,8 @@ def follow(
         signal.signal(signal.SIGINT, stop.ask)  # a session that starts takes Ctrl-C for itself
         if stop.is_asked:
             return
+        if place is not None:
+            check_reachable(spark, place)
         from stillframe.analytics import log_verification, verdict_stream, verified_parquet  # noqa: PLC0415
 
         lag_s = 0.0 if event_log is None else LOG_LAG_S
@@ -113,8 +116,8 @@ def follow(
             log_verification.CrossCheck(spark, event_log).rows, is_json=output.wants_json()
         )
         writer = frame.writeStream.foreachBatch(verdicts.put).trigger(processingTime=_EACH)
-        if checkpoint is not None:
-            writer = writer.option("checkpointLocation", str(checkpoint.absolute()))
+        if place is not None:
+            writer = writer.option("checkpointLocation", place)
         try:
             with verified_parquet.spark_errors(path):
                 _wait(writer.start(), stop_s, stop)

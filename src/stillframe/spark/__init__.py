@@ -7,7 +7,7 @@ event logs are in ``stillframe.analytics``.
 from typing import TYPE_CHECKING, Any
 
 from stillframe.public_names import public_attribute
-from stillframe.spark.session import import_with_pyspark, spark_session
+from stillframe.spark.session import import_with_pyspark, s3_settings, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +28,7 @@ __all__ = [
     "query_state",
     "read_channels",
     "register",
+    "s3_settings",
     "spark_session",
     "start_query",
     "to_channel",

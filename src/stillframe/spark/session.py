@@ -20,6 +20,7 @@ from types import FrameType, ModuleType
 from typing import IO, TYPE_CHECKING
 
 from stillframe.errors import Unavailable, UsageError
+from stillframe.storage.location import Location
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -51,13 +52,67 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+"""Hadoop's file system for S3, which PySpark does not bring along."""
+_S3_CREDENTIALS = (
+    # Keys that Spark itself took from the environment of the driver.
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    # Profiles, and roles of containers and machines.
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+)
+_S3A_SCHEME = "s3a://"
+_S3_PACKAGES = "docs/spark-cluster.md, section 'Checkpoints in S3', names its packages"
 _directories: list[tempfile.TemporaryDirectory[str]] = []
 _shipped: "weakref.WeakSet[SparkContext]" = weakref.WeakSet()
 
 
 def settings(master: str) -> dict[str, str]:
     """Return the settings of a session that is started here, for where Spark runs."""
-    return {**_SETTINGS, **_ONLY_FROM_HERE} if _is_local(master) else _SETTINGS
+    where = _ONLY_FROM_HERE if _is_local(master) else {}
+    return {**_SETTINGS, **s3_settings(), **where}
+
+
+def s3_settings() -> dict[str, str]:
+    """Return settings with which Spark finds what ``s3://`` and ``s3a://`` address, such as
+    checkpoints: the server and region of the variables of AWS, and credentials from their standard
+    places. ``spark_session`` sets them; set them for your own session.
+
+    No setting holds credentials. They need Hadoop's S3A on the class path.
+    """
+    hadoop = {
+        "fs.s3.impl": _S3A,
+        "fs.AbstractFileSystem.s3.impl": "org.apache.hadoop.fs.s3a.S3A",
+        "fs.s3a.aws.credentials.provider": ",".join(_S3_CREDENTIALS),
+    }
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        hadoop |= {"fs.s3a.endpoint": endpoint, "fs.s3a.path.style.access": "true"}
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        hadoop["fs.s3a.endpoint.region"] = region
+    return {f"spark.hadoop.{name}": value for name, value in hadoop.items()}
+
+
+def checkpoint_address(location: Location) -> str:
+    """Return the location of a checkpoint as Spark takes it; UsageError if it is neither local nor
+    in S3."""
+    if isinstance(location, Path):
+        return str(location.absolute())
+    scheme, _, rest = str(location).partition("://")
+    if scheme != "s3":
+        raise UsageError(
+            f"{location} cannot hold a checkpoint of Spark: give a local directory, or s3://"
+        )
+    return _S3A_SCHEME + rest
+
+
+def check_reachable(spark: "SparkSession", address: str) -> None:
+    """Raise Unavailable if a checkpoint is in S3, and the session lacks Hadoop's S3A."""
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - there is no public way
+    if address.startswith(_S3A_SCHEME) and hadoop.getClassByNameOrNull(_S3A) is None:
+        raise Unavailable(
+            f"Spark needs Hadoop's S3A for {address}, and it is not on its class path",
+            remedy=_S3_PACKAGES,
+        )
 
 
 def find_java() -> Path:
