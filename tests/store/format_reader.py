@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from tests.msgpack_reader import NotMessagePack, hashable, unpack
 
 VERSION = 2
+VERSION_IN_BUCKETS = 3
+TOMBSTONE_BYTES_MAX = 256
 SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 SEALED_BYTES_MAX = 64 * 2**20
 STORE = "format reference description epoch restored_from former savepoints"
@@ -54,6 +56,7 @@ EVENTS = {
     "SnapshotPublished": "snapshot is_removal_noted",
     "SnapshotRemoved": "snapshot",
     "SnapshotAbandoned": "snapshot reason missing detail",
+    "WriterChanged": "token",
     "Continued": "last_number pending counts",
 }
 EXACT = {"bool": bool, "int": int, "float": float, "text": str, "bytes": bytes}
@@ -72,7 +75,13 @@ def require(holds: object, what: str) -> None:
         raise NotReadable(what)
 
 
-def unseal(path: Path, members: str, renamed: Mapping[str, str] = NAMES_OF_VERSION_1) -> Row:
+def unseal(
+    path: Path,
+    members: str,
+    renamed: Mapping[str, str] = NAMES_OF_VERSION_1,
+    *,
+    newest: int = VERSION,
+) -> Row:
     """Return the content of a sealed file, with the names of today and all its members."""
     content = path.read_bytes()
     require(len(content) <= SEALED_BYTES_MAX, f"{path} is too long")
@@ -83,8 +92,8 @@ def unseal(path: Path, members: str, renamed: Mapping[str, str] = NAMES_OF_VERSI
     version, names = document["format"], members.split()
     require(type(version) is int and version >= 1, f"{path} has no format")
     require(
-        version <= VERSION,
-        f"{path} has format {version}, and this version of Stillframe knows {VERSION}: "
+        version <= newest,
+        f"{path} has format {version}, and this version of Stillframe knows {newest}: "
         "use the version that wrote it, or a newer one",
     )
     if version == 1:
@@ -263,11 +272,16 @@ def key_and_value(row: Row, described: Row) -> tuple[Any, Any]:
 
 
 class Reader:
-    """Reads the store in a directory."""
+    """Reads the store in a directory, or a copy, object by object, of one in an object store."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, is_of_bucket: bool = False) -> None:
         self.store = store
-        head = unseal(store / "store.json", STORE)
+        self.is_of_bucket = is_of_bucket
+        if is_of_bucket:
+            head = unseal(store / "store.json", f"{STORE} token", newest=VERSION_IN_BUCKETS)
+            require(head["format"] == VERSION_IN_BUCKETS, "it is of a directory")
+        else:
+            head = unseal(store / "store.json", STORE)
         self.epoch: int = head["epoch"]
         self.savepoints = {name: id_of(one) for name, one in (head["savepoints"] or {}).items()}
         self.topologies = {
@@ -277,8 +291,20 @@ class Reader:
     def snapshots(self) -> list[str]:
         """Return the ids of all published snapshots, in the order of publishing."""
         names = [path.name for path in (self.store / "snapshots").iterdir()]
+        if self.is_of_bucket:
+            names = [name for name in names if self.is_published(name)]
         found = {name: self.manifest(name) for name in names if not name.startswith(".")}
         return sorted(found, key=lambda name: int(found[name]["sequence"]))
+
+    def is_published(self, snapshot: str) -> bool:
+        """Return whether a snapshot in an object store has a manifest that is no tombstone."""
+        path = self.store / "snapshots" / snapshot / "manifest.json"
+        if not path.exists() or path.stat().st_size > TOMBSTONE_BYTES_MAX:
+            return path.exists()
+        tombstone = unseal(path, "format snapshot poisoned", newest=VERSION_IN_BUCKETS)
+        require(tombstone["poisoned"] is True, f"{path} is no tombstone")
+        require(id_of(tombstone["snapshot"]) == snapshot, f"{path} is another")
+        return False
 
     def manifest(self, snapshot: str) -> Row:
         """Return a manifest, whose files are those that the document lists."""

@@ -1,7 +1,9 @@
 """A reader that knows nothing but ``docs/store-format.md`` reads what Stillframe reads."""
 
+import contextlib
 import hashlib
 import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 
 from stillframe.errors import NotConsistent, StoreError
 from stillframe.model import SnapshotId
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.store.fragments import find_fragments, read_fragment, read_topologies
-from stillframe.store.history import readable_history
+from stillframe.store.history import SnapshotBegan, readable_history
 from stillframe.store.store import Store
 from stillframe.store.tables import fields_of, messages_of
 from tests.golden import recording
@@ -22,7 +26,7 @@ from tests.store import any_names, keyed_samples, samples
 from tests.store.format_reader import Fragments, NotReadable, Reader, read_history
 
 
-def of_store(path: Path) -> dict[str, Any]:
+def of_store(path: Location) -> dict[str, Any]:
     """Return what the tables of each snapshot say: of processes, channels and keyed fields."""
     store = Store.open(path)
     found = {}
@@ -61,9 +65,9 @@ def of_store(path: Path) -> dict[str, Any]:
     return found
 
 
-def of_reader(path: Path) -> dict[str, Any]:
+def of_reader(path: Path, *, is_of_bucket: bool = False) -> dict[str, Any]:
     """Return the same as the reader of the document finds it."""
-    reader = Reader(path)
+    reader = Reader(path, is_of_bucket=is_of_bucket)
     found = {}
     for snapshot in reader.snapshots():
         processes, channels = reader.read(snapshot)
@@ -116,6 +120,32 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_the_document_suffices(store: Path) -> None:
     """States, messages and keyed fields with their chains of bases are the same."""
     assert of_reader(store) == of_store(store)
+
+
+def test_a_store_in_an_object_store_is_read_from_the_document_alone(tmp_path: Path) -> None:
+    """Published snapshots, and none that is unfinished, removed or has a tombstone."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    storage = storage_of(place)
+    with contextlib.closing(Store.create(place, description=samples.DESCRIPTION)) as made:
+        made.raise_epoch(None)
+        samples.publish(made, 1, 2, 3)
+        made.drop("A-2")
+        made.history.append(SnapshotBegan(SnapshotId("A", 4)))
+    with contextlib.closing(Store.open_writer(place)) as made:
+        samples.publish(made, 5)
+    storage.put(place / "snapshots" / "A-6" / "processes.parquet", b"unfinished")
+    for one in storage.files_below(place):
+        assert isinstance(one.location, ObjectPath)
+        path = tmp_path / one.location.relative_to(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(storage.read(one.location, bytes_max=10**7)[0])
+    assert (tmp_path / "snapshots" / "A-4" / "manifest.json").stat().st_size < 256
+    found = of_reader(tmp_path, is_of_bucket=True)
+    assert list(found) == ["A-1", "A-3", "A-5"]
+    assert found == of_store(place)
+    events, damaged_count = read_history(tmp_path)
+    assert damaged_count == 0
+    assert "WriterChanged" in {event["what"]["type"] for event in events}
 
 
 def test_what_was_recorded_is_decoded_from_the_document_alone(store: Path) -> None:
