@@ -7,11 +7,12 @@ import pytest
 
 from tests import costs, json_page, nightly, sparks
 from tests.nightly import figure
-from tests.s3_servers import moto_bucket, moto_server, versitygw_bucket, versitygw_server
+from tests.s3_servers import bucket, moto_bucket, moto_server, versitygw_bucket, versitygw_server
 from tests.sparks import spark
 from tests.wheels import distributions
 
 __all__ = [
+    "bucket",
     "distributions",
     "figure",
     "moto_bucket",

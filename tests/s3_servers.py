@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import pytest
 
+from stillframe.storage.location import ObjectPath
 from tests.ports import free_port
 from tests.spark.flows import wait_until
 
@@ -153,6 +154,19 @@ def versitygw_bucket(versitygw_server: S3Server, monkeypatch: pytest.MonkeyPatch
     """An empty bucket of a real server, as the address that a user gives; at night."""
     use(versitygw_server, monkeypatch)
     return f"s3://{versitygw_server.new_bucket()}"
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ]
+)
+def bucket(request: pytest.FixtureRequest) -> ObjectPath:
+    """An empty bucket: in the memory of this process, at night of a real server."""
+    if request.param == "memory":
+        return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "")
+    return ObjectPath(request.getfixturevalue(request.param), "")
 
 
 def serve() -> None:

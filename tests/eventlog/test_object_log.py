@@ -20,11 +20,11 @@ from tests.storage.faulty import DEATHS, Fault, faulty, nth
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> ObjectPath:
+def log(bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> ObjectPath:
     """The place of a log in an empty object store; nothing waits before it writes again."""
     monkeypatch.setattr(object_segments, "PUT_S", 0.0)
     monkeypatch.setattr(object_segments, "RETRY_S", 0.0)
-    return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "money.log")
+    return bucket / "money.log"
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ def test_the_end_does_not_wait_for_the_object_store(
 
 @pytest.mark.parametrize("fault", DEATHS)
 def test_a_death_at_any_request_leaves_all_rows_that_were_written(
-    fault: Fault, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a stream is written or replaced, while a segment is completed, and before its stream is
     deleted: what was written before can be read, and nothing else."""
@@ -325,7 +325,7 @@ def test_a_death_at_any_request_leaves_all_rows_that_were_written(
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     counts = set()
     for number in itertools.count(1):
-        log = ObjectPath(f"memory://test-{secrets.token_hex(8)}", "money.log")
+        log = bucket / secrets.token_hex(8)
         with faulty(log, nth(number, fault)) as requests:
             logging = Logging(log, SOURCES, TARGETS)
             for size in (10**6, 10**6, 0, 0):

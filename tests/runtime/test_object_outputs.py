@@ -35,14 +35,22 @@ def copied_from(place: Location, target: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "server",
+    [
+        "moto_bucket",
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ],
+)
 def test_processes_write_logs_and_fragments_into_an_object_store(
-    moto_bucket: str, tmp_path: Path
+    request: pytest.FixtureRequest, server: str, tmp_path: Path
 ) -> None:
     """As ``run --event-log --fragment-dir``: the log explains every snapshot, has no gap, and is
     the log of a directory if it is copied into one; and each snapshot has its fragments."""
+    bucket = request.getfixturevalue(server)
     command = ["run", "tests.runtime.programs:rally", "--store", str(tmp_path / "store")]
     command += ["--interval", "200ms", "--duration", "1s"]
-    options = ["--event-log", f"{moto_bucket}/rally.log", "--fragment-dir", f"{moto_bucket}/parts"]
+    options = ["--event-log", f"{bucket}/rally.log", "--fragment-dir", f"{bucket}/parts"]
     subprocess.run(
         [sys.executable, "-m", "stillframe", *command, *options],
         cwd=ROOT,
@@ -50,7 +58,7 @@ def test_processes_write_logs_and_fragments_into_an_object_store(
         check=True,
         timeout=60,
     )
-    log = locate(f"{moto_bucket}/rally.log")
+    log = locate(f"{bucket}/rally.log")
     copy = copied_from(log, tmp_path / "log")
     for place in (log, copy):
         assert len(check_log(place, tmp_path / "store").snapshots) > 1
@@ -63,7 +71,7 @@ def test_processes_write_logs_and_fragments_into_an_object_store(
     with pytest.raises(UsageError, match="already holds the event log of epoch 1"):
         check_epoch_unused(log, 1)
     check_epoch_unused(log, 2)
-    parts, store = locate(f"{moto_bucket}/parts"), Store.open(tmp_path / "store")
+    parts, store = locate(f"{bucket}/parts"), Store.open(tmp_path / "store")
     found = copied_from(parts, tmp_path / "parts")
     entries = [entry for entry in store.entries() if entry.epoch == 1]
     assert len(check(found, entries, [store.load(entry.id) for entry in entries])) > 2
@@ -71,7 +79,7 @@ def test_processes_write_logs_and_fragments_into_an_object_store(
     with pytest.raises(UsageError, match="already holds fragments of epoch 1"):
         check_fragments_unused(parts, 1)
     with pytest.raises(UsageError, match="already holds the event log"):
-        stillframe.run(rally, store=tmp_path / "other", log=f"{moto_bucket}/rally.log")
+        stillframe.run(rally, store=tmp_path / "other", log=f"{bucket}/rally.log")
 
 
 def test_an_object_store_that_fails_keeps_a_system_from_starting() -> None:

@@ -1,6 +1,5 @@
 """Every kind of storage keeps the same promises."""
 
-import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -11,17 +10,27 @@ import pytest
 from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed, Listed, Storage, Version
+from tests.nightly import by_night
 
 WRITER_COUNT = 8
-RACE_COUNT = int(os.environ.get("STILLFRAME_RACES", "50"))
+RACE_COUNT = by_night(1000, check=50)
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(
+    params=[
+        "local",
+        "memory",
+        pytest.param("moto_bucket", marks=pytest.mark.slow),
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ]
+)
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     """An empty place in each kind of storage."""
     if request.param == "local":
         return tmp_path / "root"
-    return locate(f"memory://test-{secrets.token_hex(8)}/root")
+    if request.param == "memory":
+        return locate(f"memory://test-{secrets.token_hex(8)}/root")
+    return locate(f"{request.getfixturevalue(request.param)}/root")
 
 
 @pytest.fixture
@@ -61,6 +70,8 @@ def test_an_empty_file_is_a_file(storage: Storage, root: Location) -> None:
     """It is there, and has no bytes."""
     storage.put(root / "x", b"")
     assert storage.read(root / "x", bytes_max=9)[0] == b""
+    assert storage.read_end(root / "x", 9) == (b"", 0)
+    assert storage.read_range(root / "x", 0, 9) == b""
     assert storage.exists(root / "x")
 
 
@@ -69,10 +80,15 @@ def test_what_is_missing_is_not_found(storage: Storage, root: Location) -> None:
     storage.put(root / "a" / "b", b"1")
     for place in (root / "nothing", root / "a" / "c", root / "a"):
         assert not storage.exists(place)
-    with pytest.raises(FileNotFoundError):
-        storage.read(root / "nothing", bytes_max=9)
-    with pytest.raises(FileNotFoundError):
-        storage.read_range(root / "nothing", 0, 1)
+    for read in (
+        lambda: storage.read(root / "nothing", bytes_max=9),
+        lambda: storage.read_range(root / "nothing", 0, 1),
+        lambda: storage.read_end(root / "nothing", 1),
+    ):
+        with pytest.raises(FileNotFoundError) as missing:
+            read()
+        assert missing.value.strerror
+        assert missing.value.filename == str(root / "nothing")
     assert storage.children(root / "nothing") == []
     assert storage.files_below(root / "nothing") == []
     storage.delete([root / "nothing"])

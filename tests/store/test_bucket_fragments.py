@@ -32,14 +32,9 @@ from tests.store.test_fragments import NO_REFERENCE, read_all
 
 
 @pytest.fixture
-def directory() -> ObjectPath:
+def directory(bucket: ObjectPath) -> ObjectPath:
     """The place of fragments in an empty object store."""
-    return empty()
-
-
-def empty() -> ObjectPath:
-    """Return such a place."""
-    return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "money.parts")
+    return bucket / "money.parts"
 
 
 def writer(
@@ -84,12 +79,12 @@ def test_they_are_those_of_a_directory(directory: ObjectPath, tmp_path: Path) ->
 @pytest.mark.parametrize("topology", [TOPOLOGY, NO_REFERENCE], ids=["known", "unknown"])
 @pytest.mark.parametrize("fault", DEATHS)
 def test_a_death_at_any_request_leaves_whole_fragments(
-    fault: Fault, topology: FragmentTopology
+    fault: Fault, topology: FragmentTopology, bucket: ObjectPath
 ) -> None:
     """Each fragment is whole or not there; in its next epoch the process clears up after itself."""
     seen = []
     for number in itertools.count(1):
-        directory = empty()
+        directory = bucket / secrets.token_hex(8)
         with faulty(directory, nth(number, fault)) as requests:
             by = writer(directory, topology=topology)
             try:
@@ -111,10 +106,10 @@ def test_a_death_at_any_request_leaves_whole_fragments(
 
 
 @pytest.mark.parametrize("fault", ONCE)
-def test_a_request_that_fails_once_changes_nothing(fault: Fault) -> None:
+def test_a_request_that_fails_once_changes_nothing(fault: Fault, bucket: ObjectPath) -> None:
     """It is repeated, also if it took effect."""
     for number in itertools.count(1):
-        directory = empty()
+        directory = bucket / secrets.token_hex(8)
         with faulty(directory, nth(number, fault)) as requests:
             by = writer(directory)
             put_one(by, 1)

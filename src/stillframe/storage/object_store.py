@@ -39,11 +39,12 @@ _DELETED_COUNT_MAX = 1000
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_CUT_SHORT = "it cut the answer short"
 _MEANINGS = {
     "Connect,": "it cannot be reached",
     "TimedOut": "it did not answer in time",
     "IncompleteMessage": "it closed the connection",
-    "body error": "it cut the answer short",
+    "body error": _CUT_SHORT,
 }
 _PASSING = {408, 409, 425, 429, *range(500, 600)} - {501, 505}
 _NO_BUCKET = "NoSuchBucket"
@@ -98,7 +99,7 @@ class ObjectStore:
                 if len(content) > bytes_max:
                     break
             if len(content) < min(got.meta["size"], bytes_max):
-                raise OSError(errno.EIO, "it cut the answer short")
+                raise OSError(errno.EIO, _CUT_SHORT)
             return bytes(content[: bytes_max + 1]), version
 
         return self._request(location, get, received=lambda answer: len(answer[0]))
@@ -117,7 +118,10 @@ class ObjectStore:
                 if _status_of(error) == 416 or _AFTER_THE_END in str(error):
                     return b""
                 raise
-            return bytes(got.bytes())
+            content = bytes(got.bytes())
+            if len(content) < min(length, got.meta["size"] - start):
+                raise OSError(errno.EIO, _CUT_SHORT)
+            return content
 
         return self._request(location, get, received=len)
 
@@ -130,8 +134,17 @@ class ObjectStore:
                 wanted: Any = (max(0, size - length), size)
             else:
                 wanted = {"suffix": length}
-            got = self._api.get(self._client, _key(location), options={"range": wanted})
-            return bytes(got.bytes()), int(got.meta["size"])
+            try:
+                got = self._api.get(self._client, _key(location), options={"range": wanted})
+            except self._api.exceptions.GenericError:
+                # An empty object has no range.
+                if self._api.head(self._client, _key(location))["size"] == 0:
+                    return b"", 0
+                raise
+            content, size = bytes(got.bytes()), int(got.meta["size"])
+            if len(content) < min(length, size):
+                raise OSError(errno.EIO, _CUT_SHORT)
+            return content, size
 
         return self._request(location, get, received=lambda answer: len(answer[0]))
 
@@ -281,7 +294,10 @@ class ObjectStore:
                 with self._free:
                     answer = attempt()
                 count = received(answer)
-            except (FileNotFoundError, FileExistsError, Changed) as error:
+            except FileNotFoundError as error:
+                where = str(location)
+                raise FileNotFoundError(errno.ENOENT, "it does not exist", where) from error
+            except (FileExistsError, Changed) as error:
                 error.filename = str(location)
                 raise
             except Exception as error:
