@@ -147,6 +147,11 @@ def check_file(path: Path, checksum: int) -> None:
         found = checksum_of(path)
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error}", path=path) from error
+    check_content(path, found, checksum)
+
+
+def check_content(path: object, found: int, checksum: int) -> None:
+    """Raise a Damaged if the CRC-32 of a file is not the one of what was written."""
     if found != checksum:
         raise Damaged(
             f"{path} was changed since it was written: its checksum is {found:08x}, and was "

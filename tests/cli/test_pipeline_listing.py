@@ -1,15 +1,18 @@
 """``pipeline list`` and ``pipeline delete``: which snapshots there are, which go and which stay."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from stillframe.durable_files import replace_durably
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import Pipeline, coordinator
-from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.metadata import Request
 from stillframe.pipeline.service import join
 from stillframe.protocol.aligner import Mode
+from stillframe.store.sealed_json import seal
 from tests.cli.conftest import Call
 from tests.cli.pipelines import Till, commit
 from tests.pipeline.money import changed
@@ -66,7 +69,16 @@ def test_abandoned_snapshots_are_listed_with_their_reason(call: Call, shop: Pipe
         assert isinstance(shop.snapshot(timeout_s=0.01), Abandoned)
         with pytest.raises(KeyboardInterrupt):
             shop.snapshot(progress=interrupt)
-        coordinator._ask(shop.path, read_metadata(shop.path), Mode.ALIGNED, None, 60.0)
+        left = Request(
+            snapshot=SnapshotId("shop", 4),
+            epoch=1,
+            mode=Mode.ALIGNED,
+            name=None,
+            initiated_at=time.time(),
+            deadline_at=time.time() + 60.0,
+        )
+        replace_durably(shop.path / coordinator.ID_FILE, seal(coordinator.LastSnapshot(last=4)))
+        coordinator._ask(shop.path, left)
     shop.snapshot()
     result = call("pipeline", "list", shop.path)
     lines = result.stderr.splitlines()

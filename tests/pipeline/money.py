@@ -3,8 +3,8 @@
     ring      a -> b -> c -> a              a cycle: for snapshots in mode unaligned
     diamond   mint -> left, right -> till   for those in mode aligned
 
-Also a program: ``python -m tests.pipeline.money ROOT NAME`` runs one service until the file
-``ROOT/stop`` is there.
+Also a program: ``python -m tests.pipeline.money ROOT NAME [DIR]`` runs one service until the file
+``ROOT/stop``, or ``DIR/stop``, is there.
 """
 
 import sys
@@ -23,6 +23,7 @@ from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.service import JoinedService, join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.state_codec import StateCodec
+from stillframe.storage.location import Location, locate
 
 SCHEMA = pa.schema([("amount", pa.int64())])
 END = -1
@@ -46,12 +47,12 @@ def records(*amounts: int) -> pa.Table:
     return pa.table({"amount": list(amounts)}, schema=SCHEMA)
 
 
-def ring(path: Path, name: str | None = None) -> Pipeline:
+def ring(path: Location, name: str | None = None) -> Pipeline:
     """Make a pipeline that is a cycle of three services."""
     return _made(path, name, {"ab": ("a", ["b"]), "bc": ("b", ["c"]), "ca": ("c", ["a"])})
 
 
-def diamond(path: Path, name: str | None = None) -> Pipeline:
+def diamond(path: Location, name: str | None = None) -> Pipeline:
     """Make a pipeline in which two ways lead from the first service to the last."""
     return _made(
         path,
@@ -65,12 +66,12 @@ def diamond(path: Path, name: str | None = None) -> Pipeline:
     )
 
 
-def line(path: Path, name: str | None = None) -> Pipeline:
+def line(path: Location, name: str | None = None) -> Pipeline:
     """Make a pipeline of two services and one channel, ``mint -> till``."""
     return _made(path, name, {"coins": ("mint", ["till"])})
 
 
-def _made(path: Path, name: str | None, logs: dict[str, tuple[str, list[str]]]) -> Pipeline:
+def _made(path: Location, name: str | None, logs: dict[str, tuple[str, list[str]]]) -> Pipeline:
     channels: list[Log] = [
         channel(log, SCHEMA, source=source, targets=targets)
         for log, (source, targets) in logs.items()
@@ -113,7 +114,7 @@ def money_now(pipeline: Pipeline) -> int:
     return money_in(pipeline, outcome)
 
 
-def run_service(root: Path, name: str, is_over: Callable[[], bool]) -> None:
+def run_service(root: Location, name: str, is_over: Callable[[], bool]) -> None:
     """Take part as the service `name` until `is_over`, or until others say that it is."""
     state = Account(balance=TOTAL if name in ("a", "mint") else 0)
     with join(name, pipeline=root, state=state) as me:
@@ -224,5 +225,5 @@ def leave_behind(pipeline: Pipeline, *sent: int, received_count: int = 0) -> Non
 
 
 if __name__ == "__main__":
-    here = Path(sys.argv[1])
-    run_service(here, sys.argv[2], (here / STOP).exists)
+    stop = Path(sys.argv[3] if len(sys.argv) > 3 else sys.argv[1]) / STOP
+    run_service(locate(sys.argv[1]), sys.argv[2], stop.exists)

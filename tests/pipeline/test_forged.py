@@ -21,7 +21,7 @@ from tests.pipeline.money import Account, leave_behind, line
 
 def forged(pipeline: Pipeline, *, name: str = "x.parquet", **changes: object) -> Path:
     """Put a sealed item 0 into the line's channel whose one file is what it should not be."""
-    path = pipeline.path / "channels/coins/epoch-1" / entry_name(0)
+    path: Path = pipeline.path / "channels/coins/epoch-1" / entry_name(0)
     file = {"name": name, "partition": 0, "record_count": 1, "checksum": 0} | changes
     metadata = {"number": 0, "epoch": 1, "offsets": (0,)}
     metadata |= {key: file.pop(key) for key in list(file) if key in metadata}

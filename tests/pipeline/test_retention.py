@@ -161,13 +161,14 @@ def test_each_manifest_is_read_once_if_at_all(
     read: list[str] = []
     once = snapshot_manifest.read_manifest
 
-    def counted(root: Path, snapshot: SnapshotId) -> Manifest:
+    def counted(root: Path, snapshot: SnapshotId, *, is_known: bool = False) -> Manifest:
         read.append(str(snapshot))
-        return once(root, snapshot)
+        return once(root, snapshot, is_known=is_known)
 
     monkeypatch.setattr(snapshot_manifest, "read_manifest", counted)
     pipeline.keep(4)
     assert read == []
+
     pipeline.keep(3)
     assert read == ["run-1", "run-2", "run-3", "run-4"]
 

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -25,13 +24,14 @@ from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.pipeline.coordinator import abandoned_snapshots, periodically
-from stillframe.pipeline.locks import COORDINATOR, Lock
+from stillframe.pipeline.locks import coordinator_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, is_being_published
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import Location
 from stillframe.store.history import SnapshotAbandoned
 
 _TIMES = ("initiated_at", "completed_at", "published_at")
@@ -55,7 +55,10 @@ CHANNEL_COLUMNS: output.Columns[dict[str, Any]] = {
 app = Commands()
 
 PipelinePath = Annotated[
-    Path, typer.Argument(metavar="PIPELINE", help="Directory of the pipeline.")
+    Location,
+    typer.Argument(
+        metavar="PIPELINE", help="Directory of the pipeline, or address, as s3://bucket/dir."
+    ),
 ]
 MODE = typer.Option(
     Mode.ALIGNED,
@@ -302,7 +305,7 @@ def _left_over(pipeline: Pipeline, progress: Progress) -> str:
     # Only after the deadline, because asking for the lock could be in the way of the next snapshot.
     if time.time() <= progress.deadline_at:
         return ""
-    is_free = Lock(pipeline.path / COORDINATOR).is_free()
+    is_free = coordinator_lock(pipeline.path).is_free()
     words = (
         "has terminated, and its deadline has passed: take another snapshot, which removes this one"
     )
@@ -500,7 +503,7 @@ def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
 def fork(
     path: PipelinePath,
     snapshot: str = argument("SNAPSHOT", _SNAPSHOT),
-    target: Path = argument("TARGET", "Directory of the second pipeline: a new or empty one."),
+    target: Location = argument("TARGET", "Directory of the second pipeline: a new or empty one."),
     name: str | None = option(
         "NAME",
         "Name of the second pipeline.  [default: the name of TARGET without its suffix]",
@@ -518,7 +521,9 @@ def fork(
     _answer_restored(manifest, target, which, made)
 
 
-def _answer_restored(manifest: Manifest, path: Path, which: str, document: dict[str, Any]) -> None:
+def _answer_restored(
+    manifest: Manifest, path: Location, which: str, document: dict[str, Any]
+) -> None:
     """Say which pipeline continues from a snapshot, what to do next, and what to expect."""
     document["snapshot"] = manifest.snapshot
     counts = {"duplicate_count": manifest.duplicate_count, "byte_count": manifest.bytes}

@@ -17,27 +17,37 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import replace_durably, sync, write_new
-from stillframe.errors import Damaged, NotConsistent, UsageError, describe
+from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError, describe
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
-from stillframe.pipeline.locks import coordinating
+from stillframe.pipeline.files import exists, replace
+from stillframe.pipeline.locks import OBJECT_POLL_S, POLL_S, coordinating
 from stillframe.pipeline.log import Barrier, LogEntry
-from stillframe.pipeline.metadata import CHANNELS, Metadata, begin_writing, read_metadata
+from stillframe.pipeline.metadata import (
+    CHANNELS,
+    MetadataWriter,
+    ObjectMetadata,
+    begin_writing,
+    read_metadata,
+)
 from stillframe.pipeline.pending_snapshot import Outcome, ParticipantFragment, Request, SystemCut
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.store.history import SnapshotAbandoned, shortened
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
 TIMEOUT_S = 60.0
-POLL_S = 0.01
-"""Participants look at the disk about as often: Spark calls its sources every 10 ms."""
-
 PROGRESS_S = 0.2
 """Minimum interval between two progress reports: each one looks at every participant."""
+
+STOPPED_S = 1.0
+"""How often it is asked in an object store whether a participant has stopped, while nothing else
+happens."""
 
 REST_S = 0.05
 """Minimum pause between two periodic snapshots, in which a restore, or another waiting program, can
@@ -68,14 +78,14 @@ class AbandonedSnapshots(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     snapshots: tuple[SnapshotAbandoned, ...]
 
 
-def abandoned_snapshots(root: Path) -> tuple[SnapshotAbandoned, ...]:
+def abandoned_snapshots(root: Location) -> tuple[SnapshotAbandoned, ...]:
     """Return the last abandoned snapshots of the pipeline at `root`, the oldest first; Damaged if
     the file is not what was written."""
     path = root / ABANDONED_FILE
-    return read_sealed(path, AbandonedSnapshots).snapshots if path.exists() else ()
+    return read_sealed(path, AbandonedSnapshots).snapshots if exists(path) else ()
 
 
-def _remember(root: Path, abandoned: Abandoned) -> Abandoned:
+def _remember(root: Location, abandoned: Abandoned) -> Abandoned:
     """Add an abandoned snapshot to the list, if that can be written, and return it."""
     path = root / ABANDONED_FILE
     try:
@@ -87,51 +97,64 @@ def _remember(root: Path, abandoned: Abandoned) -> Abandoned:
     )
     kept = (*before, ended)[-ABANDONED_COUNT_MAX:]
     with contextlib.suppress(OSError, TooLarge):
-        replace_durably(path, seal(AbandonedSnapshots(snapshots=kept)))
+        replace(path, seal(AbandonedSnapshots(snapshots=kept)))
     return abandoned
 
 
 def take_snapshot(
-    root: Path, mode: Mode, name: str | None, timeout_s: float, progress: Callable[[Progress], None]
+    root: Location,
+    mode: Mode,
+    name: str | None,
+    timeout_s: float,
+    progress: Callable[[Progress], None],
 ) -> Manifest | Abandoned:
     """Take a snapshot of the pipeline at `root`, or a savepoint if it has a name, and publish it;
     as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
     over. `progress` is called at most 5 times a second."""
     with coordinating(root, "a snapshot", is_patient=False):
-        metadata = read_metadata(root)
+        book = _ObjectBook(root) if isinstance(root, ObjectPath) else _DirectoryBook(root)
+        metadata = book.metadata
         metadata.dataflow.check_mode(mode)
         if name is not None and name in (
             manifest.name for manifest in snapshot_manifest.readable_manifests(root)
         ):
             raise UsageError(f"the savepoint {name!r} already exists: give another name")
-        with explain_io_errors(root / pending_snapshot.PENDING, "read"):
-            left = pending_snapshot.pending_request(root)
-        begin_writing(root, metadata)
-        if left is not None:
+        if (left := book.begin()) is not None:
             _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
-        clear_pending(root)
+        book.clear()
         try:
-            request = _ask(root, metadata, mode, name, timeout_s)
+            number, now = book.next_number(), time.time()
+            request = Request(
+                snapshot=SnapshotId(metadata.name, number),
+                epoch=metadata.epoch,
+                mode=mode,
+                name=name,
+                initiated_at=now,
+                deadline_at=now + timeout_s,
+            )
+            book.ask(request)
             try:
-                outcome = _take(root, metadata, request, progress)
+                outcome = _take(book, request, progress)
             except BaseException as error:
                 why = describe(error)
                 _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
                 raise
             return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
         finally:
-            clear_pending(root)
+            book.clear()
 
 
 def _take(
-    root: Path, metadata: Metadata, request: Request, progress: Callable[[Progress], None]
+    book: "_DirectoryBook | _ObjectBook", request: Request, progress: Callable[[Progress], None]
 ) -> Manifest | Abandoned:
-    outcome = _collect(root, metadata, request, progress)
+    outcome = _collect(book, request, progress)
     if isinstance(outcome, Abandoned):
         return outcome
     completed_at = time.time()
     try:
-        return _publish(root, metadata, request, outcome, completed_at=completed_at)
+        manifest = _checked_manifest(book, request, outcome, completed_at=completed_at)
+        book.publish(manifest)
+        return manifest
     except NotConsistent as error:
         return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
     except TooLarge as error:
@@ -172,24 +195,119 @@ def clear_pending(root: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _ask(root: Path, metadata: Metadata, mode: Mode, name: str | None, timeout_s: float) -> Request:
-    number = _next_number(root)
-    now = time.time()
-    request = Request(
-        snapshot=SnapshotId(metadata.name, number),
-        epoch=metadata.epoch,
-        mode=mode,
-        name=name,
-        initiated_at=now,
-        deadline_at=now + timeout_s,
-    )
+class _DirectoryBook:
+    """The files about a snapshot that a coordinator writes in a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.metadata = read_metadata(root)
+
+    def begin(self) -> Request | None:
+        """Prepare to write; return the request that a killed coordinator left, if any."""
+        with explain_io_errors(self.root / pending_snapshot.PENDING, "read"):
+            left = pending_snapshot.pending_request(self.root)
+        begin_writing(self.root, self.metadata)
+        return left
+
+    def next_number(self) -> int:
+        """Return the number of the new snapshot."""
+        return _next_number(self.root)
+
+    def ask(self, request: Request) -> None:
+        """Show the request to the participants."""
+        _ask(self.root, request)
+
+    def check(self) -> None:
+        """Raise Unavailable if another coordinator has ended the request, which cannot be here."""
+
+    def pinned_files(self, request: Request, fragments: _Fragments) -> tuple[PinnedFile, ...]:
+        """Return the files of checkpoints that the participants have pinned, checked."""
+        directory = pending_snapshot.request_path(self.root, request.snapshot)
+        for name, fragment in fragments.items():
+            if fragment.query is not None and fragment.query.batch is not None:
+                expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
+                checkpoint.check_pinned(snapshot_manifest.pinned_path(directory, name), expected)
+        queries = [name for name, fragment in fragments.items() if fragment.query is not None]
+        before = _files_before(self.root)
+        return tuple(snapshot_manifest.hashed_files(directory, queries, before))
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write the manifest, and give the directory its final place."""
+        _publish(self.root, manifest)
+
+    def clear(self) -> None:
+        """End the request, and remove what belongs to it."""
+        clear_pending(self.root)
+
+
+class _ObjectBook:
+    """The same in an object store. The request, its end and the publication are replacements of
+    ``pipeline.json``: as soon as another coordinator makes one, this one's fail."""
+
+    def __init__(self, root: ObjectPath) -> None:
+        self.root = root
+        self._writer = MetadataWriter(root)
+        self._ended: list[SnapshotId] = []
+
+    @property
+    def metadata(self) -> ObjectMetadata:
+        return self._writer.metadata
+
+    def begin(self) -> Request | None:
+        if (left := self.metadata.request) is not None:
+            self._end(left)
+        return left
+
+    def next_number(self) -> int:
+        return self.metadata.last_snapshot + 1
+
+    def check(self) -> None:
+        self._writer.check()
+
+    def ask(self, request: Request) -> None:
+        self._writer.replace(request=request, last_snapshot=request.snapshot.number)
+
+    def pinned_files(self, request: Request, fragments: _Fragments) -> tuple[PinnedFile, ...]:
+        return ()
+
+    def publish(self, manifest: Manifest) -> None:
+        path = snapshot_manifest.snapshot_path(self.root, manifest.snapshot)
+        path = path / snapshot_manifest.MANIFEST
+        with explain_io_errors(path, "written"):
+            storage_of(path).put(path, seal(manifest))
+        published = self.metadata.published_with(manifest.snapshot)
+        self._writer.replace(request=None, published=published)
+        self._ended.append(manifest.snapshot)
+
+    def clear(self) -> None:
+        if (request := self.metadata.request) is not None:
+            with contextlib.suppress(Unavailable):  # another one has ended it
+                self._end(request)
+        with contextlib.suppress(OSError):
+            for snapshot in self._ended:
+                storage_of(self.root).delete(self._pending_files(snapshot))
+        self._ended.clear()
+
+    def _end(self, request: Request) -> None:
+        self._ended.append(request.snapshot)
+        self._writer.replace(request=None)
+
+    def _pending_files(self, snapshot: SnapshotId) -> list[Location]:
+        flow = self.metadata.dataflow
+        directory = pending_snapshot.request_path(self.root, snapshot)
+        return [
+            *(pending_snapshot.fragment_path(self.root, snapshot, n) for n in flow.participants),
+            *(directory / pending_snapshot.SYSTEMS / f"{name}.json" for name in flow.services),
+        ]
+
+
+def _ask(root: Path, request: Request) -> None:
     directory = pending_snapshot.request_path(root, request.snapshot)
     partial = directory.with_name(f".{directory.name}.partial")
     with explain_io_errors(directory, "made"):
         (partial / pending_snapshot.FRAGMENTS).mkdir(parents=True)
         replace_durably(partial / pending_snapshot.REQUEST, seal(request))
         partial.rename(directory)
-    return request
 
 
 def _next_number(root: Path) -> int:
@@ -219,23 +337,44 @@ def _highest_seen(root: Path) -> int:
     return max(numbers, default=0)
 
 
+def _fragment_of(
+    book: _DirectoryBook | _ObjectBook, request: Request, name: str, *, is_looking: bool
+) -> ParticipantFragment | Abandoned | None:
+    """Return the fragment of a participant; None if it has not recorded. One that has stopped is
+    recorded here, if `is_looking`."""
+    try:
+        fragment = pending_snapshot.read_fragment(book.root, request.snapshot, name)
+        if fragment is None and is_looking:
+            fragment = record_stopped(book.root, book.metadata, request, name)
+    except NotAtRest as error:
+        return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
+    if fragment is not None and fragment.failure is not None:
+        return Abandoned(request.snapshot, Reason.NOT_RECORDED, (name,), fragment.failure)
+    return fragment
+
+
 def _collect(
-    root: Path, metadata: Metadata, request: Request, progress: Callable[[Progress], None]
+    book: _DirectoryBook | _ObjectBook, request: Request, progress: Callable[[Progress], None]
 ) -> _Fragments | Abandoned:
     """Wait for every fragment."""
+    root, metadata = book.root, book.metadata
     participants = metadata.dataflow.participants
     fragments: _Fragments = {}
-    reported_at = -math.inf
+    reported_at = looked_at = -math.inf
+    count = 0
     while True:
+        now = time.monotonic()
+        # In a directory that costs nothing. A new fragment may make it the turn of others.
+        is_looking = (
+            isinstance(root, Path) or now - looked_at >= STOPPED_S or len(fragments) > count
+        )
+        if is_looking:
+            book.check()
+        looked_at, count = now if is_looking else looked_at, len(fragments)
         for name in (name for name in participants if name not in fragments):
-            try:
-                fragment = pending_snapshot.read_fragment(root, request.snapshot, name)
-                if fragment is None:
-                    fragment = record_stopped(root, metadata, request, name)
-            except NotAtRest as error:
-                return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
-            if fragment is not None and fragment.failure is not None:
-                return Abandoned(request.snapshot, Reason.NOT_RECORDED, (name,), fragment.failure)
+            fragment = _fragment_of(book, request, name, is_looking=is_looking)
+            if isinstance(fragment, Abandoned):
+                return fragment
             if fragment is not None:
                 fragments[name] = fragment
         systems = _systems(root, request, fragments)
@@ -253,28 +392,27 @@ def _collect(
         if time.monotonic() - reported_at >= PROGRESS_S:
             progress(progress_of(root, metadata, request, fragments))
             reported_at = time.monotonic()
-        time.sleep(POLL_S)
+        time.sleep(OBJECT_POLL_S if isinstance(root, ObjectPath) else POLL_S)
 
 
-def _systems(root: Path, request: Request, fragments: _Fragments) -> list[SystemCut | None]:
+def _systems(root: Location, request: Request, fragments: _Fragments) -> list[SystemCut | None]:
     """Return the states of the systems that some participant is a process of."""
     names = sorted({one.system for one in fragments.values() if one.system is not None})
     return [pending_snapshot.system_cut(root, request.snapshot, name) for name in names]
 
 
-def _publish(
-    root: Path, metadata: Metadata, request: Request, fragments: _Fragments, *, completed_at: float
+def _checked_manifest(
+    book: _DirectoryBook | _ObjectBook,
+    request: Request,
+    fragments: _Fragments,
+    *,
+    completed_at: float,
 ) -> Manifest:
-    """Check what was recorded, write the manifest, and give the directory its final place."""
-    directory = pending_snapshot.request_path(root, request.snapshot)
-    for name, fragment in fragments.items():
-        if fragment.query is not None and fragment.query.batch is not None:
-            expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
-            checkpoint.check_pinned(snapshot_manifest.pinned_path(directory, name), expected)
+    """Check what was recorded, and return the manifest."""
+    root, metadata = book.root, book.metadata
+    files = book.pinned_files(request, fragments)
     channels = snapshot_manifest.cut_channels(root, metadata, fragments, request.mode)
-    queries = [name for name, fragment in fragments.items() if fragment.query is not None]
-    files = snapshot_manifest.hashed_files(directory, queries, _files_before(root))
-    manifest = Manifest(
+    return Manifest(
         snapshot=request.snapshot,
         name=request.name,
         epoch=metadata.epoch,
@@ -288,9 +426,14 @@ def _publish(
         fragments=tuple(fragments[name] for name in sorted(fragments)),
         systems=tuple(cut for cut in _systems(root, request, fragments) if cut is not None),
         channels=tuple(channels),
-        files=tuple(files),
+        files=files,
     )
-    target = snapshot_manifest.snapshot_path(root, request.snapshot)
+
+
+def _publish(root: Path, manifest: Manifest) -> None:
+    """Write the manifest, and give the directory its final place."""
+    directory = pending_snapshot.request_path(root, manifest.snapshot)
+    target = snapshot_manifest.snapshot_path(root, manifest.snapshot)
     with explain_io_errors(target, "written"):
         (root / snapshot_manifest.SNAPSHOTS).mkdir(exist_ok=True)
         write_new(directory / snapshot_manifest.MANIFEST, seal(manifest))
@@ -305,7 +448,6 @@ def _publish(
         _clear_all_but_the_cut(complete)
         complete.rename(target)
         sync(root / snapshot_manifest.SNAPSHOTS)
-    return manifest
 
 
 def _clear_all_but_the_cut(directory: Path) -> None:

@@ -6,28 +6,35 @@
 Entries are numbered from 0 without a gap. An entry appears in one step, by a hard link that fails
 if the number is taken, so that no reader sees half of one and two writers never both win. A record
 is identified by partition and offset; an entry holds the offset of each partition before it.
+
+In an object store the entry is written with the condition that there is none of that number.
 """
 
 import bisect
-import contextlib
+import io
 import os
 import re
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stillframe.durable_files import check_file, checksum_of, write_new
+from stillframe.durable_files import check_content, check_file, checksum_of, write_new
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
+from stillframe.pipeline.files import Place, below, exists, names
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import read_file
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
@@ -39,6 +46,8 @@ TO_MEND = (
     "that does not need it; a restore verifies that before it changes anything"
 )
 """The end of every error about an entry that is not what was written."""
+_READ_BYTES_MAX = 2**32
+"""A data file in an object store is read as a whole: a table of this many bytes does not fit."""
 _encode = msgspec.json.Encoder().encode
 _DATA_FILE = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/part-[\w.=-]+)?", re.ASCII)
 """A file of a service, or one in the directory of a micro-batch. It leads nowhere else."""
@@ -128,9 +137,9 @@ class LogBatch(msgspec.Struct, frozen=True):
     records: pa.RecordBatch
 
 
-def epoch_directory(root: Path, log: str, epoch: int) -> Path:
+def epoch_directory(root: Place, log: str, epoch: int) -> Place:
     """Return where a log keeps what was appended in `epoch`."""
-    return root / CHANNELS / log / f"epoch-{epoch}"
+    return below(root, CHANNELS, log, f"epoch-{epoch}")
 
 
 def entry_name(number: int) -> str:
@@ -142,7 +151,7 @@ class LogReader:
     """Reads a log of the pipeline at `root` as it is in one epoch, in which it has these segments.
     Entries that others append appear automatically."""
 
-    def __init__(self, root: Path, log: Log, segments: Sequence[Segment]) -> None:
+    def __init__(self, root: Location, log: Log, segments: Sequence[Segment]) -> None:
         self.log = log
         self._segments = tuple(segments)
         self._directories = {s.epoch: epoch_directory(root, log.name, s.epoch) for s in segments}
@@ -158,12 +167,12 @@ class LogReader:
         log may seem to end where an entry is missing (``check_whole``)."""
         first = max(self._tail, position)
         step = 1
-        while self.entry_path(first + step - 1).exists():
+        while exists(self.entry_path(first + step - 1)):
             step *= 2
         # Entries are without a gap: the tail is in the half of the last step that was too far.
         numbers = range(first + step // 2, first + step - 1)
         self._tail = numbers.start + bisect.bisect_left(
-            numbers, 1, key=lambda number: 0 if self.entry_path(number).exists() else 1
+            numbers, 1, key=lambda number: 0 if exists(self.entry_path(number)) else 1
         )
         return self._tail
 
@@ -173,7 +182,7 @@ class LogReader:
         if not self.log.targets:
             return 0
         for segment, end in with_ends(self._segments):
-            numbers = _numbers(self._directories[segment.epoch])
+            numbers = numbers_in(self._directories[segment.epoch])
             kept = [n for n in numbers if n >= segment.first and (end is None or n < end)]
             if kept:
                 return min(kept)
@@ -183,7 +192,7 @@ class LogReader:
         """Raise Damaged if a log has a gap at `position` or later, which ``tail`` may take for the
         end. Entries are appended one after the other, so all before an existing one must exist."""
         last = self._segments[-1]
-        newest = max(_numbers(self._directories[last.epoch]), default=last.first - 1)
+        newest = max(numbers_in(self._directories[last.epoch]), default=last.first - 1)
         missing = self.first_missing(position, newest + 1)
         if missing is not None:
             raise Damaged(
@@ -195,7 +204,7 @@ class LogReader:
 
     def first_missing(self, start: int, end: int) -> int | None:
         """Return the first missing one of the entries ``start .. end - 1``; it opens none."""
-        return next((n for n in range(start, end) if not self.entry_path(n).exists()), None)
+        return next((n for n in range(start, end) if not exists(self.entry_path(n))), None)
 
     def entries(self, start: int, end: int) -> Iterator[LogEntry]:
         """Yield the entries ``start .. end - 1``, which must exist."""
@@ -250,13 +259,13 @@ class LogReader:
         found = self._barrier
         return found if found is not None and start <= found < end else None
 
-    def data_path(self, entry: LogEntry, file: DataFile) -> Path:
-        """Return the path of a data file of an entry."""
-        return self._directories[self._epoch(entry.number)] / DATA / file.name
+    def data_path(self, entry: LogEntry, file: DataFile) -> Any:
+        """Return the path of a data file of an entry, of the kind of `root`."""
+        return below(self._directories[self._epoch(entry.number)], DATA, file.name)
 
-    def entry_path(self, number: int) -> Path:
-        """Return the path of an entry's file."""
-        return self._directories[self._epoch(number)] / entry_name(number)
+    def entry_path(self, number: int) -> Any:
+        """Return the path of an entry's file, of the kind of `root`."""
+        return below(self._directories[self._epoch(number)], entry_name(number))
 
     def table(self, entry: LogEntry) -> pa.Table:
         """Return the records of one entry, partition by partition."""
@@ -322,26 +331,34 @@ class LogReader:
 
 
 class LogWriter:
-    """Appends to a log in the current epoch. The caller holds the lock of the log's source."""
+    """Appends to a log in the current epoch. The caller holds the lock of the log's source. One
+    that `is_alone` appends after what it has seen when it was made, and after its own entries: if
+    there is an entry of another writer, that is an Unavailable."""
 
-    def __init__(self, root: Path, log: Log, metadata: Metadata) -> None:
+    def __init__(
+        self, root: Location, log: Log, metadata: Metadata, *, is_alone: bool = False
+    ) -> None:
         self.log = log
+        self._is_alone = is_alone
         self.reader = LogReader(root, log, metadata.segments[log.name])
         self._epoch = metadata.epoch
         self._directory = epoch_directory(root, log.name, metadata.epoch)
         self._first = metadata.segments[log.name][-1].first
         with explain_io_errors(self._directory, "made"):
-            (self._directory / DATA).mkdir(parents=True, exist_ok=True)
-            self._tail = max(_numbers(self._directory), default=self._first - 1) + 1
+            if isinstance(self._directory, Path):
+                (self._directory / DATA).mkdir(parents=True, exist_ok=True)
+            self._tail = max(numbers_in(self._directory), default=self._first - 1) + 1
 
     @property
-    def data_directory(self) -> Path:
-        """Where data files go before ``append_files`` makes them part of the log."""
+    def data_directory(self) -> Any:
+        """Where data files go before ``append_files`` makes them part of the log; of the kind of
+        `root`."""
         return self._directory / DATA
 
     def tail(self) -> int:
         """Return the number that the next entry will have."""
-        self._tail = self.reader.tail(self._tail)
+        if not self._is_alone:
+            self._tail = self.reader.tail(self._tail)
         return self._tail
 
     def last_batch(self) -> int | None:
@@ -362,8 +379,8 @@ class LogWriter:
         with explain_io_errors(self.data_directory, "written"):
             for partition, records in spread(table, self.log, first):
                 name = f"{uuid.uuid4().hex}-{partition}.parquet"
-                write_records(path := self.data_directory / name, records)
-                files.append(DataFile(name, partition, records.num_rows, checksum_of(path)))
+                checksum = write_records(self.data_directory / name, records)
+                files.append(DataFile(name, partition, records.num_rows, checksum))
         return self.append_files(files, batch=None)
 
     def append_files(self, files: Sequence[DataFile], *, batch: int | None) -> int:
@@ -400,50 +417,70 @@ class LogWriter:
             content=content,
         )
         path = self._directory / entry_name(number)
-        partial = self._directory / f".{uuid.uuid4().hex}.partial"
         with explain_io_errors(path, "written"):
             try:
-                write_new(partial, seal(entry))
-                os.link(partial, path)
+                _write_once(path, seal(entry))
             except FileExistsError:
                 raise Unavailable(
                     f"channel {self.log.name}: another program has just written entry {number}; "
                     "a channel has one writer: stop the other one"
                 ) from None
-            finally:
-                partial.unlink(missing_ok=True)
         self.reader.forget(number)
         self.reader.remember(entry)  # the next one needs its offsets
         self._tail = number + 1
         return number
 
 
-def _numbers(directory: Path) -> list[int]:
+def _write_once(path: Location, content: bytes) -> None:
+    """Write an entry in one step; FileExistsError if there is one already."""
+    if isinstance(path, ObjectPath):
+        storage_of(path).put_if_absent(path, content)
+        return
+    partial = path.with_name(f".{uuid.uuid4().hex}.partial")
+    try:
+        write_new(partial, content)
+        os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def numbers_in(directory: Location) -> list[int]:
     """Return the numbers of the entries in a directory, which need not exist, in any order."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-        stems = [entry.name.removesuffix(".json") for entry in entries]
-        return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
-    return []
+    stems = (name.removesuffix(".json") for name in names(directory))
+    return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
 
 
 # --- records
 
 
-def write_records(path: Path, table: pa.Table) -> None:
-    """Write records as a Parquet file."""
+def write_records(path: Location, table: pa.Table) -> int:
+    """Write records as a Parquet file, and return its checksum."""
+    if isinstance(path, ObjectPath):
+        file = io.BytesIO()
+        pq.write_table(table, file, compression="zstd")
+        storage_of(path).put(path, file.getvalue())
+        return zlib.crc32(file.getbuffer())
     pq.write_table(table, path, compression="zstd")
+    return checksum_of(path)
 
 
-def read_records(path: Path, schema: pa.Schema, checksum: int) -> pa.Table:
+def read_records(path: Location, schema: pa.Schema, checksum: int) -> pa.Table:
     """Read a Parquet file of a log, whose checksum when it was written is given."""
     return pa.Table.from_batches(record_batches(path, schema, checksum), schema)
 
 
-def record_batches(path: Path, schema: pa.Schema, checksum: int) -> Iterator[pa.RecordBatch]:
+def record_batches(path: Location, schema: pa.Schema, checksum: int) -> Iterator[pa.RecordBatch]:
     """Yield the records of a Parquet file of a log in batches; see ``read_records``."""
-    check_file(path, checksum)
+    source: Path | pa.BufferReader
+    if isinstance(path, ObjectPath):
+        content = read_file(path, bytes_max=_READ_BYTES_MAX)
+        check_content(path, zlib.crc32(content), checksum)
+        source = pa.BufferReader(content)
+    else:
+        check_file(path, checksum)
+        source = path
     try:
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
             for batch in file.iter_batches(BATCH_ROW_COUNT, columns=schema.names):
                 table = pa.Table.from_batches([batch]).select(schema.names)
                 # Spark writes times without their zone.

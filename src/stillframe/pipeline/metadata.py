@@ -9,13 +9,18 @@
 
 An epoch writes into its own directories. So the records appended by a program of an older epoch
 that is still alive are never read.
+
+In an object store ``pipeline.json`` says more (``ObjectMetadata``): everything that a coordinator
+decides is one replacement of it, which fails if another program has replaced it meanwhile.
 """
 
 import contextlib
 import itertools
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,20 +28,36 @@ from stillframe.durable_files import replace_durably
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
+from stillframe.pipeline.files import Place, below, exists
 from stillframe.pipeline.locks import coordinating, participant_lock
+from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.owned import OwnedObject
 from stillframe.storage.reading import FILE_ADVICE
+from stillframe.storage.storage import Changed, Version
 from stillframe.store import version_1
 from stillframe.store.layout import HEAD as STORE_HEAD
 from stillframe.store.layout import explain_io_errors
-from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+from stillframe.store.sealed_json import (
+    FORMAT,
+    SEALED_BYTES_MAX,
+    read_sealed,
+    read_sealed_bytes,
+    seal,
+)
 
 PIPELINE_FILE = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
+PUBLISHED_COUNT_MAX = 10_000_000
 _ADVICE = (
     f"{FILE_ADVICE} made since the last restore, which replaces only this file: without it the "
     "pipeline and its snapshots cannot be used"
 )
+
+
+_Metadata = TypeVar("_Metadata", bound="Metadata")
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +92,64 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     starts: dict[str, dict[str, int]]
 
 
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to record: the content of ``request.json``, or in an object store a part of
+    ``pipeline.json``. Times are seconds since 1970; `name` is a savepoint's."""
+
+    format: int = FORMAT
+    snapshot: SnapshotId
+    epoch: int
+    mode: Mode
+    name: str | None
+    initiated_at: float
+    deadline_at: float
+
+
+class ObjectMetadata(Metadata, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``pipeline.json`` in an object store.
+
+    `last_epoch` and `last_snapshot` are the highest numbers given, also to attempts that came to
+    nothing. `request` is that of the pending snapshot. `published` has the numbers of the published
+    snapshots by the name in their ids, as ranges from a first to a last one. `token` is new in each
+    version, so that none is like an earlier one.
+    """
+
+    last_epoch: int
+    last_snapshot: int
+    request: Request | None
+    published: dict[str, tuple[tuple[int, int], ...]]
+    token: str
+
+    def published_ids(self) -> list[SnapshotId]:
+        """Return the ids of the published snapshots, in any order."""
+        return [
+            SnapshotId(name, number)
+            for name, ranges in self.published.items()
+            for first, last in ranges
+            for number in range(first, last + 1)
+        ]
+
+    def published_with(self, snapshot: SnapshotId) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Return what is published together with a snapshot that has a higher number than all."""
+        *before, last = self.published.get(snapshot.initiator) or [(0, 0)]
+        ranges = [*before, (last[0] or snapshot.number, snapshot.number)]
+        if last[0] and last[1] != snapshot.number - 1:
+            ranges = [*before, last, (snapshot.number, snapshot.number)]
+        return {**self.published, snapshot.initiator: tuple(ranges)}
+
+
+def as_ranges(snapshots: Iterable[SnapshotId]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Return ids as ``ObjectMetadata.published`` has them."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for snapshot in sorted(snapshots):
+        ranges = found.setdefault(snapshot.initiator, [])
+        if ranges and ranges[-1][1] == snapshot.number - 1:
+            ranges[-1] = (ranges[-1][0], snapshot.number)
+        else:
+            ranges.append((snapshot.number, snapshot.number))
+    return {name: tuple(ranges) for name, ranges in found.items()}
+
+
 def initial_metadata(name: str, dataflow: Dataflow) -> Metadata:
     """Return the metadata of a new pipeline."""
     return Metadata(
@@ -86,24 +165,70 @@ def initial_metadata(name: str, dataflow: Dataflow) -> Metadata:
     )
 
 
-def read_metadata(root: Path) -> Metadata:
+def read_metadata(root: Location) -> Metadata:
     """Read the metadata of the pipeline at `root`; UsageError if there is no pipeline."""
+    if isinstance(root, ObjectPath):
+        return read_object_metadata(root)[0]
     if not (root / PIPELINE_FILE).exists():
-        if (root / STORE_HEAD).exists():
-            raise UsageError(
-                f"{root} is a store, with the snapshots of a system of processes, not a pipeline",
-                path=root,
-                remedy="use the commands that are not under 'stillframe pipeline', such as "
-                "'stillframe list', or stillframe.open_store in Python",
-            )
-        what = "is not a pipeline" if root.exists() else "does not exist"
-        raise UsageError(
-            f"{root} {what}",
-            path=root,
-            remedy="give the directory in which the program created its pipeline",
-        )
+        raise _no_pipeline(root)
     path = root / PIPELINE_FILE
-    metadata = read_sealed(path, Metadata, advice=_ADVICE)
+    return _checked(path, read_sealed(path, Metadata, advice=_ADVICE))
+
+
+def read_object_metadata(
+    root: ObjectPath, known: tuple[ObjectMetadata, Version] | None = None
+) -> tuple[ObjectMetadata, Version]:
+    """Read the metadata of a pipeline in an object store; errors as for ``read_metadata``. What is
+    `known` from the last read is returned if nothing has changed."""
+    path = root / PIPELINE_FILE
+    with explain_io_errors(path, "read"):
+        try:
+            sealed, version = storage_of(path).read(path, bytes_max=SEALED_BYTES_MAX)
+        except FileNotFoundError:
+            raise _no_pipeline(root) from None
+    if known is not None and known[1] == version:
+        return known
+    return _decoded(path, sealed), version
+
+
+def _decoded(path: ObjectPath, sealed: bytes) -> ObjectMetadata:
+    metadata = read_sealed_bytes(path, sealed, ObjectMetadata, advice=_ADVICE)
+    with described_in(path):
+        if not (1 <= metadata.epoch <= metadata.last_epoch and metadata.last_snapshot >= 0):
+            raise UsageError(f"epoch {metadata.epoch} was not given yet")
+        count = 0
+        for name, ranges in metadata.published.items():
+            check_process_id(name)
+            bounds = [0, *itertools.chain.from_iterable(ranges), metadata.last_snapshot]
+            if bounds != sorted(bounds) or (ranges and ranges[0][0] < 1):
+                raise UsageError(f"it cannot have published the snapshots {ranges[:3]}")
+            count += sum(last - first + 1 for first, last in ranges)
+        if count > PUBLISHED_COUNT_MAX:
+            raise UsageError(f"it has {count} snapshots, more than {PUBLISHED_COUNT_MAX}")
+        if (request := metadata.request) is not None:
+            check_process_id(request.snapshot.initiator)
+    return _checked(path, metadata)
+
+
+def _no_pipeline(root: Location) -> UsageError:
+    if exists(root / STORE_HEAD):
+        return UsageError(
+            f"{root} is a store, with the snapshots of a system of processes, not a pipeline",
+            path=root,
+            remedy="use the commands that are not under 'stillframe pipeline', such as "
+            "'stillframe list', or stillframe.open_store in Python",
+        )
+    what = (
+        "is not a pipeline" if isinstance(root, ObjectPath) or root.exists() else "does not exist"
+    )
+    return UsageError(
+        f"{root} {what}",
+        path=root,
+        remedy="give the directory in which the program created its pipeline",
+    )
+
+
+def _checked(path: Location, metadata: _Metadata) -> _Metadata:
     with described_in(path):
         check_process_id(metadata.name)
         check_timeline(metadata.dataflow, metadata.epoch, metadata.segments, metadata.batches)
@@ -120,7 +245,7 @@ def read_metadata(root: Path) -> Metadata:
 
 
 @contextlib.contextmanager
-def described_in(path: Path) -> Iterator[None]:
+def described_in(path: Location) -> Iterator[None]:
     """Turn a UsageError about the content of a file into a Damaged that names the file. Names in
     such a file become paths: one that cannot be a name leads somewhere else."""
     try:
@@ -181,14 +306,14 @@ def write_metadata(root: Path, metadata: Metadata) -> None:
         replace_durably(root / PIPELINE_FILE, seal(metadata))
 
 
-def begin_writing(root: Path, metadata: Metadata, *, are_stopped: bool = False) -> None:
+def begin_writing(root: Location, metadata: Metadata, *, are_stopped: bool = False) -> None:
     """Write the metadata in this version of the format, before a program writes anything else: then
     an older release refuses the pipeline. The caller holds the coordinator's lock.
 
     Unavailable if a program of an older release still runs, whose state would be lost; the caller
     can know that all `are_stopped`.
     """
-    if metadata.format == FORMAT:
+    if metadata.format == FORMAT or isinstance(root, ObjectPath):
         return
     for name in () if are_stopped else metadata.dataflow.participants:
         lock = participant_lock(root, name)
@@ -202,14 +327,71 @@ def begin_writing(root: Path, metadata: Metadata, *, are_stopped: bool = False) 
     write_metadata(root, metadata)
 
 
-def begin_taking_part(root: Path) -> None:
+def begin_taking_part(root: Location) -> None:
     """Do what ``begin_writing`` does, for a program that will run a participant. It calls this
     before it locks that, so that programs of this release do not take each other for older ones."""
-    if read_metadata(root).format != FORMAT:
+    if isinstance(root, Path) and read_metadata(root).format != FORMAT:
         with coordinating(root, "the first start with this release"):
             begin_writing(root, read_metadata(root))
 
 
-def checkpoint_path(root: Path, epoch: int, query: str) -> Path:
+def checkpoint_path(root: Place, epoch: int, query: str) -> Place:
     """Return the directory of a query's Spark checkpoint in an epoch."""
-    return root / CHECKPOINTS / f"epoch-{epoch}" / query
+    return below(root, CHECKPOINTS, f"epoch-{epoch}", query)
+
+
+class MetadataWriter:
+    """Replaces the metadata of a pipeline in an object store, as long as no other program does.
+
+    It is made before a coordinator looks at anything else: what that one decides then holds for
+    the `metadata` that were read here, or it fails. Make it while you hold the coordinator's lock.
+    """
+
+    def __init__(self, root: ObjectPath) -> None:
+        self.root = root
+        path = root / PIPELINE_FILE
+        self._object = OwnedObject(path)
+        with explain_io_errors(path, "read"):
+            sealed = self._object.read(bytes_max=SEALED_BYTES_MAX)
+        if sealed is None:
+            raise _no_pipeline(root)
+        self.metadata = _decoded(path, sealed)
+
+    def replace(self, **changes: Any) -> None:
+        """Replace some members. Unavailable if another program has replaced the metadata since they
+        were read: then nothing is changed. After a StoreError that is unknown; then the next
+        replacement counts, which knows nothing of that one."""
+        changed = msgspec.structs.replace(self.metadata, **changes, token=secrets.token_hex(16))
+        with explain_io_errors(self._object.location, "written"):
+            try:
+                self._object.replace(seal(changed))
+            except Changed:
+                raise self._overtaken() from None
+        self.metadata = changed
+
+    def check(self) -> None:
+        """Raise Unavailable if another program has replaced the metadata."""
+        if read_object_metadata(self.root)[0].token != self.metadata.token:
+            raise self._overtaken()
+
+    def _overtaken(self) -> Unavailable:
+        return Unavailable(
+            f"another program has taken, deleted or restored a snapshot of {self.root}, because "
+            "this one did not renew its lease in time; nothing was changed",
+            path=self.root,
+            remedy="try again",
+        )
+
+
+def create_metadata(root: ObjectPath, metadata: Metadata, **more: Any) -> None:
+    """Write the metadata of a new pipeline in an object store, with the members that only
+    ``ObjectMetadata`` has; FileExistsError if there is one already."""
+    members = {name: getattr(metadata, name) for name in Metadata.__struct_fields__}
+    defaults: dict[str, Any] = {
+        "last_epoch": metadata.epoch,
+        "last_snapshot": 0,
+        "request": None,
+        "published": {},
+    }
+    made = ObjectMetadata(**members, **(defaults | more), token=secrets.token_hex(16))
+    storage_of(root).put_if_absent(root / PIPELINE_FILE, seal(made))

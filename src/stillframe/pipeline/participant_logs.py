@@ -12,6 +12,7 @@ and then, for display only, so these files cost no sync and may be missing.
 """
 
 import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -26,17 +27,22 @@ from stillframe.durable_files import partial_path
 from stillframe.errors import NotConsistent, Refused, StillframeError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot
-from stillframe.pipeline.locks import PARTICIPANTS
+from stillframe.pipeline.files import below, replace
+from stillframe.pipeline.locks import PARTICIPANTS, poll_s
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.pipeline.metadata import (
     PIPELINE_FILE,
     Metadata,
+    ObjectMetadata,
     check_positions,
     checkpoint_path,
     read_metadata,
+    read_object_metadata,
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState, Request
 from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
+from stillframe.storage.location import Location, ObjectPath, local_path
+from stillframe.storage.storage import Version
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
 OVERDUE_S = 2.0
@@ -44,7 +50,8 @@ OVERDUE_S = 2.0
 after it, the coordinator was killed, and its barriers hold no participant any more. The clocks of
 the machines of one cluster differ by less."""
 REPORT_INTERVAL_S = 0.5
-"""Minimum interval between two reports of a service's positions, in seconds."""
+OBJECT_REPORT_INTERVAL_S = 5.0
+"""Minimum intervals between two reports of a service's positions, in seconds."""
 
 
 class ParticipantLogs(ABC):
@@ -52,9 +59,10 @@ class ParticipantLogs(ABC):
     that is not patient is never held at a barrier until others come: it records unaligned, whatever
     the mode."""
 
-    def __init__(self, root: Path, metadata: Metadata, participant: str, kind: str) -> None:
+    def __init__(self, root: Location, metadata: Metadata, participant: str, kind: str) -> None:
         self.metadata = metadata
         self.is_patient = True
+        self.poll_s = poll_s(root)
         self.readers = {
             log.name: LogReader(root, log, metadata.segments[log.name])
             for log in metadata.dataflow.incoming(participant)
@@ -63,6 +71,8 @@ class ParticipantLogs(ABC):
         self._participant = participant
         self._kind = kind
         self._identity: tuple[int, int] | None = None
+        self._known: tuple[ObjectMetadata, Version] | None = None
+        self._recorded: SnapshotId | None = None
 
     @abstractmethod
     def positions(self) -> dict[str, int]:
@@ -71,8 +81,7 @@ class ParticipantLogs(ABC):
     @cached_property
     def writers(self) -> dict[str, LogWriter]:
         """A writer for every log that the participant appends to; made when it is first needed."""
-        outgoing = self.metadata.dataflow.outgoing(self._participant)
-        return {log.name: LogWriter(self._root, log, self.metadata) for log in outgoing}
+        return writers_of(self._root, self.metadata, self._participant)
 
     def check_whole(self) -> None:
         """Refuse logs with an entry missing that is still to be read; raises Damaged."""
@@ -81,17 +90,31 @@ class ParticipantLogs(ABC):
 
     def check_epoch(self) -> None:
         """Refuse to continue if the pipeline was restored since; raises Refused."""
+        if isinstance(self._root, ObjectPath):
+            self._known = read_object_metadata(self._root, self._known)
+            self._check_is_current(self._known[0].epoch)
+            return
         status = (self._root / PIPELINE_FILE).stat()
         identity = (status.st_ino, status.st_mtime_ns)
         if identity == self._identity:
             return
-        epoch = read_metadata(self._root).epoch
+        self._check_is_current(read_metadata(self._root).epoch)
+        self._identity = identity
+
+    def _check_is_current(self, epoch: int) -> None:
         if epoch != self.metadata.epoch:
             raise Refused(
                 f"{self._kind} {self._participant} is of epoch {self.metadata.epoch}, but the "
                 f"pipeline {self._root} was restored and is in epoch {epoch}: start it again"
             )
-        self._identity = identity
+
+    def _pending_request(self) -> Request | None:
+        """Return the request of the pending snapshot, if any; in an object store Refused as well,
+        as ``check_epoch``, because one read says both."""
+        if isinstance(self._root, ObjectPath):
+            self.check_epoch()
+            return None if self._known is None else self._known[0].request
+        return pending_snapshot.pending_request(self._root)
 
     def tails(self, positions: dict[str, int] | None = None) -> dict[str, int]:
         """Return where each incoming log ends now, which is not before these `positions`."""
@@ -107,9 +130,10 @@ class ParticipantLogs(ABC):
         them belongs to a request that exists already. `record` records the state, and submits it.
         When this returns with the state recorded, the barrier is on every outgoing log.
         """
-        request = pending_snapshot.pending_request(self._root)
+        request = self._pending_request()
         if (
             request is None
+            or request.snapshot == self._recorded
             or request.epoch != self.metadata.epoch
             or time.time() > request.deadline_at + OVERDUE_S
             or pending_snapshot.has_recorded(self._root, request.snapshot, self._participant)
@@ -157,6 +181,16 @@ class ParticipantLogs(ABC):
             **more,
         )
         pending_snapshot.submit_fragment(self._root, fragment)
+        self._recorded = request.snapshot
+
+
+def writers_of(root: Location, metadata: Metadata, participant: str) -> dict[str, LogWriter]:
+    """Return a writer for every log that a participant appends to."""
+    # In an object store nothing but its number keeps an entry of a second writer out. A query has
+    # a program for each of its sources; a service is the only one that appends to its logs.
+    is_alone = isinstance(root, ObjectPath) and participant in metadata.dataflow.services
+    outgoing = metadata.dataflow.outgoing(participant)
+    return {log.name: LogWriter(root, log, metadata, is_alone=is_alone) for log in outgoing}
 
 
 def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
@@ -174,11 +208,12 @@ class QueryParticipant(ParticipantLogs):
     takes being held for the end, nor if it does not run at all. NotConsistent if the checkpoint is
     of a query that reads other logs; Damaged if an entry that it has still to read is missing."""
 
-    def __init__(self, root: Path, query: str) -> None:
+    def __init__(self, root: Location, query: str) -> None:
         metadata = read_metadata(root)
         metadata.dataflow.check_participant(query, "query")
         super().__init__(root, metadata, query, "query")
-        self._checkpoint = checkpoint_path(root, metadata.epoch, query)
+        self._place = local_path(root)
+        self._checkpoint = checkpoint_path(self._place, metadata.epoch, query)
         self.check_whole()
 
     def positions(self) -> dict[str, int]:
@@ -218,7 +253,7 @@ class QueryParticipant(ParticipantLogs):
         interruption, as long as no other micro-batch has started."""
         batch, positions = self._committed()
         if batch is not None:
-            directory = pending_snapshot.request_path(self._root, request.snapshot)
+            directory = pending_snapshot.request_path(self._place, request.snapshot)
             target = directory / pending_snapshot.PINNED / self._participant
             checkpoint.pin(self._checkpoint, batch, target)
         self.submit(request, positions, batch=batch, query=QueryState(batch))
@@ -236,36 +271,47 @@ class ReportedPositions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def reported_positions(
-    root: Path, metadata: Metadata, service: str
-) -> tuple[dict[str, int], float] | None:
-    """Return the positions that a service reported, and when; None if none can be read."""
+    root: Location, metadata: Metadata, service: str
+) -> tuple[dict[str, int], float | None] | None:
+    """Return the positions that a service reported, and when if that is known; None if none can be
+    read."""
     path = _report_path(root, metadata.epoch, service)
     with contextlib.suppress(OSError, StillframeError):
-        reported_at = path.stat().st_mtime
+        reported_at = path.stat().st_mtime if isinstance(path, Path) else None
         positions = read_sealed(path, ReportedPositions).positions
         check_positions(positions, metadata.dataflow.incoming(service), service)
         return positions, reported_at
     return None
 
 
-def _report_path(root: Path, epoch: int, service: str) -> Path:
-    return root / PARTICIPANTS / f"epoch-{epoch}" / "positions" / f"{service}.json"
+def _report_path(root: Location, epoch: int, service: str) -> Location:
+    return below(root, PARTICIPANTS, f"epoch-{epoch}", "positions", f"{service}.json")
 
 
 class ServiceLogs(ParticipantLogs):
     """The logs of a service, and its positions on them; Damaged if an entry still to be read is
-    missing."""
+    missing. `writers` is given if they had to be made before something else (``writers_of``)."""
 
     def __init__(
-        self, root: Path, service: str, metadata: Metadata, positions: dict[str, int]
+        self,
+        root: Location,
+        service: str,
+        metadata: Metadata,
+        positions: dict[str, int],
+        writers: dict[str, LogWriter] | None = None,
     ) -> None:
         super().__init__(root, metadata, service, "service")
+        if writers is not None:
+            self.writers = writers
         self._positions = dict(positions)
         self.check_whole()
         _ = self.writers  # what keeps a service from appending is an error at its start
         self._last = ""
         self._reported: dict[str, int] = {}
         self._report_from = 0.0
+        self._limits: dict[str, int] = {}
+        self._polled_at = -math.inf
+        self._found_more = False
 
     def positions(self) -> dict[str, int]:
         """Return a copy of the positions, which advance with ``take``."""
@@ -276,12 +322,18 @@ class ServiceLogs(ParticipantLogs):
         now = time.monotonic()
         if now < self._report_from or self._reported == self._positions:
             return
-        self._report_from, self._reported = now + REPORT_INTERVAL_S, self.positions()
         path = _report_path(self._root, self.metadata.epoch, self._participant)
+        is_remote = isinstance(path, ObjectPath)
+        self._report_from = now + (OBJECT_REPORT_INTERVAL_S if is_remote else REPORT_INTERVAL_S)
+        self._reported = self.positions()
+        content = seal(ReportedPositions(positions=self._reported))
         with contextlib.suppress(OSError):
+            if isinstance(path, ObjectPath):
+                replace(path, content)
+                return
             path.parent.mkdir(exist_ok=True)
             partial = partial_path(path)
-            partial.write_bytes(seal(ReportedPositions(positions=self._reported)))
+            partial.write_bytes(content)
             partial.replace(path)
 
     def append(self, log: str, records: pa.Table) -> None:
@@ -302,8 +354,26 @@ class ServiceLogs(ParticipantLogs):
 
     def at_boundary(self, record: Callable[[Request], None]) -> dict[str, int]:
         """Record or limit between two actions, as ``record_or_limit``; Refused after a restore."""
-        self.check_epoch()
-        return self.record_or_limit(self.tails(), record)
+        if isinstance(self._root, ObjectPath):
+            if not self._is_poll_due():
+                return self._limits
+        else:
+            self.check_epoch()
+        self._polled_at = time.monotonic()
+        self._limits = self.record_or_limit(self.tails(), record)
+        self._found_more = self._may_read()
+        return self._limits
+
+    def _is_poll_due(self) -> bool:
+        """Return whether to look at the object store again: now and then, and when everything is
+        read that was found the last time. Until then the limits of that time hold, also for
+        barriers: they are at entries that did not exist yet."""
+        if time.monotonic() - self._polled_at >= self.poll_s:
+            return True
+        return self._found_more and not self._may_read()
+
+    def _may_read(self) -> bool:
+        return any(self._positions[log] < end for log, end in self._limits.items())
 
     def take(self, ends: dict[str, int]) -> tuple[str, pa.Table] | None:
         """Return the next records before `ends`, and their log; the logs are read round-robin."""

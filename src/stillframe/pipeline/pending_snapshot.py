@@ -6,7 +6,8 @@
     ROOT/pending/shop-17/systems/P1.json          the system whose first service is P1
 
 At most one snapshot is pending in a pipeline. When its directory disappears, the snapshot was
-published or abandoned, and its barriers mean nothing any more.
+published or abandoned, and its barriers mean nothing any more. In an object store the request is a
+member of ``pipeline.json``, and the snapshot has ended when it is no longer there.
 
 Some services may be processes of a system with channels over TCP. The system's own snapshot, with
 markers on those channels, and the pipeline's, with barriers in the logs, become one cut: a process
@@ -24,12 +25,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stillframe.durable_files import replace_durably, sync, write_new
+from stillframe.durable_files import sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.metadata import check_positions
-from stillframe.protocol.aligner import Mode
+from stillframe.pipeline.files import Place, below, exists, replace
+from stillframe.pipeline.metadata import Request as Request  # noqa: PLC0414 - it belongs here
+from stillframe.pipeline.metadata import check_positions, read_object_metadata
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
@@ -41,18 +45,6 @@ SYSTEMS = "systems"
 WHOLE = ".whole"
 
 _Content = TypeVar("_Content", bound=msgspec.Struct)
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``request.json``. Times are seconds since 1970; `name` is a savepoint's."""
-
-    format: int = FORMAT
-    snapshot: SnapshotId
-    epoch: int
-    mode: Mode
-    name: str | None
-    initiated_at: float
-    deadline_at: float
 
 
 class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,18 +81,20 @@ class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     failure: str | None = None
 
 
-def request_path(root: Path, snapshot: SnapshotId) -> Path:
+def request_path(root: Place, snapshot: SnapshotId) -> Place:
     """Return the directory of a pending snapshot."""
-    return root / PENDING / str(snapshot)
+    return below(root, PENDING, str(snapshot))
 
 
-def is_being_published(root: Path, snapshot: SnapshotId) -> bool:
+def is_being_published(root: Location, snapshot: SnapshotId) -> bool:
     """Return whether a snapshot is neither pending any more, nor in its place yet."""
-    return any((root / PENDING).glob(f".{snapshot}.*{WHOLE}"))
+    return isinstance(root, Path) and any((root / PENDING).glob(f".{snapshot}.*{WHOLE}"))
 
 
-def pending_request(root: Path) -> Request | None:
+def pending_request(root: Location) -> Request | None:
     """Return the request of the pending snapshot, or None."""
+    if isinstance(root, ObjectPath):
+        return read_object_metadata(root)[0].request
     with contextlib.suppress(FileNotFoundError):
         for directory in (root / PENDING).iterdir():
             # It may end, and its directory disappear, at any moment.
@@ -113,31 +107,40 @@ def pending_request(root: Path) -> Request | None:
     return None
 
 
-def fragment_path(root: Path, snapshot: SnapshotId, participant: str) -> Path:
+def fragment_path(root: Place, snapshot: SnapshotId, participant: str) -> Place:
     """Return where a participant's fragment is written."""
-    return request_path(root, snapshot) / FRAGMENTS / f"{participant}.json"
+    return below(request_path(root, snapshot), FRAGMENTS, f"{participant}.json")
 
 
-def has_recorded(root: Path, snapshot: SnapshotId, participant: str) -> bool:
-    """Return whether a participant has submitted its fragment, or the snapshot has ended."""
-    if fragment_path(root, snapshot, participant).exists():
+def has_recorded(root: Location, snapshot: SnapshotId, participant: str) -> bool:
+    """Return whether a participant has submitted its fragment, or the snapshot has ended. In an
+    object store a fragment outlives its snapshot's end by a moment, so the order does not matter.
+    """
+    if exists(fragment_path(root, snapshot, participant)):
         return True
+    if isinstance(root, ObjectPath):
+        request = pending_request(root)
+        return request is None or request.snapshot != snapshot
     # Only if it is still pending now was the fragment really missing a moment ago.
     return not (request_path(root, snapshot) / REQUEST).exists()
 
 
-def submit_fragment(root: Path, fragment: ParticipantFragment) -> None:
+def submit_fragment(root: Location, fragment: ParticipantFragment) -> None:
     """Write a participant's fragment, unless there is one, or the snapshot has ended in the
     meantime; it is on the disk when this returns. If the state is too large to be read back, the
     fragment says that instead, and the snapshot is abandoned."""
     path = fragment_path(root, fragment.snapshot, fragment.participant)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
         try:
             content = seal(fragment)
         except TooLarge as error:
             failure = f"the state of service {fragment.participant} is too large: {error}"
             content = seal(msgspec.structs.replace(fragment, service=None, failure=failure))
+        if isinstance(path, ObjectPath):
+            with contextlib.suppress(FileExistsError):
+                storage_of(path).put_if_absent(path, content)
+            return
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         write_new(partial, content)
         sync(partial)
         with contextlib.suppress(FileExistsError):
@@ -146,18 +149,20 @@ def submit_fragment(root: Path, fragment: ParticipantFragment) -> None:
         sync(path.parent)
 
 
-def _read_pending(path: Path, kind: type[_Content]) -> _Content | None:
+def _read_pending(path: Location, kind: type[_Content]) -> _Content | None:
     """Return the content of a file; None if it is not there, or was removed while it was read."""
-    if path.exists():
+    if exists(path):
         try:
             return read_sealed(path, kind)
         except Damaged:
-            if path.exists():
+            if exists(path):
                 raise
     return None
 
 
-def read_fragment(root: Path, snapshot: SnapshotId, participant: str) -> ParticipantFragment | None:
+def read_fragment(
+    root: Location, snapshot: SnapshotId, participant: str
+) -> ParticipantFragment | None:
     """Return the fragment of one participant; None if it has submitted none, or the snapshot has
     ended."""
     return _read_pending(fragment_path(root, snapshot, participant), ParticipantFragment)
@@ -213,15 +218,16 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
     return attached
 
 
-def announce_cut(root: Path, request: Request, cut: SystemCut) -> None:
+def announce_cut(root: Location, request: Request, cut: SystemCut) -> None:
     """Report the state of a system's snapshot; if the pipeline's has ended, nothing is written."""
     path = request_path(root, request.snapshot) / SYSTEMS / f"{cut.name}.json"
     with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
-        path.parent.mkdir(exist_ok=True)
-        replace_durably(path, seal(cut))
+        if isinstance(path, Path):
+            path.parent.mkdir(exist_ok=True)
+        replace(path, seal(cut))
 
 
-def system_cut(root: Path, snapshot: SnapshotId, name: str) -> SystemCut | None:
+def system_cut(root: Location, snapshot: SnapshotId, name: str) -> SystemCut | None:
     """Return the state of a system's snapshot; None if it has not started, or the snapshot has
     ended."""
     return _read_pending(request_path(root, snapshot) / SYSTEMS / f"{name}.json", SystemCut)

@@ -1,6 +1,7 @@
 """The public class of a pipeline: create it once, open it anywhere, snapshot and restore it."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,11 +20,14 @@ from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
+from stillframe.pipeline.files import exists, names
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
 from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
     PIPELINE_FILE,
+    Metadata,
     check_savepoint_name,
+    create_metadata,
     initial_metadata,
     read_metadata,
     with_ends,
@@ -34,7 +38,7 @@ from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
@@ -46,25 +50,26 @@ def _ignore(progress: Progress) -> None:
 
 
 class Pipeline:
-    """The pipeline in a directory, which may be used by any number of programs at once.
+    """A pipeline, which may be used by any number of programs at once.
 
     Args:
-        path: its directory; as an attribute, absolute.
+        path: its directory, or an address such as ``s3://bucket/shop``. The attribute is an
+            absolute ``Path``, or an ``ObjectPath``.
 
     Raises:
-        UsageError: there is no pipeline, so create it with ``Pipeline.create``; or the path is not
-            local.
+        UsageError: there is no pipeline, so create it with ``Pipeline.create``.
         Damaged, StoreError: its description was changed or cannot be read.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path: Path = local_path(path).absolute()
+    def __init__(self, path: str | Path | ObjectPath) -> None:
+        # As a union it would break the typed code of users, whose pipelines are in directories.
+        self.path: Any = locate(path).absolute()
         read_metadata(self.path)
 
     @classmethod
     def create(
         cls,
-        path: str | Path,
+        path: str | Path | ObjectPath,
         *,
         queries: Iterable[str] = (),
         services: Mapping[str, type] = {},
@@ -74,7 +79,8 @@ class Pipeline:
         """Make a pipeline, or open the existing one if its description is the same.
 
         Args:
-            path: its directory. On a cluster, one that every machine sees under the same path.
+            path: its directory. On a cluster, one that every machine sees under the same path. Or
+                an address such as ``s3://bucket/shop``, for a pipeline without queries.
             queries: the names of the streaming queries.
             services: name -> the dataclass or Struct class whose fields are that service's state.
             channels: the logs between them, made with ``stillframe.pipeline.channel``.
@@ -82,13 +88,16 @@ class Pipeline:
 
         Raises:
             UsageError: parts do not fit together; or the directory holds another pipeline, or
-                something else; or it is an address, such as ``s3://bucket/x``.
+                something else; or there are queries and it is an address.
             StoreError: the disk is full or failed.
         """
-        root = local_path(path).absolute()
+        root = locate(path).absolute()
         described = dataflow(queries=queries, services=services, logs=channels)
         chosen = check_process_id(root.stem if name is None else name, "a pipeline")
         with explain_io_errors(root, "made into a pipeline"):
+            if isinstance(root, ObjectPath):
+                _create_objects(root, initial_metadata(chosen, described))
+                return cls._opened(root, described)
             root.mkdir(parents=True, exist_ok=True)
             lock = Lock(root / COORDINATOR)
             # An existing one is not touched: programs start even while a snapshot is pending.
@@ -99,8 +108,13 @@ class Pipeline:
                         write_metadata(root, initial_metadata(chosen, described))
                 finally:
                     lock.release()
-        _check_alike(root, read_metadata(root).dataflow, described)
-        return cls(root)
+        return cls._opened(root, described)
+
+    @classmethod
+    def _opened(cls, root: Location, described: Dataflow) -> "Pipeline":
+        pipeline = cls(root)
+        _check_alike(root, pipeline.dataflow, described)
+        return pipeline
 
     def join_service(
         self, name: str, *, state: object
@@ -307,7 +321,8 @@ class Pipeline:
             Damaged, StoreError: a manifest was changed or cannot be read.
         """
         ids = snapshot_manifest.published_ids(self.path)
-        return [snapshot_manifest.read_manifest(self.path, snapshot) for snapshot in ids]
+        read = functools.partial(snapshot_manifest.read_manifest, self.path, is_known=True)
+        return [read(snapshot) for snapshot in ids]
 
     def find(self, snapshot: SnapshotId | str) -> Manifest:
         """Return the snapshot with that id, or the savepoint of that name.
@@ -326,7 +341,7 @@ class Pipeline:
         """
         metadata = read_metadata(self.path)
         for snapshot in reversed(snapshot_manifest.published_ids(self.path)):
-            manifest = snapshot_manifest.read_manifest(self.path, snapshot)
+            manifest = snapshot_manifest.read_manifest(self.path, snapshot, is_known=True)
             if manifest.epoch == metadata.epoch or manifest.snapshot == metadata.restored_from:
                 return manifest
         raise UsageError(
@@ -363,7 +378,7 @@ class Pipeline:
     def fork(
         self,
         snapshot: SnapshotId | str,
-        target: str | Path,
+        target: str | Path | ObjectPath,
         *,
         name: str | None = None,
         progress: Callable[[int], None] = lambda size: None,
@@ -372,7 +387,7 @@ class Pipeline:
 
         Args:
             snapshot: an id or a savepoint's name.
-            target: a directory that is empty or new.
+            target: a directory that is empty or new, or an address where nothing is.
             name: the prefix of its snapshot ids; None for the directory's stem.
             progress: called with the length of each file that was verified.
 
@@ -381,7 +396,7 @@ class Pipeline:
             Damaged, NotConsistent: the snapshot is not what was published.
             StoreError: the disk is full or failed.
         """
-        root = local_path(target).absolute()
+        root = locate(target).absolute()
         restore.fork(self.path, self.find(snapshot), root, name, progress)
         return Pipeline(root)
 
@@ -447,7 +462,20 @@ def parse_mode(mode: str | Mode) -> Mode:
         raise UsageError(f"there is no mode {mode!r}; the modes are {names}") from None
 
 
-def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
+def _create_objects(root: ObjectPath, metadata: Metadata) -> None:
+    """Make a pipeline in an object store, unless there is one."""
+    if metadata.dataflow.queries:
+        raise UsageError(
+            f"{root} is in an object store, where a pipeline can have services only, and this one "
+            f"has the query {metadata.dataflow.queries[0]}: give a directory"
+        )
+    if not exists(root / PIPELINE_FILE):
+        _check_free(root)
+        with contextlib.suppress(FileExistsError):
+            create_metadata(root, metadata)
+
+
+def _check_alike(root: Location, found: Dataflow, described: Dataflow) -> None:
     if found == described:
         return
     parts = {
@@ -462,9 +490,9 @@ def _check_alike(root: Path, found: Dataflow, described: Dataflow) -> None:
     )
 
 
-def _check_free(root: Path) -> None:
-    left_by_a_crash = {COORDINATOR, partial_path(root / PIPELINE_FILE).name}
-    foreign = sorted({path.name for path in root.iterdir()} - left_by_a_crash)
+def _check_free(root: Location) -> None:
+    left_by_a_crash = {COORDINATOR, partial_path(Path(PIPELINE_FILE)).name}
+    foreign = sorted(set(names(root)) - left_by_a_crash)
     if foreign:
         raise UsageError(
             f"{root} is not empty and is not a pipeline; it contains {first_names(foreign)}: give "

@@ -4,7 +4,6 @@ Everything is read from the disk, so any program may ask, even while the coordin
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -20,6 +19,7 @@ from stillframe.pipeline.pending_snapshot import (
 )
 from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import Location, local_path
 
 
 class AwaitedChannel(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Progress(msgspec.Struct, frozen=True):
 class ProgressReader:
     """Reads the progress of the snapshots of a pipeline; each fragment is read once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Location) -> None:
         self._root = root
         self._snapshot: SnapshotId | None = None
         self._fragments: dict[str, ParticipantFragment] = {}
@@ -145,7 +145,10 @@ class ProgressReader:
 
 
 def progress_of(
-    root: Path, metadata: Metadata, request: Request, fragments: Mapping[str, ParticipantFragment]
+    root: Location,
+    metadata: Metadata,
+    request: Request,
+    fragments: Mapping[str, ParticipantFragment],
 ) -> Progress:
     """Return the progress of the snapshot of `request`, given the fragments submitted so far."""
     flow = metadata.dataflow
@@ -156,7 +159,8 @@ def progress_of(
         logs, is_query = flow.incoming(name), name in flow.queries
         positions: dict[str, int] = {}
         if is_query:
-            found = checkpoint.last_committed(checkpoint_path(root, metadata.epoch, name))
+            directory = checkpoint_path(local_path(root), metadata.epoch, name)
+            found = checkpoint.last_committed(directory)
             positions = metadata.starts[name] if found is None else found.positions
         channels = tuple(
             AwaitedChannel(log.name, log.source, positions.get(log.name), barriers.get(log.name))

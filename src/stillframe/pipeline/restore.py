@@ -4,6 +4,9 @@ Everything new is written next to the current files: checkpoint directories of t
 the pinned files, and the restored states of its services. Then ``pipeline.json`` is replaced, and
 that one rename is the restore: every log now ends at its barrier, and entries that older epochs
 appended after it are not part of it any more.
+
+In an object store a restore first reserves the number of the new epoch, so no other attempt writes
+into it. It fails if another coordinator has begun since.
 """
 
 import contextlib
@@ -14,23 +17,29 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.durable_files import link_into, link_tree, partial_path, sync
+from stillframe.durable_files import link_tree, partial_path, replace_durably, sync
 from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.coordinator import ID_FILE, clear_pending
-from stillframe.pipeline.locks import coordinating, participant_lock
+from stillframe.pipeline.coordinator import ID_FILE, LastSnapshot, clear_pending
+from stillframe.pipeline.files import copy_all, copy_into, names, remove_tree
+from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
 from stillframe.pipeline.metadata import (
     CHECKPOINTS,
     Metadata,
+    MetadataWriter,
+    ObjectMetadata,
     Segment,
+    as_ranges,
     begin_writing,
     checkpoint_path,
+    create_metadata,
     read_metadata,
     write_metadata,
 )
 from stillframe.pipeline.snapshot_manifest import (
+    MANIFEST,
     Manifest,
     check_channels,
     pinned_path,
@@ -39,14 +48,18 @@ from stillframe.pipeline.snapshot_manifest import (
     verify_files,
 )
 from stillframe.pipeline.stopped import place_services
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import explain_io_errors
+from stillframe.store.sealed_json import read_sealed, seal
 from stillframe.store.store import Store
 
 
-def restore(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
+def restore(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
     """Restore the pipeline at `root` to a snapshot, as ``Pipeline.restore``."""
     with coordinating(root, "a restore"), _all_stopped(root):
-        metadata = read_metadata(root)
+        # What is found from here on holds until the end, or the last write fails.
+        writer = MetadataWriter(root) if isinstance(root, ObjectPath) else None
+        metadata = read_metadata(root) if writer is None else writer.metadata
         manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
         if metadata.dataflow != manifest.dataflow:
             raise UsageError(
@@ -57,20 +70,42 @@ def restore(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> 
         check_channels(root, manifest)
         for cut in manifest.systems:
             Store.open(Path(cut.store)).verify(cut.snapshot)
+        if writer is not None:
+            _restore_objects(writer, manifest)
+            return
+        assert isinstance(root, Path)
         begin_writing(root, metadata, are_stopped=True)
         clear_pending(root)
-        new = _metadata_after(metadata, manifest)
-        place_services(root, new, manifest)
+        new = _metadata_after(metadata, manifest, metadata.epoch + 1)
+        place_services(root, new, manifest, metadata.epoch)
         _export(root, manifest, root, new)
         write_metadata(root, new)
 
 
+def _restore_objects(writer: MetadataWriter, manifest: Manifest) -> None:
+    before = writer.metadata
+    writer.replace(last_epoch=before.last_epoch + 1, request=None)
+    new = _metadata_after(before, manifest, writer.metadata.last_epoch)
+    place_services(writer.root, new, manifest, before.epoch)
+    writer.replace(
+        epoch=new.epoch,
+        restored_from=new.restored_from,
+        segments=new.segments,
+        batches=new.batches,
+        starts=new.starts,
+    )
+
+
 def fork(
-    root: Path, manifest: Manifest, target: Path, name: str | None, progress: Callable[[int], None]
+    root: Location,
+    manifest: Manifest,
+    target: Location,
+    name: str | None,
+    progress: Callable[[int], None],
 ) -> None:
     """Make a second pipeline in `target` that continues from a snapshot, as ``Pipeline.fork``.
     Neither sees what the other writes: files are shared as hard links, and no file is ever changed
-    in place."""
+    in place. From or into an object store they are copied."""
     if manifest.systems:
         raise UsageError(
             f"snapshot {manifest.snapshot} includes a system with its own store, "
@@ -78,8 +113,9 @@ def fork(
         )
     new_name = check_process_id(target.stem if name is None else name, "a pipeline")
     with explain_io_errors(target, "made"):
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
+        if isinstance(target, Path):
+            target.mkdir(parents=True, exist_ok=True)
+        if names(target):
             raise UsageError(
                 f"{target} is not empty", path=target, remedy="give an empty or new directory"
             )
@@ -90,49 +126,89 @@ def fork(
         metadata = msgspec.structs.replace(
             read_metadata(root), name=new_name, dataflow=manifest.dataflow
         )
-        new = _metadata_after(metadata, manifest)
-        # All of it under another name first: a fork that was cut short has not taken place.
-        partial = partial_path(target)
-        try:
-            with explain_io_errors(target, "written"):
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir()
-                # Snapshot numbers continue: those of barriers in the logs must not be used again.
-                shutil.copyfile(root / ID_FILE, partial / ID_FILE)
-                _copy_logs(root, manifest, partial)
-                # It can be restored there.
-                link_tree(*(snapshot_path(path, manifest.snapshot) for path in (root, partial)))
-            place_services(partial, new, manifest)
-            _export(root, manifest, partial, new)
-            write_metadata(partial, new)
-            with explain_io_errors(target, "written"):
-                partial.rename(target)
-                sync(target.parent)
-        except StoreError:
+        # Snapshot numbers continue: those of barriers in the logs must not be used again.
+        if isinstance(metadata, ObjectMetadata):
+            last, last_epoch = metadata.last_snapshot, metadata.last_epoch
+        else:
+            last, last_epoch = read_sealed(root / ID_FILE, LastSnapshot).last, metadata.epoch
+        new = _metadata_after(metadata, manifest, last_epoch + 1)
+        if isinstance(target, ObjectPath):
+            _fork_to_objects(root, manifest, target, new, last)
+        else:
+            _fork_to_directory(root, manifest, target, new, last)
+
+
+def _fork_to_directory(
+    root: Location, manifest: Manifest, target: Path, new: Metadata, last: int
+) -> None:
+    # All of it under another name first: a fork that was cut short has not taken place.
+    partial = partial_path(target)
+    try:
+        with explain_io_errors(target, "written"):
             shutil.rmtree(partial, ignore_errors=True)
-            raise
+            partial.mkdir()
+            replace_durably(partial / ID_FILE, seal(LastSnapshot(last=last)))
+        _copy_content(root, manifest, partial, new)
+        write_metadata(
+            partial, Metadata(**{n: getattr(new, n) for n in Metadata.__struct_fields__})
+        )
+        with explain_io_errors(target, "written"):
+            partial.rename(target)
+            sync(target.parent)
+    except StoreError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _fork_to_objects(
+    root: Location, manifest: Manifest, target: ObjectPath, new: Metadata, last: int
+) -> None:
+    try:
+        _copy_content(root, manifest, target, new)
+    except StoreError:
+        with contextlib.suppress(OSError):
+            remove_tree(target)
+        read_manifest(root, manifest.snapshot)  # it may have been deleted meanwhile
+        raise
+    with explain_io_errors(target, "written"):
+        # Last: this object makes it a pipeline.
+        create_metadata(target, new, last_snapshot=last, published=as_ranges([manifest.snapshot]))
+
+
+def _copy_content(root: Location, manifest: Manifest, target: Location, new: Metadata) -> None:
+    """Copy all that the second pipeline needs, the snapshot too: it can be restored there."""
+    with explain_io_errors(target, "written"):
+        _copy_logs(root, manifest, target)
+        source, copy = (snapshot_path(place, manifest.snapshot) for place in (root, target))
+        if isinstance(source, Path) and isinstance(copy, Path):
+            link_tree(source, copy)
+        else:
+            # By name, so that it is noticed if it is being deleted.
+            copy_into(source / MANIFEST, copy / MANIFEST)
+    place_services(target, new, manifest, 0)
+    if isinstance(root, Path) and isinstance(target, Path):
+        _export(root, manifest, target, new)
 
 
 @contextlib.contextmanager
-def _all_stopped(root: Path) -> Iterator[None]:
+def _all_stopped(root: Location) -> Iterator[None]:
     """Hold the lock of every participant, so that none starts before the restore is done."""
     with contextlib.ExitStack() as locks:
-        for name in read_metadata(root).dataflow.participants:
-            lock = participant_lock(root, name)
-            if not lock.acquire():
-                raise Unavailable(
-                    f"{name} is running",
-                    path=root,
-                    process=name,
-                    remedy="stop every query and service of the pipeline before a restore",
-                )
+        taken = [(n, participant_lock(root, n)) for n in read_metadata(root).dataflow.participants]
+        for _, lock in taken:
             locks.callback(lock.release)
+        if (name := busy_participant(taken)) is not None:
+            raise Unavailable(
+                f"{name} is running",
+                path=root,
+                process=name,
+                remedy="stop every query and service of the pipeline before a restore",
+            )
         yield
 
 
-def _metadata_after(metadata: Metadata, manifest: Manifest) -> Metadata:
-    """Return the metadata with which the pipeline continues from a snapshot."""
-    epoch = metadata.epoch + 1
+def _metadata_after(metadata: Metadata, manifest: Manifest, epoch: int) -> Metadata:
+    """Return the metadata with which the pipeline continues from a snapshot in `epoch`."""
     barriers = manifest.barriers
 
     def continued(old: tuple[Segment, ...], first: int) -> tuple[Segment, ...]:
@@ -180,9 +256,10 @@ def _export(root: Path, manifest: Manifest, target: Path, metadata: Metadata) ->
         os.sync()
 
 
-def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
+def _copy_logs(root: Location, manifest: Manifest, target: Location) -> None:
     """Copy every entry that the second pipeline may need, and all of its outputs: logs no target
     reads."""
+    pairs: list[tuple[Location, Location]] = []
     for log in manifest.dataflow.logs:
         reader = manifest.reader(root, log.name)
         ends = [cut.position for cut in manifest.channels if cut.log == log.name]
@@ -191,6 +268,8 @@ def _copy_logs(root: Path, manifest: Manifest, target: Path) -> None:
         first = manifest.first_needed(log.name) if log.targets else reader.first_kept()
         for entry in reader.entries(first, max(ends)):
             directory = epoch_directory(target, log.name, entry.epoch)
-            for file in entry.files:
-                link_into(reader.data_path(entry, file), directory / DATA / file.name)
-            link_into(reader.entry_path(entry.number), directory / entry_name(entry.number))
+            files = ((reader.data_path(entry, f), directory / DATA / f.name) for f in entry.files)
+            pairs.extend(files)
+            pairs.append((reader.entry_path(entry.number), directory / entry_name(entry.number)))
+            reader.forget(entry.number)
+    copy_all(pairs)

@@ -12,8 +12,19 @@ from pathlib import Path
 from stillframe.durable_files import sync
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.log import DATA, LogReader, entry_name
-from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, read_metadata, with_ends
+from stillframe.pipeline.files import names, remove_tree
+from stillframe.pipeline.log import DATA, LogReader, entry_name, numbers_in
+from stillframe.pipeline.metadata import (
+    CHANNELS,
+    Metadata,
+    MetadataWriter,
+    ObjectMetadata,
+    Segment,
+    as_ranges,
+    read_metadata,
+    with_ends,
+)
+from stillframe.pipeline.pending_snapshot import PENDING
 from stillframe.pipeline.snapshot_manifest import (
     SNAPSHOTS,
     Manifest,
@@ -21,30 +32,38 @@ from stillframe.pipeline.snapshot_manifest import (
     readable_manifests,
     snapshot_path,
 )
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.store.layout import explain_io_errors
 
+_DELETED_COUNT = 500
+"""Entries that are deleted together."""
 
-def keep(root: Path, count: int) -> list[SnapshotId]:
+
+def keep(root: Location, count: int) -> list[SnapshotId]:
     """Delete all but the newest `count` snapshots, and trim the logs. Savepoints stay, and the one
     from which the current epoch began as long as it is needed, and any whose manifest is damaged:
     it may be a savepoint; these are returned. The caller coordinates (``locks.coordinating``)."""
     if len(published_ids(root)) <= count:
         return []
-    metadata, every = read_metadata(root), readable_manifests(root)
+    book = _book_of(root)
+    metadata, every = book.metadata, readable_manifests(root)
     unnamed = [manifest.snapshot for manifest in every if manifest.name is None]
     unwanted = unnamed[: max(0, len(unnamed) - count)]
     if _why_needed(metadata, every, unwanted) is not None:
         unwanted = [snapshot for snapshot in unwanted if snapshot != metadata.restored_from]
-    return _delete(root, metadata, every, unwanted)
+    return _delete(book, every, unwanted)
 
 
-def drop(root: Path, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
+def drop(root: Location, unwanted: Iterable[SnapshotId]) -> list[SnapshotId]:
     """Delete snapshots, even damaged ones, and trim the logs; returns as ``keep``. UsageError if
     the current epoch began from one that is still needed."""
-    metadata, every, chosen = read_metadata(root), readable_manifests(root), list(unwanted)
+    book = _book_of(root)
+    every, chosen = readable_manifests(root), list(unwanted)
+    metadata = book.metadata
     if (why := _why_needed(metadata, every, chosen)) is not None:
         raise UsageError(why, path=root, snapshot=metadata.restored_from)
-    return _delete(root, metadata, every, chosen)
+    return _delete(book, every, chosen)
 
 
 def _why_needed(
@@ -66,26 +85,72 @@ def _why_needed(
     return f"{why}: take a new snapshot, which stays, before you delete this one"
 
 
+class _DirectoryBook:
+    """Snapshots in a directory, as they are deleted."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.metadata = read_metadata(root)
+
+    def delete(self, chosen: list[SnapshotId]) -> None:
+        """Delete snapshots, and what is left of earlier ones."""
+        snapshots = self.root / SNAPSHOTS
+        with explain_io_errors(snapshots, "changed"):
+            for snapshot in chosen:
+                path = snapshot_path(self.root, snapshot)
+                path.rename(path.with_name(f".{path.name}.dropped"))
+            if chosen:
+                sync(snapshots)
+            for left in snapshots.glob(".*.dropped"):
+                shutil.rmtree(left)
+
+
+class _ObjectBook:
+    """Snapshots in an object store. First they are taken off the list, which fails if another
+    coordinator has begun; from then on none needs their files, or the entries before the others.
+    """
+
+    def __init__(self, root: ObjectPath) -> None:
+        self.root = root
+        self._writer = MetadataWriter(root)
+
+    @property
+    def metadata(self) -> ObjectMetadata:
+        return self._writer.metadata
+
+    def delete(self, chosen: list[SnapshotId]) -> None:
+        unwanted = set(chosen)
+        kept = [one for one in self.metadata.published_ids() if one not in unwanted]
+        self._writer.replace(published=as_ranges(kept), request=None)
+        # Also what crashed coordinators left. Higher numbers are those of a later one.
+        known, last = {str(one) for one in kept}, self.metadata.last_snapshot
+        for directory in (SNAPSHOTS, PENDING):
+            with explain_io_errors(self.root / directory, "changed"):
+                for name in names(self.root / directory):
+                    number = name.rpartition("-")[2]
+                    is_old = number.isdecimal() and int(number) <= last
+                    if is_old and not (directory == SNAPSHOTS and name in known):
+                        remove_tree(self.root / directory / name)
+
+
+def _book_of(root: Location) -> _DirectoryBook | _ObjectBook:
+    return _ObjectBook(root) if isinstance(root, ObjectPath) else _DirectoryBook(root)
+
+
 def _delete(
-    root: Path, metadata: Metadata, every: list[Manifest], chosen: list[SnapshotId]
+    book: _DirectoryBook | _ObjectBook, every: list[Manifest], chosen: list[SnapshotId]
 ) -> list[SnapshotId]:
-    with explain_io_errors(root / SNAPSHOTS, "changed"):
-        for snapshot in chosen:
-            path = snapshot_path(root, snapshot)
-            path.rename(path.with_name(f".{path.name}.dropped"))
-        if chosen:
-            sync(root / SNAPSHOTS)
-        for left in (root / SNAPSHOTS).glob(".*.dropped"):
-            shutil.rmtree(left)
+    root = book.root
+    book.delete(chosen)
     live = [manifest for manifest in every if manifest.snapshot not in chosen]
     whole = {manifest.snapshot for manifest in live}
     damaged = [snapshot for snapshot in published_ids(root) if snapshot not in whole]
     if chosen and live and not damaged:
-        trim(root, metadata, live)
+        trim(root, book.metadata, live)
     return damaged
 
 
-def trim(root: Path, metadata: Metadata, live: list[Manifest]) -> None:
+def trim(root: Location, metadata: Metadata, live: list[Manifest]) -> None:
     """Delete every entry before those that the epoch or a `live` snapshot needs; there must be
     at least one."""
     for log in (log for log in metadata.dataflow.logs if log.targets):
@@ -113,7 +178,11 @@ def _add_needed(needed: dict[int, int], segments: Sequence[Segment], first: int)
             needed[segment.epoch] = min(needed.get(segment.epoch, begin), begin)
 
 
-def _delete_before(root: Path, log: str, needed: dict[int, int], metadata: Metadata) -> None:
+def _delete_before(root: Location, log: str, needed: dict[int, int], metadata: Metadata) -> None:
+    if isinstance(metadata, ObjectMetadata):
+        _delete_objects_before(root / CHANNELS / log, needed, metadata, root)
+        return
+    assert isinstance(root, Path)
     for directory in (root / CHANNELS / log).glob("epoch-*"):
         epoch = int(directory.name.removeprefix("epoch-"))
         if epoch not in needed:
@@ -132,3 +201,27 @@ def _delete_before(root: Path, log: str, needed: dict[int, int], metadata: Metad
                 if path.parent != directory / DATA and not any(path.parent.glob("part-*.parquet")):
                     shutil.rmtree(path.parent, ignore_errors=True)
             (directory / entry_name(number)).unlink()
+
+
+def _delete_objects_before(
+    place: Location, needed: dict[int, int], metadata: ObjectMetadata, root: Location
+) -> None:
+    """Delete the entries of a log in an object store, `place`, that are not needed."""
+    storage = storage_of(place)
+    for name in names(place):
+        epoch, directory = name.removeprefix("epoch-"), place / name
+        # A higher epoch began after the metadata were read.
+        if not epoch.isdecimal() or int(epoch) > metadata.last_epoch:
+            continue
+        if int(epoch) not in needed:
+            remove_tree(directory)
+            continue
+        reader = LogReader(root, metadata.dataflow.log(place.name), (Segment(int(epoch), 0),))
+        numbers = sorted(n for n in numbers_in(directory) if n < needed[int(epoch)])
+        for first in range(0, len(numbers), _DELETED_COUNT):
+            some = numbers[first : first + _DELETED_COUNT]
+            files = [file for number in some for file in reader.entry(number).files]
+            storage.delete([directory / DATA / file.name for file in files])
+            # The last one first: what is left after a crash has no gap.
+            storage.delete([directory / entry_name(number) for number in some])
+            reader.forget(some[-1] + 1)

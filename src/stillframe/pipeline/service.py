@@ -6,8 +6,7 @@ record the fields of its state.
 
 import contextlib
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 import pyarrow as pa
@@ -17,11 +16,9 @@ from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import begin_taking_part, read_metadata
 from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import Request, ServiceState
-from stillframe.pipeline.stopped import ServiceRecord, stopped_service, write_service_record
+from stillframe.pipeline.stopped import OwnRecord
 from stillframe.state_codec import StateCodec
-from stillframe.storage.location import local_path
-
-POLL_S = 0.01
+from stillframe.storage.location import Location, locate
 
 
 class _Left(BaseException):
@@ -32,8 +29,16 @@ class _Left(BaseException):
 class JoinedService:
     """A service's view of its pipeline: ``for`` to receive, ``append`` to send."""
 
-    def __init__(self, name: str, logs: ServiceLogs, codec: StateCodec, state: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        logs: ServiceLogs,
+        codec: StateCodec,
+        state: object,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.id = name
+        self._check = check
         self._logs = logs
         self._codec = codec
         self._state = state
@@ -101,7 +106,7 @@ class JoinedService:
                 return received
             if until is not None and time.monotonic() >= until:
                 return None
-            time.sleep(POLL_S)
+            time.sleep(self._logs.poll_s)
 
     def state(self) -> ServiceState:
         """Return the state as it is now, encoded; UsageError if that, or to read it back, is
@@ -118,6 +123,7 @@ class JoinedService:
     def _at_boundary(self) -> dict[str, int]:
         if self._is_leaving:
             raise _Left
+        self._check()
         self._logs.report()
         return self._logs.at_boundary(self._record)
 
@@ -131,9 +137,9 @@ class JoinedService:
 
 
 @contextlib.contextmanager
-def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedService]:
+def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[JoinedService]:
     """Take the place of a service: see ``Pipeline.join_service``."""
-    root = local_path(pipeline)
+    root = locate(pipeline)
     metadata = read_metadata(root)
     metadata.dataflow.check_participant(name, "service")
     codec = StateCodec(type(state))
@@ -156,20 +162,29 @@ def join(name: str, *, pipeline: str | Path, state: object) -> Iterator[JoinedSe
             process=name,
             remedy="stop that one first",
         )
+
+    def check() -> None:
+        if lock.is_lost:
+            raise Unavailable(
+                f"another program took the place of service {name}, because this one did not renew "
+                "its lease in time",
+                path=root,
+                process=name,
+                remedy="restore the pipeline from its last snapshot and start the service again",
+            )
+
     try:
         metadata = read_metadata(root)
-        stopped = stopped_service(root, metadata, name)
+        record = OwnRecord(root, metadata, name)
+        stopped = record.stopped()
         positions = metadata.starts[name] if stopped is None else stopped[0]
-        me = JoinedService(name, ServiceLogs(root, name, metadata, positions), codec, state)
+        logs = ServiceLogs(root, name, metadata, positions)
+        me = JoinedService(name, logs, codec, state, check)
         if stopped is not None:
             codec.restore(state, stopped[1].encoded)
-        write_service_record(root, name, ServiceRecord(epoch=metadata.epoch))
+        record.write()
         with contextlib.suppress(_Left):
             yield me
-        write_service_record(
-            root,
-            name,
-            ServiceRecord(epoch=metadata.epoch, positions=me.positions, state=me.state()),
-        )
+        record.write(me.positions, me.state())
     finally:
         lock.release()

@@ -22,8 +22,15 @@ from stillframe.channel_accounting import contradiction, impossible_counts
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
+from stillframe.pipeline.files import Place, below
 from stillframe.pipeline.log import TO_MEND, LogReader
-from stillframe.pipeline.metadata import Metadata, Segment, check_timeline, described_in
+from stillframe.pipeline.metadata import (
+    Metadata,
+    Segment,
+    check_timeline,
+    described_in,
+    read_object_metadata,
+)
 from stillframe.pipeline.pending_snapshot import (
     PINNED,
     ParticipantFragment,
@@ -31,6 +38,7 @@ from stillframe.pipeline.pending_snapshot import (
     check_fragments,
 )
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import Location, ObjectPath, local_path
 from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed
@@ -171,7 +179,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             f"{', '.join(cut.target for cut in found) or 'none'}"
         )
 
-    def reader(self, root: Path, log: str) -> LogReader:
+    def reader(self, root: Location, log: str) -> LogReader:
         """Return a reader of a log as it was at the snapshot, of the pipeline at `root`."""
         return LogReader(root, self.dataflow.log(log), self.segments[log])
 
@@ -221,35 +229,47 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sum(file.bytes for file in self.files)
 
 
-def snapshot_path(root: Path, snapshot: SnapshotId) -> Path:
+def snapshot_path(root: Place, snapshot: SnapshotId) -> Place:
     """Return the directory of a published snapshot."""
-    return root / SNAPSHOTS / str(snapshot)
+    return below(root, SNAPSHOTS, str(snapshot))
 
 
-def pinned_path(directory: Path, query: str) -> Path:
+def pinned_path(directory: Place, query: str) -> Place:
     """Return where a snapshot, pending or published, keeps the checkpoint of a query."""
-    return directory / PINNED / query
+    return below(directory, PINNED, query)
 
 
-def readable_manifests(root: Path) -> list[Manifest]:
+def readable_manifests(root: Location) -> list[Manifest]:
     """Return the published snapshots whose manifests are intact, as they were published."""
     return listing(root)[0]
 
 
-def listing(root: Path) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
+def listing(root: Location) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
     """Return ``readable_manifests``, and what is wrong with the other published snapshots."""
     found: list[Manifest] = []
     damages: dict[SnapshotId, Damaged] = {}
     for snapshot in published_ids(root):
         try:
-            found.append(read_manifest(root, snapshot))
+            found.append(read_manifest(root, snapshot, is_known=True))
         except Damaged as damage:
             damages[snapshot] = damage
+        except UsageError:
+            continue  # it was deleted meanwhile
     return found, damages
 
 
-def published_ids(root: Path) -> list[SnapshotId]:
+def is_published(root: Location, snapshot: SnapshotId) -> bool:
+    """Return whether there is a published snapshot of that id."""
+    if isinstance(root, ObjectPath):
+        return snapshot in read_object_metadata(root)[0].published_ids()
+    return snapshot_path(root, snapshot).exists()
+
+
+def published_ids(root: Location) -> list[SnapshotId]:
     """Return the ids of all published snapshots in the order in which they were published."""
+    if isinstance(root, ObjectPath):
+        ids = read_object_metadata(root)[0].published_ids()
+        return sorted(ids, key=lambda snapshot: snapshot.number)
     found = []
     with explain_io_errors(root / SNAPSHOTS, "read"):
         for path in (root / SNAPSHOTS).glob("[!.]*"):
@@ -263,22 +283,32 @@ def published_ids(root: Path) -> list[SnapshotId]:
     return sorted(found, key=lambda snapshot: snapshot.number)
 
 
-def read_manifest(root: Path, snapshot: SnapshotId) -> Manifest:
-    """Return the manifest of one snapshot; UsageError if there is no such snapshot."""
+def read_manifest(root: Location, snapshot: SnapshotId, *, is_known: bool = False) -> Manifest:
+    """Return the manifest of one snapshot; UsageError if there is no such snapshot. It `is_known`
+    if its id is from ``published_ids``."""
     path = snapshot_path(root, snapshot) / MANIFEST
-    if not path.parent.exists():
-        names = ", ".join(str(one) for one in published_ids(root))
-        raise UsageError(
-            f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}",
-            path=root,
-            snapshot=snapshot,
-        )
-    manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
+    if not (is_known and isinstance(root, ObjectPath)) and not is_published(root, snapshot):
+        raise _no_snapshot(root, snapshot)
+    try:
+        manifest = read_sealed(path, Manifest, advice=SNAPSHOT_ADVICE)
+    except Damaged:
+        if not is_published(root, snapshot):
+            raise _no_snapshot(root, snapshot) from None  # it was deleted meanwhile
+        raise
     if manifest.snapshot != snapshot:
         raise Damaged(f"{path} belongs to snapshot {manifest.snapshot}", path=path)
     with described_in(path):
         _check_names(manifest)
     return manifest
+
+
+def _no_snapshot(root: Location, snapshot: SnapshotId) -> UsageError:
+    names = ", ".join(str(one) for one in published_ids(root))
+    return UsageError(
+        f"there is no snapshot {snapshot} in {root}; there are: {names or 'none'}",
+        path=root,
+        snapshot=snapshot,
+    )
 
 
 def _check_names(manifest: Manifest) -> None:
@@ -298,12 +328,12 @@ def _check_names(manifest: Manifest) -> None:
             raise UsageError(f"channel {cut.log} to {cut.target} cannot be cut at {numbers}")
 
 
-def find(root: Path, name: SnapshotId | str) -> Manifest:
+def find(root: Location, name: SnapshotId | str) -> Manifest:
     """Return the snapshot with that id, or the newest savepoint of that name, as ``find_id``."""
     return read_manifest(root, find_id(root, name))
 
 
-def find_id(root: Path, name: SnapshotId | str) -> SnapshotId:
+def find_id(root: Location, name: SnapshotId | str) -> SnapshotId:
     """Return the id that `name` is, or else that of the newest savepoint of that name; UsageError
     if there is neither. Damage to other manifests does not matter, nor to that of an id."""
     text = str(name)
@@ -342,10 +372,12 @@ def hashed_files(
     return found
 
 
-def verify_files(root: Path, manifest: Manifest, progress: Callable[[int], None]) -> None:
+def verify_files(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
     """Raise Damaged if a file of a pinned checkpoint was changed, is missing, or was added.
     `progress` is called with the length of each file that was read."""
-    directory = snapshot_path(root, manifest.snapshot)
+    if not manifest.queries and not manifest.files:
+        return
+    directory = snapshot_path(local_path(root), manifest.snapshot)
     expected = {(file.query, file.name): file for file in manifest.files}
     for query, name, path in _pinned_files(directory, manifest.queries):
         record = expected.pop((query, name), None)
@@ -387,7 +419,7 @@ def _pinned_files(directory: Path, queries: Iterable[str]) -> Iterator[tuple[str
 
 
 def cut_channels(
-    root: Path, metadata: Metadata, fragments: dict[str, ParticipantFragment], mode: Mode
+    root: Location, metadata: Metadata, fragments: dict[str, ParticipantFragment], mode: Mode
 ) -> list[ChannelCut]:
     """Return what was on every channel at the cut, with the counts of its books checked. Raises
     NotConsistent if a target had read what its source had not sent, or an entry in between is
@@ -427,7 +459,7 @@ def _check_entries_exist(reader: LogReader, target: str, position: int, barrier:
         )
 
 
-def check_channels(root: Path, manifest: Manifest) -> None:
+def check_channels(root: Location, manifest: Manifest) -> None:
     """Check that every channel's records are in the logs, and that the books balance; NotConsistent
     if they do not."""
     readers = {log.name: manifest.reader(root, log.name) for log in manifest.dataflow.logs}

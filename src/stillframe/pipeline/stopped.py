@@ -6,21 +6,37 @@ then no snapshot can be taken before the pipeline is restored.
 """
 
 import functools
-import shutil
+import secrets
 from pathlib import Path
 
 import msgspec
 
 from stillframe.durable_files import replace_durably, shell_command, sync
-from stillframe.errors import Damaged, NotConsistent, StillframeError
+from stillframe.errors import Damaged, NotConsistent, StillframeError, Unavailable
 from stillframe.pipeline import pending_snapshot
+from stillframe.pipeline.files import below, exists, names, remove_tree
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
-from stillframe.pipeline.participant_logs import QueryParticipant, ServiceLogs, reported_positions
+from stillframe.pipeline.participant_logs import (
+    QueryParticipant,
+    ServiceLogs,
+    reported_positions,
+    writers_of,
+)
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
-from stillframe.pipeline.snapshot_manifest import Manifest, read_manifest, snapshot_path
+from stillframe.pipeline.snapshot_manifest import Manifest, is_published, read_manifest
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.storage.owned import OwnedObject
+from stillframe.storage.storage import Changed
 from stillframe.store.layout import explain_io_errors
-from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+from stillframe.store.sealed_json import (
+    FORMAT,
+    SEALED_BYTES_MAX,
+    read_sealed,
+    read_sealed_bytes,
+    seal,
+)
 
 
 class NotAtRest(StillframeError):
@@ -35,6 +51,13 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     epoch: int
     positions: dict[str, int] | None = None
     state: ServiceState | None = None
+
+
+class ObjectServiceRecord(ServiceRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same in an object store. `token` is new in each version, so that none is like an earlier
+    one."""
+
+    token: str
 
 
 class ServiceStatus(msgspec.Struct, frozen=True):
@@ -54,40 +77,104 @@ class ServiceStatus(msgspec.Struct, frozen=True):
         return self.has_joined and not self.has_state
 
 
-def service_status(root: Path, metadata: Metadata, name: str) -> ServiceStatus:
+def service_status(root: Location, metadata: Metadata, name: str) -> ServiceStatus:
     """Return the status of a service. It is asked every few milliseconds while a snapshot is
     pending, so its state, which may be long, is read once."""
     starts, path = metadata.starts[name], _record_path(root, metadata.epoch, name)
+    since: float | None = None
     with explain_io_errors(path, "read"):
         try:
-            status = path.stat()
-            positions, has_state = _brief_of(path, status.st_ino, status.st_mtime_ns)
+            if isinstance(path, ObjectPath):
+                sealed, _ = storage_of(path).read(path, bytes_max=SEALED_BYTES_MAX)
+                record = read_sealed_bytes(path, sealed, ObjectServiceRecord)
+                positions, has_state = record.positions, record.state is not None
+            else:
+                status = path.stat()
+                positions, has_state = _brief_of(path, status.st_ino, status.st_mtime_ns)
+                since = status.st_mtime
         except FileNotFoundError:
             return ServiceStatus(has_joined=False, has_state=False, positions=starts, since=None)
-    since = status.st_mtime
     if positions is None:
         positions, since = reported_positions(root, metadata, name) or (starts, since)
     return ServiceStatus(has_joined=True, has_state=has_state, positions=positions, since=since)
 
 
-def write_service_record(root: Path, name: str, record: ServiceRecord) -> None:
+def write_service_record(root: Location, name: str, record: ServiceRecord) -> None:
     """Record that a service joined or left, in the epoch of the record."""
     path = _record_path(root, record.epoch, name)
     with explain_io_errors(path, "written"):
+        if isinstance(path, ObjectPath):
+            storage_of(path).put(path, seal(_for_objects(record)))
+            return
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # another may join at the same time
             sync(path.parent.parent)
         replace_durably(path, seal(record))
 
 
-def place_services(root: Path, metadata: Metadata, manifest: Manifest) -> None:
+class OwnRecord:
+    """The record of a service, as the program that takes its place reads and writes it. In an
+    object store a write fails if another program has written since: so of two programs that take
+    the place of one service, only one runs it, whatever their leases are worth."""
+
+    def __init__(self, root: Location, metadata: Metadata, name: str) -> None:
+        self._root = root
+        self._metadata = metadata
+        self._name = name
+        self._path = _record_path(root, metadata.epoch, name)
+        self._object = OwnedObject(self._path)
+
+    def stopped(self) -> tuple[dict[str, int], ServiceState] | None:
+        """Read the record; returns and raises as ``stopped_service``."""
+        if not isinstance(self._path, ObjectPath):
+            return stopped_service(self._root, self._metadata, self._name)
+        with explain_io_errors(self._path, "read"):
+            sealed = self._object.read(bytes_max=SEALED_BYTES_MAX)
+        record = (
+            None if sealed is None else read_sealed_bytes(self._path, sealed, ObjectServiceRecord)
+        )
+        return _state_in(self._path, self._metadata, self._name, record)
+
+    def write(
+        self, positions: dict[str, int] | None = None, state: ServiceState | None = None
+    ) -> None:
+        """Record that the service joined, or with positions and a state that it left. Unavailable
+        if another program has taken its place."""
+        record = ServiceRecord(epoch=self._metadata.epoch, positions=positions, state=state)
+        if not isinstance(self._path, ObjectPath):
+            write_service_record(self._root, self._name, record)
+            return
+        with explain_io_errors(self._path, "written"):
+            try:
+                self._object.replace(seal(_for_objects(record)))
+            except Changed:
+                raise Unavailable(
+                    f"another program has taken the place of service {self._name}: stop that one "
+                    "first",
+                    path=self._root,
+                    process=self._name,
+                ) from None
+
+
+def _for_objects(record: ServiceRecord) -> ObjectServiceRecord:
+    token = secrets.token_hex(16)
+    return ObjectServiceRecord(
+        epoch=record.epoch, positions=record.positions, state=record.state, token=token
+    )
+
+
+def place_services(root: Location, metadata: Metadata, manifest: Manifest, left: int) -> None:
     """Record the restored state of every service: as it was in the snapshot. The epoch of
-    `metadata` has not started, so no program reads these records yet, and those of the epoch before
-    it stay. Older ones, and those of an attempt that did not finish, are removed."""
+    `metadata` has not started, so no program reads these records yet, and those of the epoch `left`
+    stay. Older ones, and those of an attempt that did not finish, are removed."""
     with explain_io_errors(root / PARTICIPANTS, "cleared"):
-        for records in (root / PARTICIPANTS).glob("epoch-*/"):
-            if records.name != f"epoch-{metadata.epoch - 1}":
-                shutil.rmtree(records)
+        for one in names(root / PARTICIPANTS):
+            epoch = one.removeprefix("epoch-")
+            if not epoch.isdecimal() or int(epoch) == left:
+                continue
+            # In an object store another restore may have overtaken this one, which will fail.
+            if isinstance(root, Path) or int(epoch) < left:
+                remove_tree(root / PARTICIPANTS / one)
     for fragment in manifest.fragments:
         if (state := fragment.service) is not None:
             name = fragment.participant
@@ -97,18 +184,26 @@ def place_services(root: Path, metadata: Metadata, manifest: Manifest) -> None:
             write_service_record(root, name, record)
 
 
-def has_joined(root: Path, metadata: Metadata, name: str) -> bool:
+def has_joined(root: Location, metadata: Metadata, name: str) -> bool:
     """Return whether a service has a state: it joined at some time, or was restored."""
-    return _record_path(root, metadata.epoch, name).exists()
+    return exists(_record_path(root, metadata.epoch, name))
 
 
 def stopped_service(
-    root: Path, metadata: Metadata, name: str
+    root: Location, metadata: Metadata, name: str
 ) -> tuple[dict[str, int], ServiceState] | None:
     """Return positions and state of a service that does not run; None if it never ran at all, and
     NotAtRest if it died."""
     path = _record_path(root, metadata.epoch, name)
-    if not path.exists():
+    kind = ObjectServiceRecord if isinstance(path, ObjectPath) else ServiceRecord
+    record = read_sealed(path, kind) if exists(path) else None
+    return _state_in(path, metadata, name, record)
+
+
+def _state_in(
+    path: Location, metadata: Metadata, name: str, record: ServiceRecord | None
+) -> tuple[dict[str, int], ServiceState] | None:
+    if record is None:
         if metadata.restored_from is None:
             return None
         raise Damaged(
@@ -116,7 +211,6 @@ def stopped_service(
             "this epoch: restore the pipeline from a snapshot",
             path=path,
         )
-    record = read_sealed(path, ServiceRecord)
     if record.positions is None or record.state is None:
         raise _died(name)
     return record.positions, record.state
@@ -131,7 +225,7 @@ def _died(name: str) -> NotAtRest:
 
 
 def record_stopped(
-    root: Path, metadata: Metadata, request: Request, name: str
+    root: Location, metadata: Metadata, request: Request, name: str
 ) -> ParticipantFragment | None:
     """Record a participant that no program runs. None if a program runs it, or its turn has not
     come; NotAtRest if the disk does not have its state."""
@@ -165,13 +259,13 @@ def is_as_restored(
 
 
 def _check_no_process(
-    root: Path, metadata: Metadata, name: str, stopped: tuple[dict[str, int], ServiceState]
+    root: Location, metadata: Metadata, name: str, stopped: tuple[dict[str, int], ServiceState]
 ) -> None:
     """NotAtRest if the service was restored as a process of a system that has not started since.
     Its record has no channels over TCP: what they hold is in the system's own store."""
     origin = metadata.restored_from
     # A snapshot with a system is kept as long as the epoch lasts.
-    if origin is None or not snapshot_path(root, origin).exists():
+    if origin is None or not is_published(root, origin):
         return
     manifest = read_manifest(root, origin)
     part = manifest.fragment(name)
@@ -185,7 +279,7 @@ def _check_no_process(
     )
 
 
-def _record_query(root: Path, name: str) -> None:
+def _record_query(root: Location, name: str) -> None:
     try:
         participant = QueryParticipant(root, name)
         participant.is_patient = False
@@ -194,11 +288,16 @@ def _record_query(root: Path, name: str) -> None:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
 
 
-def _record_service(root: Path, metadata: Metadata, name: str) -> None:
+def _record_service(root: Location, metadata: Metadata, name: str) -> None:
+    writers = None
+    if isinstance(root, ObjectPath):
+        # First where its logs end, then its state: if it starts now and appends, despite our lease,
+        # the barrier either comes before that or finds its number taken.
+        writers = writers_of(root, metadata, name)
     if (stopped := stopped_service(root, metadata, name)) is not None:
         _check_no_process(root, metadata, name, stopped)
         positions, state = stopped
-        logs = ServiceLogs(root, name, metadata, positions)
+        logs = ServiceLogs(root, name, metadata, positions, writers)
         logs.is_patient = False
         logs.at_boundary(lambda request: logs.submit(request, positions, service=state))
     # Else a program may be starting it right now.
@@ -216,5 +315,5 @@ def _brief_of(
     return record.positions, record.state is not None
 
 
-def _record_path(root: Path, epoch: int, name: str) -> Path:
-    return root / PARTICIPANTS / f"epoch-{epoch}" / f"{name}.json"
+def _record_path(root: Location, epoch: int, name: str) -> Location:
+    return below(root, PARTICIPANTS, f"epoch-{epoch}", f"{name}.json")

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -38,13 +39,25 @@ class _Holder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host: str
     pid: int
     process: str
-    lease_s: float
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
     released: bool = False
 
 
+class _Watched(NamedTuple):
+    """A version of a lease that this program has read repeatedly, from `first_s` to `last_s`."""
+
+    version: Version
+    first_s: float
+    last_s: float
+
+
+_watched: dict[Location, _Watched] = {}
+"""What this program saw of leases when it last read them."""
+
+
 class Lease:
-    """Held from ``acquire`` until ``close``. If another program takes it over, `lost` is called, in
-    a thread of the lease."""
+    """Held from ``acquire`` or ``try_acquire`` until ``close``. If another program takes it over,
+    `lost` is called, in a thread of the lease."""
 
     def __init__(self, location: Location, *, lost: Callable[[], None]) -> None:
         self._location = location
@@ -53,6 +66,31 @@ class Lease:
         self._version: Version | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def is_free(self) -> bool:
+        """Return whether no living program holds the lease, without waiting. A holder that ended
+        without releasing it, on another machine, is noticed only by a program that has asked for as
+        long as the lease lasts, at least as often as leases are renewed. OSError if the storage
+        fails."""
+        found = self._read()
+        return found is None or self._has_lapsed(*found)
+
+    def try_acquire(self) -> bool:
+        """Take the lease if it is free, as ``is_free``; return whether that succeeded."""
+        found = self._read()
+        if found is not None and not self._has_lapsed(*found):
+            return False
+        try:
+            self._start(None if found is None else found[1])
+        except (FileExistsError, Changed):
+            return False
+        return True
+
+    def watched_version(self) -> Version | None:
+        """Return the version of its holder that this program last saw; None if it saw none."""
+        seen = _watched.get(self._location)
+        return None if seen is None else seen.version
 
     def acquire(self, in_use: Callable[[str], Unavailable]) -> None:
         """Take the lease, at once if it is free or its holder's process has ended on this machine;
@@ -70,14 +108,15 @@ class Lease:
                 if found is None or found[0].released:
                     break
         try:
-            self._put(None if found is None else found[1])
+            self._start(None if found is None else found[1])
         except (FileExistsError, Changed):
             raise in_use("a program that started at the same time") from None
-        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
-        """Release the lease. Closing twice does nothing."""
+        """Release the lease. Closing twice does nothing, nor does it in a forked process: the lease
+        is that of its parent."""
+        if os.getpid() != self._pid:
+            return
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -86,6 +125,23 @@ class Lease:
             with contextlib.suppress(OSError):
                 self._put(self._version, released=True)
             self._version = None
+
+    def _start(self, version: Version | None) -> None:
+        self._put(version)
+        self._closing.clear()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def _has_lapsed(self, holder: _Holder, version: Version) -> bool:
+        if holder.released or _has_ended(holder):
+            return True
+        now = time.monotonic()
+        seen = _watched.get(self._location)
+        # While this program could not look, the holder could perhaps not renew it either.
+        if seen is None or seen.version != version or now - seen.last_s > LEASE_S / _RENEWALS:
+            seen = _Watched(version, now, now)
+        _watched[self._location] = seen._replace(last_s=now)
+        return now - seen.first_s > holder.lease_s
 
     def _renew(self) -> None:
         while not self._closing.wait(LEASE_S / _RENEWALS):

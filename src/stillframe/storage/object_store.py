@@ -299,6 +299,8 @@ class ObjectStore:
                 raise FileNotFoundError(errno.ENOENT, "it does not exist", where) from error
             except (FileExistsError, Changed) as error:
                 error.filename = str(location)
+                if isinstance(error, FileNotFoundError):
+                    error.errno, error.strerror = errno.ENOENT, "it does not exist"
                 raise
             except Exception as error:
                 passes, failure = self._explain(error, location)

@@ -15,6 +15,7 @@ import msgspec
 from stillframe.errors import StillframeError
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log
+from stillframe.pipeline.files import exists
 from stillframe.pipeline.locks import POLL_S, is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import PIPELINE_FILE, Metadata, checkpoint_path, read_metadata
@@ -178,7 +179,7 @@ class _LogProbe:
         return sum(self._reader.offsets_at(position))
 
     def _exists(self, number: int) -> bool:
-        return self._reader.entry_path(number).exists()
+        return exists(self._reader.entry_path(number))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,155 @@
+"""Pipelines in an object store: each step may fail or be overtaken, and nothing half remains."""
+
+import contextlib
+import functools
+import itertools
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stillframe.errors import Refused, StoreError, Unavailable, UsageError
+from stillframe.pipeline import Pipeline
+from stillframe.pipeline.service import join
+from stillframe.storage.location import ObjectPath, locate
+from stillframe.storage.opened import storage_of
+from tests.pipeline.faulty_store import Faults, after, before, faults
+from tests.pipeline.money import (
+    TOTAL,
+    Account,
+    leave_behind,
+    line,
+    money_in,
+    money_now,
+    records,
+)
+
+__all__ = ["faults"]
+Operation = Callable[[Pipeline], object]
+
+
+def place() -> ObjectPath:
+    """Return a new place in memory."""
+    found = locate(f"memory://test-{secrets.token_hex(8)}/run")
+    assert isinstance(found, ObjectPath)
+    return found
+
+
+@functools.cache
+def _template() -> ObjectPath:
+    pipeline = line(place())
+    leave_behind(pipeline, 5, 7, 11, received_count=1)
+    pipeline.snapshot()
+    step(pipeline)
+    pipeline.snapshot()
+    step(pipeline)
+    return pipeline.path.parent  # type: ignore[no-any-return]
+
+
+def used() -> Pipeline:
+    """Return a pipeline with two snapshots, of which nothing runs, and with records in transit."""
+    source, target = _template(), place()
+    for one in storage_of(source).files_below(source):
+        content, _ = storage_of(source).read(one.location, bytes_max=2**20)
+        storage_of(target).put(ObjectPath(target.root, one.location.key), content)  # type: ignore[union-attr]
+    return Pipeline(target)
+
+
+def step(pipeline: Pipeline) -> None:
+    """Let the source send 3, and the other end receive what is there."""
+    with join("mint", pipeline=pipeline.path, state=(state := Account())) as mint:
+        state.balance -= 3
+        mint.append("coins", records(3))
+    with join("till", pipeline=pipeline.path, state=(state := Account())) as till:
+        found = till.receive(timeout_s=0)
+        if found is not None:
+            state.balance += sum(found[1]["amount"].to_pylist())
+
+
+def publish(pipeline: Pipeline) -> None:
+    """Take a third snapshot."""
+    pipeline.snapshot()
+
+
+def restore(pipeline: Pipeline) -> None:
+    """Go back to the first one."""
+    pipeline.restore("run-1")
+
+
+def fork(pipeline: Pipeline) -> None:
+    """Make a second pipeline of the first one."""
+    pipeline.fork("run-1", pipeline.path.parent / "fork")
+
+
+def delete(pipeline: Pipeline) -> None:
+    """Delete the first one, and what only it needs."""
+    pipeline.delete("run-1")
+
+
+OPERATIONS = [publish, restore, fork, delete]
+
+
+def check(pipeline: Pipeline) -> None:
+    """Check that everything that is there is whole: each snapshot has all the money and can be
+    restored, and the pipeline goes on."""
+    again, target = Pipeline(pipeline.path), pipeline.path.parent / "fork"
+    if storage_of(target).exists(target / "pipeline.json"):
+        assert money_now(Pipeline(target)) == TOTAL
+        Pipeline(target).restore("run-1")
+    assert money_now(again) == TOTAL
+    found = again.snapshots()
+    assert found[-1].snapshot.number >= 3
+    for manifest in found:
+        assert money_in(again, manifest) == TOTAL
+        again.restore(manifest.snapshot)
+    step(again)
+    assert money_now(again) == TOTAL
+
+
+def writes_of(faults: Faults, operation: Operation) -> int:
+    """Return how many writes an operation consists of."""
+    pipeline = used()
+    with faults.at(-1, before):
+        operation(pipeline)
+    return faults.count
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("fault", "stays"),
+    [(after, True), (before, False), (after, False)],
+    ids=["dies", "fails", "answer-lost"],
+)
+def test_each_write_may_fail(
+    faults: Faults, operation: Operation, fault: Callable[[Any], Any], *, stays: bool
+) -> None:
+    """Before or after it takes effect, and the program dies there or does what it does then: all is
+    as it was, or the operation is done; and the next program finds nothing in its way."""
+    for number in range(writes_of(faults, operation)):
+        pipeline = used()
+        with contextlib.suppress(StoreError, OSError), faults.at(number, fault, stays=stays):
+            operation(pipeline)
+        check(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("operation", "other"),
+    [(publish, publish), *itertools.product(OPERATIONS, [restore, delete, step])],
+)
+def test_a_program_that_wakes_up_does_no_harm(
+    faults: Faults, operation: Operation, other: Operation
+) -> None:
+    """It was frozen before any of its writes for so long that another program took over."""
+    for number in range(writes_of(faults, operation)):
+        pipeline = used()
+
+        def come_between(write: Callable[[], Any], pipeline: Pipeline = pipeline) -> Any:
+            with faults.paused():
+                other(Pipeline(pipeline.path))
+            return write()
+
+        overtaken = contextlib.suppress(Unavailable, UsageError, Refused)
+        with overtaken, faults.at(number, come_between):
+            operation(pipeline)
+        check(pipeline)
