@@ -291,3 +291,21 @@ def test_a_directory_of_an_object_store_is_refused(store: Store, tmp_path: Path)
         path.write_bytes(storage_of(store.path).read(one.location, bytes_max=10**6)[0])
     with pytest.raises(Exception, match="has format 3, and this version"):
         Store.open(tmp_path)
+
+
+def test_opening_takes_no_request_for_each_snapshot_but_its_manifest(place: ObjectPath) -> None:
+    """What a crash left of a rewriting is found in the one listing."""
+    with contextlib.closing(Store.create(place, description=keyed.DESCRIPTION)) as store:
+        store.raise_epoch(None)
+        for number in range(1, 21):
+            parts = [
+                keyed.part(bank, keyed.nothing(), keyed.nothing(), None) for bank in keyed.BANKS
+            ]
+            store.publish(keyed.snapshot_of(number, parts))
+    left = place / "snapshots" / "P-7" / "Bank_accounts.changes.parquet"
+    storage_of(place).put(left, b"left")
+    before = object_store_of(place).counts.requests
+    with contextlib.closing(Store.open_writer(place)) as store:
+        assert object_store_of(place).counts.requests - before < 2 * 20
+        assert not storage_of(place).exists(left)
+        assert store.verify_all(lambda *_: None) == 20

@@ -22,6 +22,7 @@ from stillframe.store.bucket_history import BucketHistory
 from stillframe.store.history import (
     HistoryWriter,
     SnapshotBegan,
+    SnapshotPublished,
     SnapshotRemoved,
     WriterChanged,
     readable_history,
@@ -72,6 +73,7 @@ class BucketWriter:
         self._is_open = self._is_fenced = False
         self._history: BucketHistory | None = None
         self._unresolved: set[SnapshotId] = set()
+        self._left: dict[str, set[str]] = {}
         self._lease = Lease(path / LEASE, lost=self._fence)
         with explain_io_errors(path, "opened for writing"):
             self._lease.acquire(self._in_use)
@@ -110,10 +112,13 @@ class BucketWriter:
         try:
             self._resolve()
             history = self.open_history()
-            if snapshot not in history.pending:
+            has_begun = snapshot in history.pending
+            if not has_begun:
                 # The next writer must know what this one may still publish.
                 history.append(SnapshotBegan(snapshot))
             yield new
+            if not has_begun:
+                history.append(SnapshotPublished(snapshot, is_removal_noted=True))
         except FileExistsError:
             raise self._why_refused(snapshot) from None
         except BaseException as error:
@@ -153,10 +158,12 @@ class BucketWriter:
     def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
         """See ``writer.StoreWriter``."""
         names = {n for full in (True, False) for n in file_names(description, is_full=full)}
-        unlisted = sorted(names.difference(record.name for record in manifest.files))
+        unlisted = names.difference(record.name for record in manifest.files)
+        # As the store is opened, the names are known, and most often there is nothing to delete.
+        unlisted &= self._left.pop(str(manifest.snapshot), names)
         directory = self._snapshots / str(manifest.snapshot)
-        if self._is_open and unlisted:
-            self._storage.delete(directory / name for name in unlisted)
+        if unlisted:
+            self._storage.delete(directory / name for name in sorted(unlisted))
 
     def hide(self, snapshot: SnapshotId) -> None:
         """See ``writer.StoreWriter``."""
@@ -238,6 +245,7 @@ class BucketWriter:
             assert isinstance(one.location, ObjectPath)
             name, _, rest = one.location.relative_to(self._snapshots).partition("/")
             found.setdefault(name, {})[rest] = one.byte_count or 0
+        self._left = {name: {*files} for name, files in found.items()}
         unneeded: list[ObjectPath] = []
         for name, files in found.items():
             snapshot, directory = parse_snapshot_id(name), self._snapshots / name

@@ -27,6 +27,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, assert_never
 
@@ -47,6 +48,8 @@ FILE_BYTES_MAX = 2**20
 READ_BYTES_MAX = 2 * FILE_BYTES_MAX
 UNWRITTEN_BYTES_MAX = 2**18
 """Maximum size of lines that are kept while the disk is full."""
+_READER_COUNT = 16
+"""Requests to an object store at the same time."""
 _TEXT_LENGTH_MAX = 2000
 SHORTEST_LINE_BYTES = 100
 """Minimum length of a line that gives a snapshot its number."""
@@ -364,7 +367,13 @@ def lost_snapshots(store: Location) -> list[SnapshotId]:
     """Return the published snapshots that are missing although no writer removed them, as far
     back as the history reaches; a writer may publish and remove others meanwhile. A Damaged if a
     line was changed: then nothing is known."""
-    lost = {snapshot for snapshot in _kept(store) if not is_published(store, snapshot)}
+    kept = sorted(_kept(store))
+    if isinstance(store, ObjectPath):
+        with ThreadPoolExecutor(_READER_COUNT) as readers:
+            are_there = list(readers.map(lambda snapshot: is_published(store, snapshot), kept))
+    else:
+        are_there = [is_published(store, snapshot) for snapshot in kept]
+    lost = {snapshot for snapshot, is_there in zip(kept, are_there, strict=True) if not is_there}
     if lost:
         # One that was removed meanwhile has a line now: that is written first.
         lost &= _kept(store)

@@ -168,7 +168,7 @@ def check_only_begun(path: Location) -> None:
 
 
 def _check_no_snapshots(path: Location) -> None:
-    if published_names(path / SNAPSHOTS):
+    if next(published_names(path / SNAPSHOTS), None) is not None:
         raise Damaged(
             f"{path / HEAD} is missing: put it back from a copy of the store", path=path / HEAD
         )
@@ -187,7 +187,7 @@ def make_store(path: Path, head: Head) -> None:
 def continued(path: Location, existing: Head, head: Head) -> Head:
     """Return the head with which a new store takes over one of the same topology without
     snapshots; a UsageError if that is another one."""
-    if published_names(path / SNAPSHOTS):
+    if next(published_names(path / SNAPSHOTS), None) is not None:
         raise UsageError(
             f"the store {path} already has snapshots: restore from it, or give another "
             "directory for a fresh start"
@@ -209,19 +209,18 @@ def visible(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if not path.name.startswith(".")]
 
 
-def published_names(snapshots: Location) -> list[str]:
-    """Return the names of what is published in the directory of all snapshots; in an object store,
+def published_names(snapshots: Location) -> Iterator[str]:
+    """Yield the names of what is published in the directory of all snapshots; in an object store,
     of what has a manifest that is no tombstone."""
     if isinstance(snapshots, Path):
-        return [path.name for path in visible(snapshots)]
+        yield from (path.name for path in visible(snapshots))
+        return
     with explain_io_errors(snapshots, "read"):
-        below = storage_of(snapshots).files_below(snapshots)
-        found = [one.location.parent for one in below if one.location.name == MANIFEST]
-        return [
-            place.name
-            for place in found
-            if isinstance(place, ObjectPath) and place.parent == snapshots and _has_manifest(place)
-        ]
+        for one in storage_of(snapshots).files_below(snapshots):
+            place = one.location.parent
+            is_manifest = one.location.name == MANIFEST and place.parent == snapshots
+            if is_manifest and isinstance(place, ObjectPath) and _has_manifest(place):
+                yield place.name
 
 
 def _names(directory: Location) -> set[str]:

@@ -17,7 +17,7 @@ from stillframe.runtime.os_process import require_channel_files
 from stillframe.runtime.process.loop_host import LoopHost
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.runtime.run_file import find_running
-from stillframe.storage.location import local_path, locate
+from stillframe.storage.location import Location, local_path, locate
 from stillframe.topology import ExternalProcess, Topology
 
 
@@ -97,7 +97,7 @@ async def join(
     *,
     topology: Topology,
     state: object,
-    store: str | Path | None = None,
+    store: str | Location | None = None,
     coordinator: str | None = None,
     listen: str | None = None,
     tls: str | Path | None = None,
@@ -156,7 +156,7 @@ async def join(
     )
     hash_ = topology.description.hash
     if store is not None and (coordinator, listen, tls) == (None, None, None):
-        runtime = _local_runtime(process, hash_, local_path(store))
+        runtime = _local_runtime(process, hash_, locate(store))
     elif store is None and coordinator is not None and listen is not None and tls is not None:
         me = Credentials(process, 0, hash_, b"", str(local_path(tls).absolute()))
         there = Address.parse(coordinator, port=COORDINATOR_PORT)
@@ -184,7 +184,7 @@ async def join(
         await runtime.close()
 
 
-def _local_runtime(process: ProcessId, topology_hash: str, store: Path) -> ProcessRuntime:
+def _local_runtime(process: ProcessId, topology_hash: str, store: Location) -> ProcessRuntime:
     system = find_running(store)
     if system.has_tls:
         raise UsageError(
