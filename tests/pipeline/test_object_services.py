@@ -1,0 +1,193 @@
+"""Services of a pipeline in an object store: one program for each, whatever leases are worth."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stillframe.errors import Damaged, Refused, StoreError, Unavailable, UsageError
+from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline.locks import OBJECT_POLL_S, LeasedLock, is_running
+from stillframe.pipeline.log import LogWriter
+from stillframe.pipeline.metadata import ObjectMetadata, read_metadata, read_object_metadata
+from stillframe.pipeline.service import join
+from stillframe.pipeline.stopped import NotAtRest
+from stillframe.storage import lease
+from stillframe.storage.location import ObjectPath, locate
+from stillframe.storage.opened import requests_to, storage_of
+from stillframe.store.sealed_json import seal
+from tests.pipeline.faulty_store import Faults, faults
+from tests.pipeline.money import SCHEMA, TOTAL, Account, leave_behind, line, records
+
+__all__ = ["faults"]
+
+
+@pytest.fixture
+def shop() -> Pipeline:
+    """A pipeline ``mint -> till`` in memory."""
+    return line(place())
+
+
+def place() -> ObjectPath:
+    """Return a new place in memory."""
+    found = locate(f"memory://test-{secrets.token_hex(8)}/shop")
+    assert isinstance(found, ObjectPath)
+    return found
+
+
+def test_a_second_program_is_refused(shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first one renews its lease, whatever it does."""
+    monkeypatch.setattr("stillframe.pipeline.locks.WAIT_S", 0.0)
+    monkeypatch.setattr(lease, "LEASE_S", 0.2)
+    with join("till", pipeline=shop.path, state=Account()):
+        assert is_running(shop.path, "till")
+        with (
+            pytest.raises(Unavailable, match="another program runs service till"),
+            join("till", pipeline=shop.path, state=Account()),
+        ):
+            pass
+    assert not is_running(shop.path, "till")
+
+
+def test_of_two_that_start_at_once_one_joins(faults: Faults, shop: Pipeline) -> None:
+    """The other one was frozen between reading the state and taking its place."""
+    leave_behind(shop, 5)
+
+    def come_between(write: Callable[[], Any]) -> Any:
+        with faults.paused(), join("till", pipeline=shop.path, state=Account()) as first:
+            assert first.receive(timeout_s=0) is not None
+        return write()
+
+    # The first write is that of the lease.
+    with (
+        pytest.raises(Unavailable, match="has taken the place of service till"),
+        faults.at(1, come_between),
+        join("till", pipeline=shop.path, state=Account()),
+    ):
+        pass
+    state = Account()
+    with join("till", pipeline=shop.path, state=state) as till:
+        assert till.receive(timeout_s=0) is None
+
+
+def test_a_service_stops_if_another_program_appended(shop: Pipeline) -> None:
+    """It does not append after what it has not seen."""
+    metadata = read_metadata(shop.path)
+
+    def run() -> None:
+        with join("mint", pipeline=shop.path, state=Account(balance=TOTAL)) as mint:
+            mint.append("coins", records(1))
+            other = LogWriter(shop.path, metadata.dataflow.log("coins"), metadata)
+            other.append(records(2))
+            mint.append("coins", records(3))
+
+    with pytest.raises(Unavailable, match="another program has just written entry 1"):
+        run()
+    with pytest.raises(NotAtRest), join("mint", pipeline=shop.path, state=Account()):
+        pass
+
+
+def test_a_service_that_lost_its_lease_ends(
+    shop: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of its action: another program may have taken its place."""
+    locks: list[LeasedLock] = []
+    acquire = LeasedLock.acquire
+
+    def remembered(lock: LeasedLock) -> bool:
+        locks.append(lock)
+        return acquire(lock)
+
+    def run() -> None:
+        with join("till", pipeline=shop.path, state=Account()) as till:
+            till.boundary()
+            locks[0]._lease._lost()
+            till.boundary()
+
+    monkeypatch.setattr(LeasedLock, "acquire", remembered)
+    with pytest.raises(Unavailable, match="did not renew its lease"):
+        run()
+
+
+def test_after_a_restore_a_service_must_join_again(faults: Faults, shop: Pipeline) -> None:
+    """Here it was frozen: else its lease keeps the restore out."""
+    leave_behind(shop, 5)
+    shop.savepoint("begin")
+
+    def run() -> None:
+        with join("till", pipeline=shop.path, state=Account()) as till:
+            shop.restore("begin")
+            till.boundary()
+
+    with pytest.raises(Refused, match="is in epoch 2: start it again"):
+        run()
+
+
+def test_an_idle_service_polls_seldom(shop: Pipeline) -> None:
+    """One request for the pipeline, and one for each channel, ten times a second."""
+    with join("till", pipeline=shop.path, state=Account()) as till:
+        till.boundary()
+        before, began = requests_to(shop.path), time.monotonic()
+        assert till.receive(timeout_s=3.5 * OBJECT_POLL_S) is None
+        polls = (time.monotonic() - began) / OBJECT_POLL_S + 1
+        after = requests_to(shop.path)
+    assert before is not None
+    assert after is not None
+    assert 2 <= after.requests - before.requests <= 2 * polls
+
+
+def test_what_is_not_possible_there() -> None:
+    """Queries; a place that holds something else; another pipeline."""
+    root = place()
+    log = channel("coins", SCHEMA, source="mint", targets=["sums"])
+    with pytest.raises(UsageError, match="has the query sums: give a directory"):
+        Pipeline.create(root, queries=["sums"], services={"mint": Account}, channels=[log])
+    storage_of(root).put(root / "notes.txt", b"mine")
+    with pytest.raises(UsageError, match=r"it contains notes\.txt"):
+        line(root)
+    with pytest.raises(UsageError, match="is not a pipeline"):
+        Pipeline(root)
+    storage_of(root).delete([root / "notes.txt"])
+    assert line(root).epoch == line(root).epoch == 1
+    with pytest.raises(UsageError, match="a pipeline with different"):
+        Pipeline.create(root, services={"mint": Account}, channels=[])
+    leave_behind(line(root), 5)
+    line(root).snapshot()
+    with pytest.raises(UsageError, match="is not empty"):
+        line(root).fork("shop-1", root)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"published": {"shop": ((1, 10**17),)}, "last_snapshot": 10**17},
+        {"published": {"shop": ((2, 1),)}, "last_snapshot": 3},
+        {"published": {"shop": ((1, 2),)}, "last_snapshot": 1},
+        {"published": {"../x": ((1, 1),)}, "last_snapshot": 1},
+        {"epoch": 2},
+    ],
+)
+def test_forged_metadata_are_damaged(shop: Pipeline, change: dict[str, Any]) -> None:
+    """Ids become paths, and ranges become lists."""
+    found, _ = read_object_metadata(shop.path)
+    members = {name: getattr(found, name) for name in ObjectMetadata.__struct_fields__}
+    path = shop.path / "pipeline.json"
+    storage_of(path).put(path, seal(ObjectMetadata(**(members | change))))
+    with pytest.raises(Damaged, match="does not describe a valid pipeline"):
+        shop.snapshots()
+
+
+def test_a_lost_data_file_is_noticed(shop: Pipeline) -> None:
+    """By whoever reads the channel, and by a restore."""
+    leave_behind(shop, 5, 7)
+    shop.snapshot()
+    data = shop.path / "channels" / "coins" / "epoch-1" / "data"
+    storage = storage_of(data)
+    storage.delete([storage.children(data)[0].location])
+    with pytest.raises(Damaged, match="is missing"):
+        list(shop.records("coins"))
+    with pytest.raises(StoreError):
+        shop.restore()
+    assert shop.epoch == 1
