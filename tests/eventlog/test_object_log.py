@@ -6,12 +6,15 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stillframe.eventlog import object_segments, writer
+from stillframe.eventlog import object_segments, window, writer
 from stillframe.eventlog.reader import Segment, list_segments
+from stillframe.eventlog.segments import MARKER_ACCEPTED, RECORDED
+from stillframe.model import Channel
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import object_store_of
 from stillframe.storage.storage import Version
@@ -345,6 +348,41 @@ def test_a_death_at_any_request_leaves_all_rows_that_were_written(
             break
     assert counts >= {2, 4, 6, 8}
     assert number == 6  # a stream, a longer one, a segment, a deletion, a segment
+
+
+def state_of(channel: Channel, sent: int, received: int) -> Any:
+    """Return the state of a channel, as far as a window looks at it."""
+    return SimpleNamespace(channel=channel, sent_count=sent, received_count=received)
+
+
+@pytest.mark.parametrize("at", [0, 1, 17, 38, 39])
+def test_few_segments_are_read_to_show_a_cut(
+    at: int, log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and wherever it is."""
+    monkeypatch.setattr(object_segments, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(window, "CONTEXT_ROWS", 8)
+    channels: list[Any] = []
+    for number in range(40):
+        if number == at:
+            logging.step(RECORDED, None, "P1-1", None)
+            for source in SOURCES:
+                logging.step(MARKER_ACCEPTED, source, "P1-1", [])
+            channels = [
+                *(state_of(Channel("P1", name), count, 0) for name, count in logging.sent.items()),
+                *(state_of(Channel(n, "P1"), 0, count) for n, count in logging.received.items()),
+            ]
+        act_and_wait(logging)
+    logging.writer.close()
+    assert len(names(log)) == 40
+    state = SimpleNamespace(processes=[SimpleNamespace(process="P1")], channels=channels)
+    snapshot: Any = SimpleNamespace(id="P1-1", epoch=3, state=state, excluded=())
+    with faulty(log) as requests:
+        lane = window.read_window(log, snapshot, window.WindowRequest(2, {}))["P1"]
+    assert [row.event for row in lane.rows if row.kind == RECORDED] == [at]
+    found = {row.event for row in lane.rows if row.snapshot is None}
+    assert found == {*range(max(1, at - 1), min(40, at + 2) + 1)}
+    assert len({request.key for request in requests.sent if request.method == "get"}) < 18
 
 
 def test_what_is_lost_at_the_very_end_is_said(

@@ -70,7 +70,7 @@ def test_files_that_go_while_they_are_listed_are_an_error_at_last(
     def is_gone(path: Path) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(reader, "_open_segment", is_gone)
+    monkeypatch.setattr(reader, "open_segment", is_gone)
     with pytest.raises(UsageError, match="change too fast to be listed"):
         list_segments(tmp_path)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -38,6 +38,8 @@ _READER_COUNT = 16
 _DEPTH = 3
 """How many names there are in the path of a segment below its log."""
 _Place = TypeVar("_Place", Path, ObjectPath)
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
@@ -154,15 +156,27 @@ def list_segments(log: Location, epoch: int | None = None) -> list[Segment]:
     UsageError: there is no event log; Damaged: something there does not belong to one, or is not
     what was written; OSError: it cannot be read.
     """
+
+    def list_all(paths: list[Location]) -> list[Segment]:
+        found = _open_all(paths)
+        return sorted(found, key=lambda s: (s.header.epoch, s.header.process, s.header.number))
+
+    return with_files(log, epoch, list_all)
+
+
+def with_files(
+    log: Location, epoch: int | None, use: Callable[[list[Location]], _Result]
+) -> _Result:
+    """Return what `use` makes of the paths of all segments of the event log `log`, or of one epoch:
+    those of one process together, by number. A process that still runs replaces and removes files:
+    `use` is called again if it raises FileNotFoundError. Errors are as for ``list_segments``."""
     log = locate(log)
     if not epochs(log):
         command = shell_command("run", "SYSTEM", "--event-log", log)
         raise UsageError(f"{log} holds no event log: write one with '{command}'")
     for _ in range(_LISTING_COUNT_MAX):
-        # A process that still runs replaces and removes files.
         with contextlib.suppress(FileNotFoundError):
-            found = _open_all(_files(log, epoch))
-            return sorted(found, key=lambda s: (s.header.epoch, s.header.process, s.header.number))
+            return use([*_files(log, epoch)])
     raise UsageError(
         f"the files in {log} change too fast to be listed: stop the program that removes them"
     )
@@ -231,15 +245,22 @@ def _visible(directory: Location) -> list[tuple[Location, bool]]:
     return [one for one in found if not one[0].name.startswith(".")]
 
 
-def _open_all(paths: Iterable[Location]) -> list[Segment]:
-    listed = list(paths)
-    if not any(isinstance(path, ObjectPath) for path in listed):
-        return [s for path in listed if (s := _open_segment(path)) is not None]
+def _open_all(paths: list[Location]) -> list[Segment]:
+    is_remote = any(isinstance(path, ObjectPath) for path in paths)
+    return [s for s in side_by_side(open_segment, paths, is_remote=is_remote) if s is not None]
+
+
+def side_by_side(
+    use: Callable[[_Argument], _Result], of: Sequence[_Argument], *, is_remote: bool
+) -> list[_Result]:
+    """Return what `use` makes of each argument; at the same time if each takes requests."""
+    if not is_remote:
+        return [*map(use, of)]
     with ThreadPoolExecutor(_READER_COUNT) as pool:
-        return [s for s in pool.map(_open_segment, listed) if s is not None]
+        return [*pool.map(use, of)]
 
 
-def _open_segment(path: Location) -> Segment | None:
+def open_segment(path: Location) -> Segment | None:
     """Return the segment at `path`; None for a stream that was cut short in its schema."""
     with as_written(path):
         if path.suffix == ".parquet":

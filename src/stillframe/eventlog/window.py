@@ -1,10 +1,12 @@
 """Reads the part of an event log around the cut of one snapshot, however long the log is.
 
 The counts of a snapshot locate its cut: the header of each segment has the number of messages
-before it. So few row groups are searched for the cut, in two columns, and only those around it are
-read.
+before it. So few segments are opened, however many there are, few row groups are searched for the
+cut, in two columns, and only those around it are read.
 """
 
+import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stillframe.errors import UsageError
-from stillframe.eventlog.reader import Segment, list_segments
+from stillframe.eventlog.reader import Segment, open_segment, side_by_side, with_files
 from stillframe.eventlog.segments import (
     ACCEPTED,
     MARKER_ACCEPTED,
@@ -27,7 +29,7 @@ from stillframe.eventlog.segments import (
 )
 from stillframe.eventlog.to_trace import foreign_channel
 from stillframe.model import Channel, ProcessId, Snapshot
-from stillframe.storage.location import Location
+from stillframe.storage.location import Location, ObjectPath
 
 CONTEXT_ROWS = 4096
 """How many rows are searched before the cut, and after it."""
@@ -65,28 +67,80 @@ class Lane(msgspec.Struct, frozen=True):
 def read_window(log: Location, snapshot: Snapshot, wanted: WindowRequest) -> dict[ProcessId, Lane]:
     """Return the log of each process around its cut. Raises as ``list_segments``, and NotInLog if
     the log does not contain the cut of a process that took part: not yet, no longer, or never."""
-    found = groupby(list_segments(log, snapshot.epoch), key=lambda segment: segment.header.process)
-    files = {process: list(own) for process, own in found}
     names = [s.process for s in snapshot.state.processes if s.process not in snapshot.excluded]
-    lanes: dict[ProcessId, Lane] = {}
-    for process in names:
-        lane = _Reading(process, snapshot, wanted).lane(files.get(process, []))
-        if lane is None:
-            raise NotInLog(
-                f"{log} does not contain the cut of {process} in snapshot {snapshot.id}: a "
-                "process writes its log twice a second, and the files of all machines must be in "
-                "one directory"
-            )
-        lanes[process] = lane
-    return lanes
+
+    def read(paths: list[Location]) -> dict[ProcessId, Lane]:
+        own = {name: [*of_one] for name, of_one in groupby(paths, key=lambda p: p.parent.name)}
+
+        def lane_of(process: ProcessId) -> Lane | None:
+            return _Reading(process, snapshot, wanted).lane(_Segments(own.get(process, [])))
+
+        lanes = side_by_side(lane_of, names, is_remote=isinstance(log, ObjectPath))
+        for process, lane in zip(names, lanes, strict=True):
+            if lane is None:
+                raise NotInLog(
+                    f"{log} does not contain the cut of {process} in snapshot {snapshot.id}: a "
+                    "process writes its log twice a second, and the files of all machines must be "
+                    "in one directory"
+                )
+        return {process: lane for process, lane in zip(names, lanes, strict=True) if lane}
+
+    return with_files(log, snapshot.epoch, read)
 
 
 class _Split(NamedTuple):
+    place: int  # of the segment
     segment: Segment
     group: int
 
     def tables(self, columns: Sequence[str] = SCHEMA.names) -> list[pa.Table]:
         return list(read_rows(self.segment.path, [self.group], columns))
+
+
+class _Segments:
+    """The segments of one process by number, each opened when it is needed."""
+
+    def __init__(self, paths: Sequence[Location]) -> None:
+        self._paths = paths
+        self._opened: dict[int, Segment | None] = {}
+
+    def last_before(self, message_count: int) -> int:
+        """Return the index of the last segment that begins before so many messages, or of the
+        first."""
+        numbers = range(len(self._paths))
+        return max(0, bisect_left(numbers, message_count, key=self._message_count) - 1)
+
+    def splits_from(self, index: int) -> Iterator[_Split]:
+        """Yield the splits of the segment with this index, and all after it."""
+        for number in range(index, len(self._paths)):
+            yield from self._splits(number)
+
+    def splits_before(self, split: _Split) -> Iterator[_Split]:
+        """Yield the splits before that one, the nearest first."""
+        own = [one for one in self._splits(split.place) if one.group < split.group]
+        yield from reversed(own)
+        for number in reversed(range(split.place)):
+            yield from reversed(self._splits(number))
+
+    def splits_after(self, split: _Split) -> Iterator[_Split]:
+        """Yield the splits after that one."""
+        yield from (one for one in self._splits(split.place) if one.group > split.group)
+        yield from self.splits_from(split.place + 1)
+
+    def _splits(self, index: int) -> list[_Split]:
+        segment = self._open(index)
+        groups = () if segment is None else segment.groups
+        return [_Split(index, segment, group) for group in groups if segment is not None]
+
+    def _message_count(self, index: int) -> int:
+        segment = self._open(index)
+        # Only the last one may have no whole schema yet.
+        return sys.maxsize if segment is None else _message_count(segment)
+
+    def _open(self, index: int) -> Segment | None:
+        if index not in self._opened:
+            self._opened[index] = open_segment(self._paths[index])
+        return self._opened[index]
 
 
 class _Reading:
@@ -104,18 +158,14 @@ class _Reading:
         received = sum(s.received_count for s in into if s.channel.source != process)
         self._message_count = received + sum(state.sent_count for state in out_of)
 
-    def lane(self, own: list[Segment]) -> Lane | None:
+    def lane(self, own: _Segments) -> Lane | None:
         """Return the rows around the cut in the segments of the process, if one has it."""
-        splits = [_Split(segment, group) for segment in own for group in segment.groups]
         # The cut is in the last file that begins before it for sure, or in one after that.
-        earlier = [s.header.number for s in own if _message_count(s) < self._message_count]
-        for index, split in enumerate(splits):
-            if split.segment.header.number < max(earlier, default=0):
-                continue
+        for split in own.splits_from(own.last_before(self._message_count)):
             if _message_count(split.segment) > self._message_count:
                 return None
             if cut := self._places(split.tables(["kind", "snapshot"]), RECORDED):
-                return self._select(self._read(splits, index, cut[0]))
+                return self._select(self._read(own, split, cut[0]))
         return None
 
     def _places(self, tables: Iterable[pa.Table], kind: str) -> list[int]:
@@ -128,24 +178,24 @@ class _Reading:
             row_count += len(table)
         return found
 
-    def _read(self, splits: list[_Split], index: int, cut: int) -> pa.Table:
-        """Return the rows around the cut, which is row `cut` of the split at `index`. Splits before
-        it are included until there is enough context, and splits after it until all markers have
+    def _read(self, own: _Segments, split: _Split, cut: int) -> pa.Table:
+        """Return the rows around the cut, which is row `cut` of `split`. Splits before it are
+        included until there is enough context, and splits after it until all markers have
         arrived."""
-        tables = splits[index].tables()
+        tables = split.tables()
         after_count = sum(map(len, tables)) - cut
         marker_count = len(self._places(tables, MARKER_ACCEPTED))
-        for split in reversed(splits[:index]):
+        for earlier in own.splits_before(split):
             if cut >= CONTEXT_ROWS:
                 break
-            before = split.tables()
+            before = earlier.tables()
             cut += sum(map(len, before))
             tables = [*before, *tables]
-        for split in splits[index + 1 :]:
+        for later in own.splits_after(split):
             has_markers = marker_count >= self._source_count and after_count >= CONTEXT_ROWS
             if has_markers or after_count >= AFTER_ROWS_MAX:
                 break
-            after = split.tables()
+            after = later.tables()
             after_count += sum(map(len, after))
             marker_count += len(self._places(after, MARKER_ACCEPTED))
             tables += after
