@@ -135,7 +135,7 @@ def test_a_damaged_manifest_is_a_no_and_hides_no_other_snapshot(
 
 
 def test_a_log_may_be_in_an_object_store(call: Call, log: Path, find: Find) -> None:
-    """An address names it; what can only be local, such as a checkpoint, is still refused."""
+    """An address names it; Spark's checkpoint is only local or in S3."""
     remote = copied(log, ObjectPath("memory://test-of-the-cli", "log"))
     find(verdict("A-1", 1), verdict(None, 1))
     result = call("log", "verify", remote)
@@ -144,7 +144,7 @@ def test_a_log_may_be_in_an_object_store(call: Call, log: Path, find: Find) -> N
     assert missing.exit_code == 2
     assert f"{remote}/none holds no event log" in missing.stderr
     refused = call("store", "follow", "s", "--checkpoint", remote)
-    assert (refused.exit_code, refused.stderr.count("only a local file or directory")) == (2, 1)
+    assert (refused.exit_code, refused.stderr.count("cannot hold a checkpoint")) == (2, 1)
 
 
 @pytest.mark.spark

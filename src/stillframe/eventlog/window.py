@@ -105,8 +105,8 @@ class _Segments:
         self._opened: dict[int, Segment | None] = {}
 
     def last_before(self, message_count: int) -> int:
-        """Return the index of the last segment that begins before so many messages, or of the
-        first."""
+        """Return the index of the last segment with fewer messages before it, else of the first
+        one."""
         numbers = range(len(self._paths))
         return max(0, bisect_left(numbers, message_count, key=self._message_count) - 1)
 
