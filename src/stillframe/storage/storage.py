@@ -3,12 +3,13 @@
 Whatever fails is an OSError: FileNotFoundError if something is missing, FileExistsError and
 ``Changed`` if a condition did not hold, else one whose ``strerror`` is a sentence. So callers treat
 local files and objects alike.
+
+Executors of a cluster import this module: it needs no more than Python.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-
-import msgspec
 
 from stillframe.storage.location import Location
 
@@ -84,7 +85,8 @@ class Storage(Protocol):
         ...
 
 
-class RequestCounts(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class RequestCounts:
     """Counts of requests to an object store.
 
     `repeated` are those among `requests` that were sent again after a failure. The bytes are those
