@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,11 +29,12 @@ from stillframe.analytics.log_checks import (
     check_group,
     plan_splits,
 )
+from stillframe.storage.location import Location, locate
 
 COLUMNS = ("event", "channel", "number", "snapshot", "recorded")
 KIB = 1024
-Verifier = Callable[[Path], int]
-"""Verifies the event log of that directory; returns how many snapshots are consistent."""
+Verifier = Callable[[Any], int]
+"""Verifies the event log at that location; returns how many snapshots are consistent."""
 
 DUCKDB = """
 WITH log AS (
@@ -97,7 +99,7 @@ def spark() -> Verifier:
     from stillframe.analytics.log_verification import log_pieces, verify  # noqa: PLC0415
     from stillframe.analytics.snapshot_verdicts import CONSISTENT  # noqa: PLC0415
 
-    def run(log: Path) -> int:
+    def run(log: Location) -> int:
         rows = verify(log_pieces(session, log)).collect()  # type: ignore[arg-type]
         return sum(row["verdict"] == CONSISTENT and row["snapshot"] is not None for row in rows)
 
@@ -200,7 +202,7 @@ def main(name: str) -> None:
     verify = VERIFIERS[name]()
     for line in sys.stdin:
         began = time.perf_counter()
-        count = verify(Path(line.strip()))
+        count = verify(locate(line.strip()))
         took_s = time.perf_counter() - began
         print(json.dumps({"count": count, "took_s": took_s, "peak_bytes": _peak_bytes()}))
         sys.stdout.flush()

@@ -91,7 +91,12 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     },
     "docs/spark-cluster.md": {
         "python": [CLUSTER, "tests/spark/test_s3.py::test_the_program_of_the_page_sets_them"],
-        "console": ["-", CLUSTER, "tests/spark/test_s3.py::test_the_commands_of_the_page_work"],
+        "console": [
+            "-",
+            CLUSTER,
+            CLUSTER,
+            "tests/spark/test_s3.py::test_the_commands_of_the_page_work",
+        ],
     },
     "docs/state.md": {
         "python": [

@@ -6,7 +6,7 @@ Three accounts with a channel each way; the money in balances and in transfers i
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -22,11 +22,13 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.process import Message, Process
+from stillframe.storage.location import Location
 from stillframe.store.manifest import FileRecord, Manifest, read_manifest
 from stillframe.store.sealed_json import seal
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
+Place = TypeVar("Place", bound=Location)
 TOTAL = 300
 CAUGHT = Channel("P1", "P2")
 """The channel on which every snapshot caught 5 transfers of 2."""
@@ -72,7 +74,7 @@ def snapshot(number: int) -> Snapshot:
     return Snapshot(SnapshotId("P1", number), 1, 0.0, 1.0, GlobalState(states, channels))
 
 
-def make_store(path: Path, *, snapshot_count: int) -> Path:
+def make_store(path: Place, *, snapshot_count: int) -> Place:
     """Make a store with snapshots P1-1, P1-2, ... in it, all sound."""
     store = Store.create(path, description=TOPOLOGY.description)
     store.raise_epoch(None)

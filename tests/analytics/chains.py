@@ -4,10 +4,10 @@ import copy
 import datetime
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from stillframe.model import Snapshot, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store.store import Store
 from tests.store.keyed_samples import (
     BANKS,
@@ -35,7 +35,7 @@ Cuts = dict[SnapshotId, dict[str, Fields]]
 
 
 def make_chains(
-    path: Path,
+    path: Location,
     seed: int,
     *,
     snapshot_count: int = 8,

@@ -266,14 +266,15 @@ def test_a_crash_leaves_the_old_tables(
     class PowerFailed(BaseException):
         """Nothing can be done about it."""
 
-    for step in ("write", "write_here", "_publish", "replace_durably", "seal"):
+    for step in ("write", "write_here", "publish", "replace_durably", "seal"):
+        owner = compaction._LocalTables if step == "publish" else compaction
         with monkeypatch.context() as patched:
 
             def fail(*_: Any, patched: pytest.MonkeyPatch = patched, **__: Any) -> None:
                 patched.setattr(shutil, "rmtree", lambda *_, **__: None)
                 raise PowerFailed
 
-            patched.setattr(compaction, step, fail)
+            patched.setattr(owner, step, fail)
             with pytest.raises(PowerFailed):
                 compact_store(spark, store, out)
         is_renamed = step in ("replace_durably", "seal")

@@ -55,7 +55,7 @@ def test_one_snapshot_needs_only_its_chain(spark: SparkSession, tmp_path: Path) 
             base for one in needed for base in (published.manifests[one].bases or {}).values()
         }
     for snapshot in published.manifests.keys() - needed:
-        shutil.rmtree(published.directory(snapshot))
+        shutil.rmtree(str(published.directory(snapshot)))
     left = read_published(tmp_path / "store")
     found = FullSnapshots(spark, left, [wanted]).table("Bank_accounts").toArrow()
     expected = Store.open(tmp_path / "store").tables(wanted)["Bank_accounts"]
@@ -68,11 +68,11 @@ def test_what_it_is_based_on_must_be_there(spark: SparkSession, tmp_path: Path) 
     published = read_published(tmp_path / "store")
     based = max(s for s, manifest in published.manifests.items() if manifest.bases)
     base = min((published.manifests[based].bases or {}).values())
-    manifest = published.directory(base) / "manifest.json"
+    manifest = Path(str(published.directory(base))) / "manifest.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
     with pytest.raises(Damaged, match=rf"snapshot {based} is based on .*manifest.json was changed"):
         FullSnapshots(spark, read_published(tmp_path / "store"), [based])
-    shutil.rmtree(published.directory(base))
+    shutil.rmtree(str(published.directory(base)))
     with pytest.raises(Damaged, match=f"is based on snapshot .*{base} is missing"):
         FullSnapshots(spark, read_published(tmp_path / "store"), [based])
 
@@ -122,7 +122,7 @@ def test_a_changed_byte_in_a_link_is_found(spark: SparkSession, tmp_path: Path) 
     """No row is made of bytes that are not what was written."""
     make_chains(tmp_path / "store", 4)
     published = read_published(tmp_path / "store")
-    path = next(published.directory(SnapshotId("P", 1)).glob("Bank_accounts.*"))
+    path = next(Path(str(published.directory(SnapshotId("P", 1)))).glob("Bank_accounts.*"))
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
     path.write_bytes(content)

@@ -18,13 +18,15 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from stillframe.spark.session import find_java
-from tests import nightly
+from tests import nightly, s3_servers
+from tests.s3_servers import S3Server
 from tests.sparks import POLLING, PYTHON_OF_WORKERS
 
 ROOT = Path(__file__).parent.parent.parent
 SPARK_HOME = Path(pyspark.__file__).parent
-NEEDED = ("numpy", "pandas", "pyarrow", "dateutil", "pytz", "tzdata", "six")
-"""What Spark asks of the Python of an executor that works with Arrow, and nothing else."""
+NEEDED = ("numpy", "pandas", "pyarrow", "dateutil", "pytz", "tzdata", "six", "obstore")
+"""What Spark asks of the Python of an executor that works with Arrow, what an object store needs,
+and nothing else."""
 
 DRIVER_TIMEOUT_S = 900
 
@@ -67,14 +69,16 @@ def named_python(directory: Path, python: Path) -> Path:
     return directory
 
 
-def environment(path: Path) -> dict[str, str]:
-    """Return the variables for a program of Spark's in which `path` is on the PATH."""
+def environment(path: Path, server: S3Server) -> dict[str, str]:
+    """Return the variables for a program of Spark's in which `path` is on the PATH, and which
+    finds an object store."""
     names = ("HOME", "LANG", "TMPDIR", nightly.SEED_VARIABLE)
     kept = {name: os.environ[name] for name in names if name in os.environ}
     # For every Java, executors as well. All other settings are Spark's own.
     options = os.environ.get("SPARK_SUBMIT_OPTS", "").split()
     return {
         **kept,
+        **s3_servers.environment(server),
         "JAVA_HOME": str(find_java()),
         "JDK_JAVA_OPTIONS": " ".join(
             [*(option for option in options if option.startswith("-X")), POLLING]
@@ -126,17 +130,18 @@ def part_of_spark(
 
 
 @contextlib.contextmanager
-def standalone(place: Path) -> Iterator[Cluster]:
+def standalone(place: Path, server: S3Server) -> Iterator[Cluster]:
     """Run a cluster of one coordinator of Spark's and two machines with a core each.
 
     Args:
         place: an empty directory for what they write.
+        server: the object store that the executors find in their environment.
     """
     python = bare_python(place)
     for module in ("msgspec", "stillframe"):
         assert not can_import(python, module), f"the executors would have {module} anyway"
     assert can_import(python, "pyarrow, pandas, numpy")
-    variables = environment(named_python(place / "of executors", python))
+    variables = environment(named_python(place / "of executors", python), server)
     deploy = "org.apache.spark.deploy"
     quiet = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with contextlib.ExitStack() as stack:
@@ -214,13 +219,14 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driver_in(place: Path) -> Iterator[Driver]:
+def driver_in(place: Path, server: S3Server) -> Iterator[Driver]:
     """Run a driver until the body ends.
 
     Args:
         place: an empty directory for what it says.
+        server: the object store that it finds in its environment.
     """
-    variables = environment(named_python(place / "of the driver", PYTHON_OF_WORKERS))
+    variables = environment(named_python(place / "of the driver", PYTHON_OF_WORKERS), server)
     log = place / "driver.log"
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -3,12 +3,11 @@
 Importing this package needs no Spark; calling what is in it does.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillframe.public_names import public_attribute
 from stillframe.spark.session import import_with_pyspark, spark_session
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location
 
 if TYPE_CHECKING:
     from stillframe.analytics.assembly import assemble
@@ -105,12 +104,12 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
 
 def audit_store(
-    store_path: str | Path, *, states_sql: str | None = None, messages_sql: str | None = None
+    store_path: str | Location, *, states_sql: str | None = None, messages_sql: str | None = None
 ) -> "Audit":
     """Check all snapshots of a store on Spark, in the active session or a new one.
 
     Args:
-        store_path: the directory of the store.
+        store_path: the directory of the store, or its address, such as ``s3://bucket/bank``.
         states_sql: an aggregate over process states, such as ``sum(balance)``.
         messages_sql: the same over messages in transit, such as ``sum(amount)``.
 
@@ -125,4 +124,4 @@ def audit_store(
     spark = spark_session()
     from stillframe.analytics.audit import audit  # noqa: PLC0415 - needs PySpark, which is there
 
-    return audit(spark, local_path(store_path), states_sql=states_sql, messages_sql=messages_sql)
+    return audit(spark, store_path, states_sql=states_sql, messages_sql=messages_sql)

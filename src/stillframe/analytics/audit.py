@@ -14,7 +14,6 @@ import decimal
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from stillframe.analytics.snapshot_verdicts import checked
 from stillframe.analytics.verified_parquet import first_line
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId
+from stillframe.storage.location import Location, locate
 from stillframe.store.history import explain_loss, lost_snapshots
 from stillframe.store.parquet import SNAPSHOT
 
@@ -90,12 +90,13 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 def audit(
     spark: SparkSession,
-    store_path: Path,
+    store_path: str | Location,
     *,
     states_sql: str | None = None,
     messages_sql: str | None = None,
 ) -> Audit:
     """Do what ``audit_store`` says in a given session; a running system may write to the store."""
+    store_path = locate(store_path)
     published = read_published(store_path)
     lost, history_damage = set[SnapshotId](), None
     try:

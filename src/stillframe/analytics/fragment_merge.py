@@ -6,7 +6,6 @@ Executors of a cluster run it: it needs no more than Arrow.
 import secrets
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -16,6 +15,8 @@ import pyarrow.parquet as pq
 
 from stillframe.durable_files import replace_by
 from stillframe.errors import Damaged, StoreError
+from stillframe.storage.location import ObjectPath, location_of
+from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import FRAGMENT_ADVICE, read_hashed
 from stillframe.store import parquet
 
@@ -62,7 +63,7 @@ def merge_files(
     """Write the file `path` of a snapshot from its fragments, in the order of the processes. Each
     must have the columns that `schemas` has for a file of that name in that topology. Every byte is
     verified and compared with the manifests."""
-    target = Path(path)
+    target = location_of(path)
     what, schema = target.name.partition(".")[0], schemas[topology][target.name]
     tables: list[pa.Table] = []
     for fragment in fragments:
@@ -74,16 +75,35 @@ def merge_files(
     if order := _ORDER.get(what):
         table = table.sort_by([(name, "ascending") for name in order])
     content = parquet.to_parquet(table)
-    # A unique name: the same task may be run twice, at the same time.
-    replace_by(target.with_name(f".{target.name}.{secrets.token_hex(8)}"), target, content)
+    if isinstance(target, ObjectPath):
+        _put(target, content)
+    else:
+        # A unique name: the same task may be run twice, at the same time.
+        replace_by(target.with_name(f".{target.name}.{secrets.token_hex(8)}"), target, content)
     return Merged(snapshot, target.name, len(content), sha256(content).hexdigest())
+
+
+def _put(target: ObjectPath, content: bytes) -> None:
+    """Write a file once: the same task may be run twice, and writes the same bytes."""
+    storage = storage_of(target)
+    try:
+        try:
+            storage.put_if_absent(target, content)
+        except FileExistsError:
+            if storage.read(target, bytes_max=len(content))[0] != content:
+                raise StoreError(
+                    f"{target} was written by another program meanwhile: assemble again",
+                    path=target,
+                ) from None
+    except OSError as error:
+        raise StoreError(f"{target} could not be written: {error.strerror}", path=target) from error
 
 
 def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema) -> pa.Table:
     """Return the rows of one process, if its files are what was written and fit its manifest."""
     links: list[pa.Table] = []
     for name, byte_count, digest in fragment["links"]:
-        path = Path(name)
+        path = location_of(name)
         content = read_hashed(path, byte_count, digest, advice=FRAGMENT_ADVICE)
         with parquet.as_written(path):
             row_count = pq.read_metadata(pa.BufferReader(content)).num_rows

@@ -8,7 +8,6 @@ can be merged as Spark can sort.
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,6 +19,7 @@ from stillframe.analytics import verified_parquet
 from stillframe.analytics.manifests import Published, read_complete
 from stillframe.errors import UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store.manifest import CHANNELS, MESSAGES, PROCESSES, keyed_file, links_of
 from stillframe.store.parquet import IS_REMOVED, KEY, PROCESS, SNAPSHOT, identity_of
 from stillframe.store.tables import (
@@ -223,7 +223,7 @@ class FullSnapshots:
         return verified_parquet.rows(self._spark, files, pa.schema([*_KEYED_SCHEMA, *plain]))
 
 
-def store_tables(spark: SparkSession, store_path: str | Path) -> dict[str, DataFrame]:
+def store_tables(spark: SparkSession, store_path: str | Location) -> dict[str, DataFrame]:
     """Return the tables of all snapshots of a store by name: ``processes``, ``messages``, and one
     for each keyed field, all with a column `_snapshot`, and ``channels``, with `snapshot`.
 

@@ -7,7 +7,6 @@ joined with any snapshot, and no task holds more than a row group and the counts
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ def log_pieces(spark: SparkSession, log: str | Location) -> DataFrame:
     return spark.createDataFrame(splits, SPLITS)
 
 
-def published_cuts(spark: SparkSession, store_path: str | Path) -> DataFrame:
+def published_cuts(spark: SparkSession, store_path: str | Location) -> DataFrame:
     """Return the counts of each channel of a store at the cuts of its snapshots, for `verify`.
 
     Every byte of the store is verified first, so that no damaged store is found consistent.

@@ -16,7 +16,7 @@ from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, ObjectPath, local_path, locate
 from stillframe.store import layout
 from stillframe.store.fragments import (
     FragmentManifest,
@@ -39,11 +39,13 @@ from stillframe.store.manifest import (
     reachable,
     read_manifest,
 )
-from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed
+from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX
 from stillframe.topology import Description
 
 _READER_COUNT = 16
-"""How many manifests are read at a time: on a remote disk each takes a round trip."""
+_OBJECT_READER_COUNT = 32
+"""How many manifests are read at a time: on a remote disk, or in an object store, each takes a
+round trip."""
 
 _ATTEMPT_COUNT = 5
 _Answer = TypeVar("_Answer")
@@ -58,7 +60,7 @@ class Published(msgspec.Struct, frozen=True):
     """The content of a store at one moment: its manifests in the order of publishing, and why
     others cannot be read. `path` is absolute, because tasks run where the session was started."""
 
-    path: Path
+    path: Location
     head: Head
     manifests: dict[SnapshotId, Manifest]
     damages: dict[SnapshotId, str]
@@ -68,7 +70,7 @@ class Published(msgspec.Struct, frozen=True):
         """Whether there is no snapshot, not even a damaged one."""
         return not self.manifests and not self.damages
 
-    def directory(self, snapshot: SnapshotId) -> Path:
+    def directory(self, snapshot: SnapshotId) -> Location:
         """Return the directory of a snapshot."""
         return self.path / layout.SNAPSHOTS / str(snapshot)
 
@@ -125,13 +127,14 @@ class Published(msgspec.Struct, frozen=True):
         return [entry_of(self.manifests, one, self.head, snapshots) for one in self.manifests]
 
 
-def read_published(store_path: str | Path) -> Published:
-    """Read all manifests of a store, which may be written to meanwhile."""
-    path = local_path(store_path)
+def read_published(store_path: str | Location) -> Published:
+    """Read all manifests of a store, which may be written to meanwhile. In an object store one
+    listing finds them."""
+    path = locate(store_path)
     layout.check_is_store(path)
     # In this order: the topology of each snapshot that is found is known then.
     snapshots = layout.snapshot_ids(path / layout.SNAPSHOTS)
-    head = read_sealed(path / layout.HEAD, Head)
+    head = layout.read_head(path)
     directories = [path / layout.SNAPSHOTS / str(snapshot) for snapshot in snapshots]
     read = partial(_read, topologies=head.described)
     found = dict(zip(snapshots, _side_by_side(read, directories), strict=True))
@@ -145,7 +148,8 @@ def read_published(store_path: str | Path) -> Published:
 
 
 def _side_by_side(read: Callable[[_Place], _Answer], places: Sequence[_Place]) -> list[_Answer]:
-    with ThreadPoolExecutor(_READER_COUNT) as pool:
+    is_remote = any(isinstance(place, ObjectPath) for place in places)
+    with ThreadPoolExecutor(_OBJECT_READER_COUNT if is_remote else _READER_COUNT) as pool:
         return list(pool.map(read, places))
 
 
@@ -163,7 +167,7 @@ def expected_of(head: Head) -> Expected:
     return Expected(FORMAT, MANIFEST, SEALED_BYTES_MAX, topologies)
 
 
-def read_complete(path: str | Path) -> Published:
+def read_complete(path: str | Location) -> Published:
     """Read all manifests of a store that something is compared with: one at least, none damaged."""
     published = read_published(path)
     for snapshot in published.damages:
@@ -175,21 +179,30 @@ def read_complete(path: str | Path) -> Published:
     return published
 
 
-def _read(directory: Path, topologies: Mapping[str, Description]) -> Manifest | str | None:
+def _read(directory: Location, topologies: Mapping[str, Description]) -> Manifest | str | None:
     """Return a manifest, what is wrong with it, or None if its snapshot was dropped meanwhile."""
     try:
         return read_manifest(directory, topologies)
     except Damaged as error:
-        return str(error) if directory.is_dir() else None
+        return str(error) if layout.is_published_at(directory) else None
 
 
-def is_apart(out: Path, other: Path) -> bool:
+def is_apart(out: Location, other: Location) -> bool:
     """Return whether neither directory is in the other."""
-    inner, outer = local_path(out).resolve(), other.resolve()
-    return inner != outer and outer not in inner.parents and inner not in outer.parents
+    inner, outer = (one if isinstance(one, ObjectPath) else one.resolve() for one in (out, other))
+    return not (_is_below(inner, outer) or _is_below(outer, inner))
 
 
-def while_published(path: Path, work: Callable[[Published], _Answer]) -> _Answer:
+def _is_below(place: Location, above: Location) -> bool:
+    """Return whether a place is another one, or in it."""
+    while place != above:
+        if place == place.parent:
+            return False
+        place = place.parent
+    return True
+
+
+def while_published(path: Location, work: Callable[[Published], _Answer]) -> _Answer:
     """Return the result of `work`, which must not read the store later. If files disappeared
     because of a drop or compaction in the store, the manifests have changed, and the work is
     repeated."""

@@ -112,9 +112,8 @@ def _evaluate(
 
 def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":
     """Return the store, to read, and the topology; errors name what is missing where tasks run."""
-    from pathlib import Path
-
     from stillframe.errors import Unavailable
+    from stillframe.storage.location import location_of
 
     try:
         from stillframe.imports import add_cwd_to_path
@@ -131,7 +130,7 @@ def _opened(spec: PredicateSpec) -> "tuple[Store, Topology]":
         raise UsageError(
             f"on Spark's executors: {error}. They need the same module in {spec.here}, or installed"
         ) from error
-    return Store.open(Path(spec.store)), topology
+    return Store.open(location_of(spec.store)), topology
 
 
 @functools.lru_cache(maxsize=8)

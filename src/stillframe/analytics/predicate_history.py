@@ -45,6 +45,8 @@ from stillframe.detect.predicate import (
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.spark.session import add_package
+from stillframe.storage.location import Location
+from stillframe.store.layout import is_published_at
 from stillframe.store.manifest import FILES, Manifest, reachable
 from stillframe.store.store import Store
 
@@ -141,7 +143,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect(
-    spark: SparkSession, store_path: str | Path, predicate: str, *, topology: str | None = None
+    spark: SparkSession, store_path: str | Location, predicate: str, *, topology: str | None = None
 ) -> DataFrame:
     """Evaluate a stable predicate on every snapshot of a store, of all its epochs.
 
@@ -317,7 +319,7 @@ def evaluate_sql(spark: SparkSession, published: Published, sql: str) -> dict[st
     damages = _damages(spark, published)
     answers = {
         str(snapshot): Answer(None, text, DAMAGED)
-        if published.directory(snapshot).is_dir()
+        if is_published_at(published.directory(snapshot))
         else Answer(None, WAS_DROPPED, DROPPED)
         for snapshot, text in damages.items()
     }

@@ -4,7 +4,6 @@ Functions take DataFrames and return DataFrames; nothing runs before an action.
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -65,7 +64,7 @@ _TIMES = ("initiated_at", "completed_at", "published_at")
 _COUNTS = ("snapshot", "source", "target", "sent_count", "received_count", "message_count")
 
 
-def snapshot_history(spark: SparkSession, store_path: str | Path) -> DataFrame:
+def snapshot_history(spark: SparkSession, store_path: str | Location) -> DataFrame:
     """Return a row for each snapshot of a store (`SNAPSHOTS_SCHEMA`), in the order of publishing.
 
     Every manifest is verified; one that is damaged has no row (``manifests.Published.damages``).

@@ -11,12 +11,13 @@ mistakes in it. It reads the tables as they were written, down to the number of 
 import datetime
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, StoreError
+from stillframe.storage.location import Location, ObjectPath, location_of
+from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import SNAPSHOT_ADVICE, read_hashed, read_sealed_content
 from stillframe.store import version_1
 from stillframe.store.parquet import NUMBER, PROCESS, SOURCE, TARGET, as_written, read_parquet
@@ -47,6 +48,9 @@ VERDICTS = pa.schema(
 Row = dict[str, Any]
 _DURATIONS = ("pause_s", "capture_s")
 _NO_MANIFEST = (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError)
+_TOMBSTONE = b'"poisoned":true'
+_TOMBSTONE_BYTES_MAX = 256
+"""What is in place of a manifest, in an object store, if there will never be one."""
 _CHANNEL_COLUMNS = ["source", "target", "sent_count", "received_count", "message_count", "encoded"]
 
 
@@ -70,7 +74,7 @@ class Expected(NamedTuple):
     topologies: Mapping[str, Topology]
 
 
-def verdict_for(directory: Path, expected: Expected) -> Row:
+def verdict_for(directory: Location, expected: Expected) -> Row:
     """Return the verdict on the snapshot published as `directory` (a row of `VERDICTS`). If it is
     compacted to a full one meanwhile, its manifest changes, and it is read again; one that was
     dropped is `INCOMPLETE`."""
@@ -87,7 +91,7 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
             row = known | _from_manifest(manifest)
             return row | _verdict(directory, manifest, expected)
         except Damaged as error:
-            if not directory.is_dir():
+            if not _is_published(directory, expected):
                 why = "it was deleted before it could be read"
                 return known | {"verdict": INCOMPLETE, "why": why}
             if content == before:
@@ -98,8 +102,21 @@ def verdict_for(directory: Path, expected: Expected) -> Row:
 def checked(directory: str, expected: Expected) -> tuple[str, bool, str, int | None]:
     """Return of the snapshot in `directory` its name, whether it is consistent, why not, and how
     many messages are in transit; None if it is damaged."""
-    row = verdict_for(Path(directory), expected)
+    row = verdict_for(location_of(directory), expected)
     return row["snapshot"], row["verdict"] == CONSISTENT, row["why"], row.get("message_count")
+
+
+def _is_published(directory: Location, expected: Expected) -> bool:
+    if not isinstance(directory, ObjectPath):
+        return directory.is_dir()
+    path = directory / expected.manifest
+    try:
+        start = storage_of(path).read_range(path, 0, _TOMBSTONE_BYTES_MAX)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
+    return _TOMBSTONE not in start
 
 
 def to_batch(rows: list[Row]) -> pa.RecordBatch:
@@ -114,7 +131,7 @@ def moment(seconds: float | None) -> datetime.datetime | None:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def _manifest(path: Path, content: bytes, expected: Expected) -> Row:
+def _manifest(path: Location, content: bytes, expected: Expected) -> Row:
     """Return the manifest at `path`, with the types that it must have."""
     try:
         found = json.loads(content)
@@ -171,7 +188,7 @@ def _from_manifest(manifest: Row) -> Row:
     }
 
 
-def _verdict(directory: Path, manifest: Row, expected: Expected) -> Row:
+def _verdict(directory: Location, manifest: Row, expected: Expected) -> Row:
     topology = expected.topologies[manifest["topology"]]
     tables = processes, channels, messages = topology.full[:3]
     content = {}

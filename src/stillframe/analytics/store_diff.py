@@ -6,7 +6,6 @@ value, and ``null`` a value that is None.
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from stillframe.analytics.full_snapshots import FullSnapshots, as_json, as_objec
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.snapshot_stats import channel_counts
 from stillframe.model import SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store.parquet import (
     KEY,
     KIND,
@@ -58,7 +58,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 def diff_store(
     spark: SparkSession,
-    store_path: str | Path,
+    store_path: str | Location,
     before: SnapshotId | str,
     after: SnapshotId | str,
 ) -> Difference:

@@ -11,7 +11,6 @@ no more than Arrow.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +33,7 @@ from stillframe.analytics.snapshot_verdicts import (
     to_batch,
     verdict_for,
 )
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, locate, location_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +47,7 @@ _TASK_SNAPSHOT_COUNT = 16
 
 def follow(
     spark: SparkSession,
-    store_path: str | Path,
+    store_path: str | Location,
     *,
     timeout_s: float | None = TIMEOUT_S,
     lag_s: float = 0.0,
@@ -76,7 +75,7 @@ def follow(
     """
     from stillframe.store.layout import check_is_store
 
-    path = local_path(store_path)
+    path = locate(store_path)
     check_is_store(path)
     register(spark)
     options = {"store": str(path.absolute()), "lag": str(lag_s)}
@@ -153,9 +152,10 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from stillframe.store.layout import check_is_store
             from stillframe.store.outcomes import OutcomeReader
 
-            check_is_store(Path(self._store))
+            store = location_of(self._store)
+            check_is_store(store)
             timeout_s = None if self._timeout is None else float(self._timeout)
-            self._outcomes = OutcomeReader(Path(self._store), timeout_s=timeout_s)
+            self._outcomes = OutcomeReader(store, timeout_s=timeout_s)
         if self._ahead is None or start != self._start:
             self._start, self._ahead = start, _cursor_of(start)
         now = (time.time() if self._until is None else self._until) - self._lag_s
@@ -171,18 +171,17 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return a task for some of the outcomes; all that it takes is in `end`."""
         from stillframe.analytics.manifests import expected_of
         from stillframe.model import SnapshotId
-        from stillframe.store.layout import HEAD, SNAPSHOTS
-        from stillframe.store.manifest import Head
+        from stillframe.store.layout import SNAPSHOTS, read_head
         from stillframe.store.outcomes import PUBLISHED
-        from stillframe.store.sealed_json import read_sealed
 
-        expected = expected_of(read_sealed(Path(self._store) / HEAD, Head))
+        store = location_of(self._store)
+        expected = expected_of(read_head(store))
         outcomes = _cursor_of(end).outcomes
         splits: list[InputPartition] = []
         for first in range(0, len(outcomes), _TASK_SNAPSHOT_COUNT):
             some = outcomes[first : first + _TASK_SNAPSHOT_COUNT]
             published = [
-                str(Path(self._store) / SNAPSHOTS / str(SnapshotId.parse(outcome.snapshot or "")))
+                str(store / SNAPSHOTS / str(SnapshotId.parse(outcome.snapshot or "")))
                 for outcome in some
                 if outcome.how == PUBLISHED
             ]
@@ -194,7 +193,8 @@ class VerdictReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the verdicts of one task."""
         assert isinstance(partition, InputSplit)
         rows = [
-            verdict_for(Path(directory), partition.expected) for directory in partition.directories
+            verdict_for(location_of(directory), partition.expected)
+            for directory in partition.directories
         ]
         yield to_batch([*rows, *partition.known])
 

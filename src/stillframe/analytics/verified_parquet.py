@@ -1,16 +1,20 @@
 """Parquet files as DataFrames, verified: no row comes from a changed byte.
 
 A task reads the bytes of a file once, compares them with their SHA-256, and makes rows of these
-same bytes. Executors of a cluster run it: it needs no more than Arrow.
+same bytes. In an object store, where each file takes a round trip, it reads several at a time.
+Executors of a cluster run it: it needs no more than Arrow, and obstore for an object store.
 """
 
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +31,8 @@ from pyspark.sql.types import StructType
 from stillframe.durable_files import disk_advice, sync
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable
 from stillframe.spark.session import add_package
+from stillframe.storage.location import Location, ObjectPath, location_of
+from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import read_hashed
 from stillframe.store.parquet import as_written, check_row_count, row_groups
 
@@ -41,10 +47,15 @@ _TASK_FILE_COUNT = 256
 """How much, and how many files, one task reads: starting it costs more than reading a small
 file."""
 _BATCH_ROW_COUNT = 1 << 16
+_AHEAD_COUNT = 16
+_AHEAD_BYTES = 2**26
+"""How many files, and how much, a task reads ahead from an object store."""
 _ERRORS = {kind.__name__: kind for kind in (Damaged, StoreError, NotConsistent, Unavailable)}
 _RAISED = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+?)\s*$", re.MULTILINE)
 _IN_PYTHON = "from the Python worker"
 FILE_ROW_COUNT = 2**23
+_OBJECT_BYTES = 2**27
+"""How much becomes one object: it is in memory until it is complete."""
 GROUP_ROW_COUNT = 2**20
 GROUP_BYTES = 2**26
 
@@ -62,19 +73,21 @@ def rows(spark: SparkSession, files: Sequence[File], schema: pa.Schema) -> DataF
     """Return the rows of files with the columns of `schema`. The first has the snapshot given with
     a file. Nothing is read before an action, inside ``spark_errors``."""
     struct = from_arrow_schema(schema)
-    read = partial(_read, schema=to_arrow_schema(struct, timezone="UTC"))
-    return _in_tasks(spark, files, [file[2] for file in files], read, struct)
+    rows_of = partial(_rows_of, schema=to_arrow_schema(struct, timezone="UTC"))
+    is_remote = any(isinstance(location_of(file[1]), ObjectPath) for file in files)
+    work = _Work(_fetch, rows_of, is_remote)
+    return _in_tasks(spark, files, [file[2] for file in files], work, struct)
 
 
 def damages(spark: SparkSession, files: Sequence[File]) -> dict[str, str]:
     """Return the paths of files that are not what was written, and why; runs a job."""
-    place = Path(files[0][1]).parent.parent if files else Path()
+    place = location_of(files[0][1]).parent.parent if files else Path()
     return dict(run(spark, place, files, [file[2] for file in files], _damage))
 
 
 def run(
     spark: SparkSession,
-    place: Path,
+    place: Location,
     items: Sequence[tuple[Any, ...]],
     sizes: Sequence[int],
     work: Callable[..., Any],
@@ -84,15 +97,25 @@ def run(
     that it reads."""
     if not items:
         return []
+    answering = _Work(work, _answers, isinstance(place, ObjectPath))
     with spark_errors(place):
-        return _collect(_in_tasks(spark, items, sizes, partial(_answers, work=work), _ANSWER))
+        return _collect(_in_tasks(spark, items, sizes, answering, _ANSWER))
+
+
+class _Work(NamedTuple):
+    """The two steps for each item: `fetch` reads files, in several threads if they are in an object
+    store, and `rows_of` makes rows of what it returns."""
+
+    fetch: Callable[..., Any]
+    rows_of: Callable[[Any], Iterator[pa.RecordBatch]]
+    is_remote: bool
 
 
 def _in_tasks(
     spark: SparkSession,
     items: Sequence[tuple[Any, ...]],
     sizes: Sequence[int],
-    work: Callable[..., Iterator[pa.RecordBatch]],
+    work: _Work,
     schema: StructType | str,
 ) -> DataFrame:
     """Return the rows that tasks make of items; large ones are spread."""
@@ -102,23 +125,37 @@ def _in_tasks(
     cores = spark.sparkContext.defaultParallelism
     count = max(1, min(len(items), max(by_size, by_number, cores)))
     largest_first = sorted(range(len(items)), key=lambda index: -sizes[index])
-    encoded = [json.dumps(items[index]) for index in largest_first]
+    encoded = [json.dumps((sizes[index], items[index])) for index in largest_first]
     tasks = [place % count for place in range(len(items))]
     listed = spark.createDataFrame(pa.table([encoded, tasks], schema=_ITEMS))
     spread = listed.repartitionById(count, F.col("task"))
     return spread.mapInArrow(partial(_each, work=work), schema)
 
 
-def _each(
-    batches: Iterable[pa.RecordBatch], work: Callable[..., Iterator[pa.RecordBatch]]
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for item in batch.column("item").to_pylist():
-            yield from work(*json.loads(item))
+def _each(batches: Iterable[pa.RecordBatch], work: _Work) -> Iterator[pa.RecordBatch]:
+    encoded = (item for batch in batches for item in batch.column("item").to_pylist())
+    items = map(json.loads, encoded)
+    if work.is_remote:
+        fetched = _ahead(items, work.fetch)
+    else:
+        fetched = (work.fetch(*item) for _, item in items)
+    for found in fetched:
+        yield from work.rows_of(found)
 
 
-def _answers(*item: object, work: Callable[..., object]) -> Iterator[pa.RecordBatch]:
-    answer = work(*item)
+def _ahead(items: Iterable[tuple[int, Sequence[Any]]], fetch: Callable[..., Any]) -> Iterator[Any]:
+    """Yield what `fetch` returns for each item, in order, while later ones are fetched."""
+    waiting: deque[tuple[int, Future[Any]]] = deque()
+    with ThreadPoolExecutor(_AHEAD_COUNT) as pool:
+        for size, item in items:
+            waiting.append((size, pool.submit(fetch, *item)))
+            while len(waiting) > _AHEAD_COUNT or sum(one[0] for one in waiting) > _AHEAD_BYTES:
+                yield waiting.popleft()[1].result()
+        while waiting:
+            yield waiting.popleft()[1].result()
+
+
+def _answers(answer: object) -> Iterator[pa.RecordBatch]:
     if answer is not None:
         yield _to_batch(answer)
 
@@ -180,13 +217,13 @@ def first_line(error: PySparkException) -> str:
 
 def _damage(_: str | None, path: str, *promised: Any) -> tuple[str, str] | None:
     try:
-        _content(Path(path), *promised)
+        _content(location_of(path), *promised)
     except (Damaged, NotConsistent) as error:
         return path, str(error)
     return None
 
 
-def _content(path: Path, byte_count: int, digest: str, row_count: int | None) -> bytes:
+def _content(path: Location, byte_count: int, digest: str, row_count: int | None) -> bytes:
     content = read_hashed(path, byte_count, digest)
     if row_count is not None:
         with as_written(path):
@@ -195,12 +232,17 @@ def _content(path: Path, byte_count: int, digest: str, row_count: int | None) ->
     return content
 
 
-def _read(
-    snapshot: str | None, path: str, *promised: Any, schema: pa.Schema
+def _fetch(snapshot: str | None, path: str, *promised: Any) -> tuple[str | None, Location, bytes]:
+    place = location_of(path)
+    return snapshot, place, _content(place, *promised)
+
+
+def _rows_of(
+    fetched: tuple[str | None, Location, bytes], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
+    snapshot, path, content = fetched
     names = schema.names if snapshot is None else schema.names[1:]
-    content = _content(Path(path), *promised)
-    with as_written(Path(path)):
+    with as_written(path):
         for group in row_groups(content, names):
             columns = group.columns
             if snapshot is not None:
@@ -209,28 +251,29 @@ def _read(
             yield from table.cast(schema).to_batches(max_chunksize=_BATCH_ROW_COUNT)
 
 
-def write(rows: DataFrame, directory: Path) -> list[Written]:
-    """Write rows to new files in `directory`, which every executor sees. The files are on the disk
-    then; their names in the directory are not, and those of failed tasks are not returned. Run it
-    inside ``spark_errors``."""
+def write(rows: DataFrame, directory: Location) -> list[Written]:
+    """Write rows to new files in `directory`, which every executor sees. The files are on the disk,
+    or in the object store, then; their names in a local directory are not, and those of failed
+    tasks are not returned. Run it inside ``spark_errors``."""
     add_package(rows.sparkSession)
     schema = to_arrow_schema(rows.schema, timezone="UTC")
     task = partial(_write, directory=directory.absolute(), schema=schema)
     return [Written(*answer) for answer in _collect(rows.mapInArrow(task, _ANSWER))]
 
 
-def write_here(table: pa.Table, path: Path) -> Written:
+def write_here(table: pa.Table, path: Location) -> Written:
     """Write a table to a new file, here on the driver."""
     return _write_file(iter([table]), path, table.schema)
 
 
 def _write(
-    batches: Iterable[pa.RecordBatch], directory: Path, schema: pa.Schema
+    batches: Iterable[pa.RecordBatch], directory: Location, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     groups = _groups(batches, schema)
+    bytes_max = _OBJECT_BYTES if isinstance(directory, ObjectPath) else math.inf
     for first in groups:
         path = directory / f"{secrets.token_hex(16)}.parquet"
-        yield _to_batch(_write_file(_limited(first, groups), path, schema))
+        yield _to_batch(_write_file(_limited(first, groups, bytes_max), path, schema))
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -247,30 +290,43 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
         yield pa.Table.from_batches(held).cast(schema)
 
 
-def _limited(first: pa.Table, groups: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield `first`, and more groups until a file has enough rows."""
+def _limited(first: pa.Table, groups: Iterator[pa.Table], bytes_max: float) -> Iterator[pa.Table]:
+    """Yield `first`, and more groups until a file has enough rows, or bytes in memory."""
     yield first
-    row_count = first.num_rows
-    while row_count < FILE_ROW_COUNT and (group := next(groups, None)) is not None:
+    row_count, byte_count = first.num_rows, first.nbytes
+    while (
+        row_count < FILE_ROW_COUNT
+        and byte_count < bytes_max
+        and (group := next(groups, None)) is not None
+    ):
         yield group
-        row_count += group.num_rows
+        row_count, byte_count = row_count + group.num_rows, byte_count + group.nbytes
 
 
-def _write_file(tables: Iterable[pa.Table], path: Path, schema: pa.Schema) -> Written:
+def _write_file(tables: Iterable[pa.Table], path: Location, schema: pa.Schema) -> Written:
     row_count = 0
+    buffer = io.BytesIO()
+    target = buffer if isinstance(path, ObjectPath) else path
     try:
-        with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False) as file:
+        with pq.ParquetWriter(target, schema, compression="zstd", store_schema=False) as file:
             for table in tables:
                 file.write_table(table, row_group_size=GROUP_ROW_COUNT)
                 row_count += table.num_rows
-        sync(path)
-        with path.open("rb") as written:
-            digest = hashlib.file_digest(written, "sha256").hexdigest()
+        if isinstance(path, ObjectPath):
+            content = buffer.getvalue()
+            storage_of(path).put(path, content)
+            byte_count, digest = len(content), hashlib.sha256(content).hexdigest()
+        else:
+            sync(path)
+            with path.open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            byte_count = path.stat().st_size
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else error
+        is_local = isinstance(path, Path)
+        why = os.strerror(error.errno) if is_local and error.errno else error.strerror or error
         raise StoreError(
             f"{path} could not be written: {why}: {disk_advice(error)}; the tables published "
             "there before are unchanged",
             path=path,
         ) from error
-    return Written(path.name, row_count, path.stat().st_size, digest)
+    return Written(path.name, row_count, byte_count, digest)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, groupby
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stillframe.analytics import audit_store
@@ -12,7 +11,7 @@ from stillframe.analytics.manifests import Published, read_published, while_publ
 from stillframe.analytics.predicate_eval import DAMAGED
 from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
-from stillframe.cli.options import CLASSES, MASTER, StoreDirectory, event_log_option
+from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 from stillframe.storage.location import Location
 
@@ -60,7 +59,7 @@ app = Commands()
 
 @app.add("store audit money --states 'sum(balance)' --messages 'sum(amount)'")
 def audit(
-    path: StoreDirectory,
+    path: StorePath,
     states_sql: str | None = option("SQL", "SQL aggregate over process states.", "--states"),
     messages_sql: str | None = option(
         "SQL", "SQL aggregate over messages in transit.", "--messages"
@@ -94,7 +93,7 @@ def audit(
 
 @app.add("store stats money", "store stats money --event-log money.log")
 def stats(
-    path: StoreDirectory,
+    path: StorePath,
     event_log: Location | None = event_log_option(
         "Event log of the system. Adds the paths of the slowest markers."
     ),
@@ -115,7 +114,7 @@ def stats(
 
 
 def _find_history(
-    spark: "SparkSession", path: Path, published: Published, log: Location | None
+    spark: "SparkSession", path: Location, published: Published, log: Location | None
 ) -> Fields:
     """Return what Spark finds, as rows; `in_transit` without channels on which nothing was."""
     from stillframe.analytics import log_events, snapshot_stats, verified_parquet  # noqa: PLC0415
@@ -193,7 +192,7 @@ def _put_paths(hops: list[Fields]) -> None:
 
 @app.add("store diff money P1-16 P1-17")
 def diff(
-    path: StoreDirectory,
+    path: StorePath,
     before: str = argument("A", "First snapshot or savepoint."),
     after: str = argument("B", "Second snapshot or savepoint."),
     where: str = MASTER,
@@ -293,7 +292,7 @@ def _put_rows(
     "store detect money 'select _snapshot, sum(balance) < 100 from processes group by _snapshot'",
 )
 def detect(
-    path: StoreDirectory,
+    path: StorePath,
     name: str = argument(
         "PREDICATE",
         "termination, deadlock, loss or MODULE:FUNCTION, as for 'detect'; or an SQL"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stillframe.analytics.snapshot_verdicts import INCONSISTENT
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, conclude, option, signals
-from stillframe.cli.options import DURATION, MASTER, StoreDirectory, event_log_option
+from stillframe.cli.options import DURATION, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
 from stillframe.cli.spark_session import with_zone
 from stillframe.errors import StillframeError
@@ -70,7 +70,7 @@ class Verdicts:
     "store follow money", "store follow money --event-log money.log --checkpoint judged --json"
 )
 def follow(
-    path: StoreDirectory,
+    path: StorePath,
     event_log: Location | None = event_log_option(
         "Event log of the system. Checks snapshots against it too, after 2 s; after 4 s in an "
         "object store."

@@ -20,7 +20,6 @@ StorePath = Annotated[
     Location,
     typer.Argument(metavar="STORE", help="Directory of the store, or address, as s3://bucket/dir."),
 ]
-StoreDirectory = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
 _SNAPSHOT = "Id of a snapshot, such as P1-17, or name of a savepoint."
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
 OptionalSnapshotName = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]

@@ -14,7 +14,7 @@ from stillframe.analytics.manifests import Published, places_of, read_published
 from stillframe.analytics.snapshot_verdicts import CONSISTENT, INCOMPLETE, INCONSISTENT
 from stillframe.cli import output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
-from stillframe.cli.options import KEEP, MASTER, StoreDirectory
+from stillframe.cli.options import KEEP, MASTER, StorePath
 from stillframe.errors import Damaged, UsageError
 from stillframe.eventlog.reader import epochs, list_segments
 from stillframe.model import SnapshotId, natural_order
@@ -39,7 +39,7 @@ app = Commands()
 @app.add("log verify money.log --store money")
 def verify(
     log: Location = LOG,
-    store: Path | None = option(
+    store: Location | None = option(
         "DIR", "Store of the same system, to compare its snapshots with the log."
     ),
     epoch: int | None = option("N", "Check only this epoch of the system.  [default: all]"),
@@ -252,8 +252,8 @@ def _places(pieces: "DataFrame", row: Fields) -> str:
     "store compact money --out audited --snapshot P1-17",
 )
 def compact(
-    path: StoreDirectory,
-    out: Path = option(
+    path: StorePath,
+    out: Location = option(
         "DIR",
         "Directory of the tables. If it exists, only new snapshots are added.",
         default=...,
