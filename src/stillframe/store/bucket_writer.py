@@ -157,7 +157,7 @@ class BucketWriter:
 
     def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
         """See ``writer.StoreWriter``."""
-        names = {n for full in (True, False) for n in file_names(description, is_full=full)}
+        names = _names(description)
         unlisted = names.difference(record.name for record in manifest.files)
         # As the store is opened, the names are known, and most often there is nothing to delete.
         unlisted &= self._left.pop(str(manifest.snapshot), names)
@@ -170,10 +170,14 @@ class BucketWriter:
         self._resolve()
         self._storage.delete([self._snapshots / str(snapshot) / MANIFEST])
 
-    def erase(self, snapshot: SnapshotId) -> None:
+    def erase(self, snapshot: SnapshotId, description: Description | None) -> None:
         """See ``writer.StoreWriter``."""
-        found = self._storage.files_below(self._snapshots / str(snapshot))
-        self._storage.delete(one.location for one in found)
+        directory = self._snapshots / str(snapshot)
+        if description is None:
+            found = [one.location for one in self._storage.files_below(directory)]
+        else:
+            found = [directory / name for name in sorted(_names(description))]
+        self._storage.delete(found)
 
     def close(self) -> None:
         """See ``writer.StoreWriter``."""
@@ -292,3 +296,8 @@ class BucketWriter:
     def _check(self) -> None:
         if self._is_fenced:
             raise self._fenced()
+
+
+def _names(description: Description) -> set[str]:
+    """Return the names that files of a snapshot may have."""
+    return {name for full in (True, False) for name in file_names(description, is_full=full)}

@@ -490,5 +490,6 @@ class Store(StoreReader):
                         if writer.notes_are_needed:
                             raise
                     writer.hide(snapshot)
-                    self._published.pop(snapshot, None)
-                writer.erase(snapshot)
+                    manifest = self._published.pop(snapshot, None)
+                known = self._head.described
+                writer.erase(snapshot, None if manifest is None else known.get(manifest.topology))

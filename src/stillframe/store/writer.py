@@ -96,8 +96,9 @@ class StoreWriter(Protocol):
         """Make a snapshot invisible to readers, if it is not."""
         ...
 
-    def erase(self, snapshot: SnapshotId) -> None:
-        """Delete the files of a snapshot that is hidden."""
+    def erase(self, snapshot: SnapshotId, description: Description | None) -> None:
+        """Delete the files of a snapshot that is hidden; `description` is of its topology, if that
+        is known."""
         ...
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class DirectoryWriter:
             directory.rename(layout.dropped_path(directory))
         sync(self._snapshots)
 
-    def erase(self, snapshot: SnapshotId) -> None:
+    def erase(self, snapshot: SnapshotId, description: Description | None) -> None:
         """See ``StoreWriter``."""
         dropped = layout.dropped_path(self._snapshots / str(snapshot))
         if dropped.exists():
