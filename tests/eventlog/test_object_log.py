@@ -304,6 +304,29 @@ def test_a_log_that_is_there_is_not_written_over(
     assert f"{place}: it exists already: another program has written there" in trouble
 
 
+def test_the_last_rows_are_tried_once_more_at_the_end(
+    log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object store may be back, although the log would have waited before it tried again."""
+    monkeypatch.setattr(object_segments, "RETRY_S", 3600.0)
+    has_failed = threading.Event()
+
+    def when(_: str, __: ObjectPath) -> str | None:
+        how = None if has_failed.is_set() else "before"
+        has_failed.set()
+        return how
+
+    let_fail(monkeypatch, log, when)
+    logging.act("P2", ["P5"])
+    logging.hand_over()
+    has_failed.wait()
+    logging.act("P2", ["P5"])
+    logging.writer.close()
+    assert rows(log) == logging.rows
+    assert headers(log) == [(0, 0)]
+    assert len(logging.troubles) == 1
+
+
 def test_the_end_does_not_wait_for_the_object_store(
     log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ complete segment is put once, and never replaced, so a reader may read ranges of
 
 import contextlib
 import io
-import itertools
 import threading
 import time
 from collections import deque
@@ -36,8 +35,8 @@ RETRY_S = 2.0
 class ObjectSegments:
     """The segments of one process in the event log `log`.
 
-    A write that fails is repeated until it succeeds, or until `is_closing`; `report` is called each
-    time. Meanwhile rows wait in memory, as many as the caller allows.
+    A write that fails is repeated until it succeeds, and when `is_closing` once more; `report` is
+    called each time. Meanwhile rows wait in memory, as many as the caller allows.
     """
 
     def __init__(
@@ -56,17 +55,19 @@ class ObjectSegments:
 
     def put(self, path: ObjectPath, content: bytes, *, is_new: bool) -> None:
         """Write an object. One that `is_new` replaces none: another program may write this log."""
-        for number in itertools.count():
+        is_tried = is_last = False
+        while True:
             try:
                 storage = storage_of(path)
                 if not is_new:
                     storage.put(path, content)
-                elif not (number and self._has(path, content)):
+                elif not (is_tried and self._has(path, content)):
                     storage.put_if_absent(path, content)
             except Exception as error:
                 self._report(error)
-                if self._is_closing.wait(RETRY_S):
+                if is_last:
                     raise
+                is_tried, is_last = True, self._is_closing.wait(RETRY_S)
             else:
                 return
 
