@@ -11,6 +11,7 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
 from stillframe.pages import snapshot_documents as documents
+from stillframe.pipeline.files import exists
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.storage.location import Location, ObjectPath
@@ -38,7 +39,7 @@ def show(path: Location, options: ViewOptions) -> None:
             f"--out {options.out}: use a name that ends in .html, .svg or .png, which selects "
             "the format"
         )
-    if isinstance(path, Path) and (path / PIPELINE_FILE).exists():
+    if exists(path / PIPELINE_FILE):
         content, words, name = _of_pipeline(path, options, suffix)
     else:
         content, words, name = _of_store(path, options, suffix)
@@ -80,7 +81,7 @@ def _of_store(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes,
     return content, f"the cut of snapshot {snapshot}", str(snapshot)
 
 
-def _of_pipeline(path: Path, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
+def _of_pipeline(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
     if suffix != SUFFIX or options.event_log is not None:
         raise UsageError(
             f"{path} is a pipeline: its snapshots are shown as a page (.html), without --event-log"

@@ -17,6 +17,7 @@ from stillframe.detect.predicate import check_predicate_name
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
+from stillframe.pipeline.files import exists
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
@@ -97,7 +98,7 @@ def _target(
     log: Location | None,
     otlp: str | None,
 ) -> Iterator[Target]:
-    if isinstance(path, Path) and (path / PIPELINE_FILE).exists() and not is_store(path):
+    if exists(path / PIPELINE_FILE) and not is_store(path):
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
                 f"{path} is a pipeline: predicates, classes, an event log and traces apply to "

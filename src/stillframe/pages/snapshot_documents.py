@@ -7,7 +7,6 @@ of queries are in Spark's checkpoints; ``stillframe.spark.diff`` compares those.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
 from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
+from stillframe.pipeline.files import byte_count
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
 from stillframe.storage.location import Location
@@ -268,7 +268,7 @@ def _keys(before: dict[Any, Any], after: dict[Any, Any], budget: Budget) -> dict
 
 
 def pipeline_snapshot_document(
-    manifest: Manifest, *, is_current: bool, root: Path | None = None
+    manifest: Manifest, *, is_current: bool, root: Location | None = None
 ) -> dict[str, Any]:
     """Return the document of the page of a published snapshot. It has the first records in transit
     on each channel if the pipeline at `root` is given. A restore would start from the current one.
@@ -309,7 +309,7 @@ def pipeline_snapshot_document(
     }
 
 
-def pipeline_diff_document(root: Path, before: Manifest, after: Manifest) -> dict[str, Any]:
+def pipeline_diff_document(root: Location, before: Manifest, after: Manifest) -> dict[str, Any]:
     """Return the document of the page of the difference of two snapshots of the pipeline at `root`,
     whose logs say which epochs have written records. A barrier is no difference: every snapshot
     puts its own into every log."""
@@ -353,7 +353,7 @@ def _participant(fragment: ParticipantFragment, budget: Budget) -> dict[str, Any
 
 
 def _pipeline_channel(
-    manifest: Manifest, cut: ChannelCut, root: Path | None, budget: Budget
+    manifest: Manifest, cut: ChannelCut, root: Location | None, budget: Budget
 ) -> dict[str, Any]:
     """Return a channel for a page; if its records cannot be read, `error` says why."""
     shown: list[dict[str, Any]] = []
@@ -368,12 +368,12 @@ def _pipeline_channel(
 
 
 def _records(
-    root: Path, manifest: Manifest, cut: ChannelCut, budget: Budget
+    root: Location, manifest: Manifest, cut: ChannelCut, budget: Budget
 ) -> Iterator[dict[str, Any]]:
     reader = manifest.reader(root, cut.log)
     room = CHANNEL_MESSAGES_MAX
     for item in reader.entries(cut.position, cut.barrier):
-        sizes = (reader.data_path(item, file).stat().st_size for file in item.files)
+        sizes = (byte_count(reader.data_path(item, file)) for file in item.files)
         if room <= 0 or budget.is_spent or sum(sizes) > ITEM_BYTES_MAX:
             return
         rows = reader.table(item).slice(0, room).to_pylist()
@@ -402,7 +402,7 @@ def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[s
 
 
 def _channel_differences(
-    root: Path, before: Manifest, after: Manifest
+    root: Location, before: Manifest, after: Manifest
 ) -> Iterator[ChannelDifference]:
     """Yield the channels on which the records were not the same: as many, of the same epochs."""
     cuts = [{(cut.log, cut.target): cut for cut in m.channels} for m in (before, after)]
@@ -417,7 +417,7 @@ def _channel_differences(
             yield ChannelDifference(name, *figures)
 
 
-def _written(root: Path, cut: ChannelCut, manifest: Manifest) -> set[int]:
+def _written(root: Location, cut: ChannelCut, manifest: Manifest) -> set[int]:
     """Return the epochs in which records were written into a log before the cut; also those whose
     entries the log no longer has."""
     segments = manifest.segments[cut.log]

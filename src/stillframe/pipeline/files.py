@@ -61,6 +61,13 @@ def remove_tree(directory: Location) -> None:
         shutil.rmtree(directory)
 
 
+def byte_count(path: Location) -> int:
+    """Return the length of a file."""
+    if isinstance(path, ObjectPath):
+        return storage_of(path).read_end(path, 1)[1]
+    return path.stat().st_size
+
+
 def copy_into(source: Location, target: Location) -> None:
     """Give a file that never changes a second place: by a link, by a copy inside one bucket, or by
     reading and writing it."""

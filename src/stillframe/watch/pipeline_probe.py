@@ -16,11 +16,20 @@ from stillframe.errors import StillframeError
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log
 from stillframe.pipeline.files import exists
-from stillframe.pipeline.locks import POLL_S, is_running
+from stillframe.pipeline.locks import is_running, poll_s
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.metadata import PIPELINE_FILE, Metadata, checkpoint_path, read_metadata
+from stillframe.pipeline.metadata import (
+    PIPELINE_FILE,
+    Metadata,
+    ObjectMetadata,
+    checkpoint_path,
+    read_metadata,
+    read_object_metadata,
+)
 from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.stopped import service_status
+from stillframe.storage.location import Location, ObjectPath, local_path
+from stillframe.storage.storage import Version
 
 RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
 """The statuses of a query or service. An absent service has not joined; a dead one has lost its
@@ -75,10 +84,11 @@ class PipelineSample(msgspec.Struct, frozen=True):
 
 
 class PipelineProbe:
-    """Samples the pipeline in a directory repeatedly; one call at a time."""
+    """Samples a pipeline repeatedly; one call at a time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Location) -> None:
         self._root = root
+        self._known: tuple[ObjectMetadata, Version] | None = None
         self._identity: tuple[int, int] | None = None
         self._metadata: Metadata | None = None
         self._began_at = 0.0
@@ -106,6 +116,14 @@ class PipelineProbe:
         )
 
     def _read_metadata(self) -> Metadata:
+        if isinstance(self._root, ObjectPath):
+            self._known = read_object_metadata(self._root, self._known)
+            before, self._metadata = self._metadata, self._known[0]
+            if before is None or before.epoch != self._metadata.epoch:
+                # When that began is not known: it is changed for each snapshot.
+                self._began_at = time.time()
+                self._logs = self._probes(self._metadata)
+            return self._metadata
         path = self._root / PIPELINE_FILE
         status = path.stat() if path.exists() else None
         identity = None if status is None else (status.st_ino, status.st_mtime_ns)
@@ -113,16 +131,17 @@ class PipelineProbe:
             metadata = read_metadata(self._root)
             self._metadata, self._identity = metadata, identity
             self._began_at = 0.0 if status is None else status.st_mtime
-            self._logs = {
-                log.name: _LogProbe(self._root, log, metadata) for log in metadata.dataflow.logs
-            }
+            self._logs = self._probes(metadata)
         return self._metadata
+
+    def _probes(self, metadata: Metadata) -> "dict[str, _LogProbe]":
+        return {log.name: _LogProbe(self._root, log, metadata) for log in metadata.dataflow.logs}
 
     def _participant(self, metadata: Metadata, name: str, errors: list[str]) -> ParticipantSample:
         runs = self._is_running(name)
         with _collecting(errors):
             if name in metadata.dataflow.queries:
-                directory = checkpoint_path(self._root, metadata.epoch, name)
+                directory = checkpoint_path(local_path(self._root), metadata.epoch, name)
                 return _query_sample(directory, metadata.starts[name], runs=runs)
             found = service_status(self._root, metadata, name)
             status = DEAD if found.is_dead else STOPPED if found.has_joined else ABSENT
@@ -139,13 +158,13 @@ class PipelineProbe:
                 self._were_running.discard(name)
                 return False
             if attempt + 1 < attempts:
-                time.sleep(POLL_S)
+                time.sleep(poll_s(self._root))
         self._were_running.add(name)
         return True
 
 
 class _LogProbe:
-    def __init__(self, root: Path, log: Log, metadata: Metadata) -> None:
+    def __init__(self, root: Location, log: Log, metadata: Metadata) -> None:
         self._reader = LogReader(root, log, metadata.segments[log.name])
         self._tail = 0
         self._totals: dict[int, int] = {0: 0}

@@ -9,7 +9,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any, assert_never
 
 from stillframe.durable_files import shell_command
@@ -20,6 +19,7 @@ from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Progress
 from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.storage.location import Location
 from stillframe.watch import pipeline_document as document
 from stillframe.watch.metrics import MetricSet
 from stillframe.watch.pipeline_probe import PipelineProbe, PipelineSample
@@ -47,9 +47,9 @@ PIPELINE = "pipeline"
 
 
 class PipelineTarget(Target):
-    """The pipeline in a directory; `sample` is that of the last successful poll."""
+    """The pipeline in a directory or object store; `sample` is that of the last successful poll."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.pipeline = Pipeline(path)
         super().__init__(pipeline_snapshots(self.pipeline.path), PIPELINE)
         self.sample: PipelineSample | None = None

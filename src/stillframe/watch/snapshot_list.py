@@ -4,7 +4,6 @@ import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from stillframe.errors import StillframeError
@@ -99,7 +98,7 @@ def store_snapshots(store: Store) -> SnapshotList:
     )
 
 
-def pipeline_snapshots(root: Path) -> SnapshotList:
+def pipeline_snapshots(root: Location) -> SnapshotList:
     """Return the list of the snapshots of the pipeline in a directory. A published one never
     changes, so each is read once."""
 
