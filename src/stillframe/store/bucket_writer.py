@@ -17,6 +17,7 @@ from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
+from stillframe.storage.probe import PROBE, check_conditional_writes
 from stillframe.storage.storage import Changed
 from stillframe.store.bucket_history import BucketHistory
 from stillframe.store.history import (
@@ -78,6 +79,7 @@ class BucketWriter:
         with explain_io_errors(path, "opened for writing"):
             self._lease.acquire(self._in_use)
             try:
+                check_conditional_writes(self._snapshots)
                 self._take_over(head)
             except BaseException:
                 self.close()
@@ -254,7 +256,9 @@ class BucketWriter:
         for name, files in found.items():
             snapshot, directory = parse_snapshot_id(name), self._snapshots / name
             if snapshot is None:
-                continue  # readers report it
+                # Of a probe that was interrupted; readers report other names.
+                unneeded += [directory] if name.startswith(PROBE) else []
+                continue
             is_buried = 0 < files.get(MANIFEST, 0) <= TOMBSTONE_BYTES_MAX
             if MANIFEST in files and not is_buried:
                 if snapshot not in removed:
