@@ -29,7 +29,8 @@ from stillframe.analytics.log_checks import (
     check_group,
     plan_splits,
 )
-from stillframe.storage.location import Location, locate
+from stillframe.storage.location import Location, ObjectPath, locate
+from stillframe.storage.opened import storage_of
 
 COLUMNS = ("event", "channel", "number", "snapshot", "recorded")
 KIB = 1024
@@ -110,8 +111,11 @@ def scan() -> Verifier:
     """Spark reads the same columns."""
     session = _session()
 
-    def run(log: Path) -> int:
-        files = [str(path) for path in log.rglob("*.parquet")]
+    def run(log: Location) -> int:
+        if isinstance(log, ObjectPath):
+            files = [str(one.location) for one in storage_of(log).files_below(log)]
+        else:
+            files = [str(path) for path in log.rglob("*.parquet")]
         rows = session.read.parquet(*files).select(*COLUMNS)  # type: ignore[attr-defined]
         rows.write.format("noop").mode("overwrite").save()
         return 0

@@ -1,9 +1,9 @@
 """Fragments of snapshots on a disk, as processes write them, made of snapshots."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from stillframe.model import Fragment, IncomingRecord, ProcessId, Snapshot, SnapshotId
+from stillframe.storage.location import Location
 from stillframe.store.fragments import FragmentSource, FragmentTopology, FragmentWriter
 from stillframe.topology import Description
 
@@ -32,7 +32,7 @@ def fragments_of(snapshot: Snapshot) -> list[Fragment]:
 
 
 def write_fragments(
-    directory: Path,
+    directory: Location,
     description: Description,
     snapshots: Iterable[Snapshot],
     *,

@@ -1,5 +1,7 @@
 """Compacted tables in an object store: the same rows, and of two writers at once one wins."""
 
+import contextlib
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from stillframe.storage.reading import read_hashed
 from stillframe.store.store import Store
 from stillframe.topology import Column
 from tests.analytics import bank
+from tests.storage.faulty import DEATHS, ONCE, Died, Fault, faulty, nth
 
 
 def add(store: Path, number: int) -> None:
@@ -155,6 +158,30 @@ def test_a_crash_leaves_the_old_tables(tmp_path: Path, place: ObjectPath) -> Non
             writer.publish(written(writer, f"good{version}"))
         check_all_there(place)
         assert not [name for name in names_in(place) if "crashed" in name]
+
+
+@pytest.mark.parametrize("fault", [*DEATHS, *ONCE])
+def test_whatever_request_fails_the_catalog_lists_what_is_there(
+    tmp_path: Path, place: ObjectPath, fault: Fault
+) -> None:
+    """The program dies there, or the request is repeated."""
+    for number in itertools.count(1):
+        out = place / str(number)
+        with exclusive_writer(out, tmp_path / "s") as writer:
+            writer.publish(written(writer, "first"))
+        with faulty(out, nth(number, fault)) as requests, contextlib.suppress(Died):
+            with exclusive_writer(out, tmp_path / "s") as writer:
+                writer.publish(written(writer, "second"))
+            assert fault in ONCE or not requests.is_dead
+        version = read_catalog(out).version
+        assert version == 2 or (fault in DEATHS and version == 1)
+        check_all_there(out)
+        with exclusive_writer(out, tmp_path / "s") as writer:
+            writer.publish(written(writer, "third"))
+        check_all_there(out)
+        if len(requests.sent) < number:
+            break
+    assert number > 6
 
 
 def test_what_else_is_there_is_refused(tmp_path: Path, place: ObjectPath) -> None:

@@ -2,6 +2,9 @@
 
 A snapshot is what its processes recorded, whatever happened to the coordinator. Those whose
 fragments are complete go into a store that can be read, verified and restored like any other.
+
+In an object store, tasks put the files where they stay, and a manifest makes them a snapshot. A
+number that an interrupted run may still publish is never used again (``store.bucket_writer``).
 """
 
 import contextlib
@@ -10,6 +13,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -30,8 +35,11 @@ from stillframe.channel_accounting import imbalance
 from stillframe.durable_files import partial_path, replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import GlobalState, ProcessId, Reason, SnapshotId
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, ObjectPath, locate
+from stillframe.storage.owned import OwnedObject
+from stillframe.storage.reading import is_there
 from stillframe.store import history, layout
+from stillframe.store.bucket_writer import BucketWriter
 from stillframe.store.fragments import FragmentPlace
 from stillframe.store.manifest import (
     MANIFEST,
@@ -42,9 +50,10 @@ from stillframe.store.manifest import (
     with_topology,
 )
 from stillframe.store.parquet import read_parquet
-from stillframe.store.sealed_json import FORMAT, read_sealed, seal
+from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed, seal
 from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.tables import Tables
+from stillframe.store.writer import DirectoryWriter, StoreWriter
 from stillframe.topology import Description
 
 TIMEOUT_S = 10.0
@@ -99,66 +108,140 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: dict[int, str] = {}
 
 
+class _Output(msgspec.Struct, frozen=True):
+    """The store that is written to: what was there, the run of each epoch, and the numbers that
+    nothing can get any more. `points` are the restore points; new ones join them."""
+
+    published: Published
+    runs: Mapping[int, str]
+    buried: AbstractSet[SnapshotId]
+    writer: StoreWriter
+    lines: history.HistoryWriter
+    points: list[Group]
+
+
 @contextlib.contextmanager
 def _exclusive_writer(
-    out: Path, groups: Sequence[Group], good: Sequence[Group]
-) -> Iterator[tuple[Published, Mapping[int, str]]]:
-    """Write to the store `out` alone while the body runs, which gets what is there and the run of
-    each epoch; then record where a restore starts from. The topologies of `good` are known
-    before."""
+    out: Location, groups: Sequence[Group], good: Sequence[Group]
+) -> Iterator[_Output]:
+    """Write to the store `out` alone while the body runs; then record where a restore starts from.
+    The topologies of `good` are known before."""
     with layout.explain_io_errors(out, "written"):
-        out.mkdir(parents=True, exist_ok=True)
-        layout.check_unused(out)
-        lock = layout.take_lock(out)
-    try:
+        is_remote = isinstance(out, ObjectPath)
+        opened = _open_objects if is_remote else _open_directory
+        mark, writer = opened(out, groups, good)
+    with contextlib.closing(writer):
         with layout.explain_io_errors(out, "written"):
-            mark, path = _Mark(), out / layout.HEAD
-            if (out / layout.ASSEMBLED).exists():
-                mark = read_sealed(out / layout.ASSEMBLED, _Mark)
-            elif path.exists():
-                raise UsageError(
-                    f"{out} is a store of another kind: fragments are assembled into a separate "
-                    "store; give a new directory"
-                )
-            if path.exists() and read_sealed(path, Head).epoch > mark.epoch:
-                raise UsageError(
-                    f"a system was started from the store {out}, and has added its own "
-                    "snapshots: give a new directory"
-                )
-            runs = dict(mark.runs)
-            for group in good:
-                runs.setdefault(group.epoch, str(group.run))
-            epoch = max(mark.epoch, *(group.epoch for group in groups if group.fragments))
-            # First of all: without it a crash would leave a store of another kind.
-            replace_durably(out / layout.ASSEMBLED, seal(_Mark(epoch=epoch, runs=runs)))
-            if not path.exists():
-                present = good[-1].described
-                head = Head(reference=present.reference, description=present.description)
-                layout.make_store(out, head)
-            layout.remove_unfinished(out)
             published = read_published(out)
             for why in published.damages.values():
                 raise Damaged(why)
-            _put_topologies(out, published.head, good)
-        yield published, runs
+            _put_topologies(writer, published.head, good)
+            lines = writer.open_history()
+        there = published.manifests
+        points = [g for g in good if g.snapshot in there and there[g.snapshot].is_restore_point]
+        with contextlib.closing(lines):
+            yield _Output(published, mark.runs, _buried(published), writer, lines, points)
         with layout.explain_io_errors(out, "written"):
-            _put_epoch(out, epoch, groups)
-    finally:
+            _put_epoch(writer, out, mark.epoch, groups)
+
+
+def _open_directory(
+    out: Location, groups: Sequence[Group], good: Sequence[Group]
+) -> tuple[_Mark, StoreWriter]:
+    assert isinstance(out, Path)
+    out.mkdir(parents=True, exist_ok=True)
+    layout.check_unused(out)
+    lock = layout.take_lock(out)
+    try:
+        mark = _next_mark(out, groups, good)
+        # First of all: without it a crash would leave a store of another kind.
+        replace_durably(out / layout.ASSEMBLED, seal(mark))
+        if not layout.is_store(out):
+            layout.make_store(out, _first_head(good))
+        layout.remove_unfinished(out)
+    except BaseException:
         os.close(lock)
+        raise
+    return mark, DirectoryWriter(out, lock)
 
 
-def _put_topologies(out: Path, before: Head, good: Sequence[Group]) -> None:
+def _open_objects(
+    out: Location, groups: Sequence[Group], good: Sequence[Group]
+) -> tuple[_Mark, StoreWriter]:
+    assert isinstance(out, ObjectPath)
+    layout.check_unused(out)
+    # Before a system's store is taken over.
+    mark = _next_mark(out, groups, good)
+    is_new = not layout.is_store(out)
+    if is_new:
+        _put_mark(out, mark)
+    head = _first_head(good) if is_new else None
+    writer = BucketWriter(out, head=head, lost=lambda: None)
+    try:
+        mark = _next_mark(out, groups, good)
+        _put_mark(out, mark)
+    except BaseException:
+        writer.close()
+        raise
+    return mark, writer
+
+
+def _put_mark(out: ObjectPath, mark: _Mark) -> None:
+    """Replace the mark; ``Changed`` if another program does."""
+    place, content = OwnedObject(out / layout.ASSEMBLED), seal(mark)
+    if place.read(bytes_max=SEALED_BYTES_MAX) != content:
+        place.replace(content)
+
+
+def _next_mark(out: Location, groups: Sequence[Group], good: Sequence[Group]) -> _Mark:
+    """Return the mark of the store with the new snapshots; a UsageError if it is of another kind,
+    or a system has started from it."""
+    mark = _Mark()
+    if is_there(out / layout.ASSEMBLED):
+        mark = read_sealed(out / layout.ASSEMBLED, _Mark)
+    elif layout.is_store(out):
+        raise UsageError(
+            f"{out} is a store of another kind: fragments are assembled into a separate "
+            "store; give a new directory"
+        )
+    if layout.is_store(out) and layout.read_head(out).epoch > mark.epoch:
+        raise UsageError(
+            f"a system was started from the store {out}, and has added its own "
+            "snapshots: give a new directory"
+        )
+    runs = dict(mark.runs)
+    for group in good:
+        runs.setdefault(group.epoch, str(group.run))
+    epoch = max(mark.epoch, *(group.epoch for group in groups if group.fragments))
+    return _Mark(epoch=epoch, runs=runs)
+
+
+def _first_head(good: Sequence[Group]) -> Head:
+    present = good[-1].described
+    return Head(reference=present.reference, description=present.description)
+
+
+def _buried(published: Published) -> set[SnapshotId]:
+    """Return the snapshots whose manifest can never come."""
+    snapshots = published.path / layout.SNAPSHOTS
+    if not isinstance(snapshots, ObjectPath):
+        return set()
+    others = set(layout.snapshot_ids(snapshots)) - published.manifests.keys()
+    return {one for one in others if is_there(snapshots / str(one) / MANIFEST)}
+
+
+def _put_topologies(writer: StoreWriter, before: Head, good: Sequence[Group]) -> None:
     """Add the topologies of the new snapshots to the head of the store."""
     new = {group.topology_hash: group.described.description for group in good}
     used = {d.hash for d in (*before.former, before.description)} | new.keys()
     head = before
     for description in (*new.values(), before.description):
         head = with_topology(head, description, used)
-    if head != before or before.format != FORMAT:
-        replace_durably(out / layout.HEAD, seal(head))
+    if head != before or before.format < FORMAT:
+        writer.write_head(head)
 
 
-def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
+def _put_epoch(writer: StoreWriter, out: Location, epoch: int, groups: Sequence[Group]) -> None:
     """Put the store in the last known epoch, with the topology of its newest snapshot. A system
     starts from the newest restore point of it, or what it began from, or the newest before."""
     published = read_published(out)
@@ -187,13 +270,13 @@ def _put_epoch(out: Path, epoch: int, groups: Sequence[Group]) -> None:
         restored_from=None if point is None else point.snapshot,
     )
     if head != published.head:
-        replace_durably(out / layout.HEAD, seal(head))
+        writer.write_head(head)
 
 
 def assemble(
     spark: SparkSession,
-    directory: str | Path,
-    out: str | Path,
+    directory: str | Location,
+    out: str | Location,
     *,
     timeout_s: float = TIMEOUT_S,
     epoch: int | None = None,
@@ -205,8 +288,8 @@ def assemble(
 
     Args:
         spark: the session; its executors see both directories under these paths.
-        directory: the fragments of all processes.
-        out: a new directory, or a store that an earlier call created.
+        directory: the fragments of all processes; or their address, such as ``s3://bucket/parts``.
+        out: a new directory or address, or a store that an earlier call created.
         timeout_s: a fragment completed later than this after the first process recorded its state
             is late, in seconds.
         epoch: use only this epoch; None for all.
@@ -221,7 +304,7 @@ def assemble(
         StoreError: something cannot be read or written; `out` is unchanged, or has some of the
             snapshots.
     """
-    directory, out = local_path(directory), local_path(out)
+    directory, out = locate(directory), locate(out)
     if not is_apart(out, directory):
         raise UsageError(
             f"the store cannot be in {out}, which contains the fragments or is inside their "
@@ -232,13 +315,11 @@ def assemble(
     outcomes = [*drop_duplicates([classify(group, timeout_s=timeout_s) for group in groups])]
     good = [one.group for one in outcomes if one.is_consistent]
     if good:
-        with _exclusive_writer(out, groups, good) as (published, runs):
-            there = published.manifests
-            points = [g for g in good if g.snapshot in there and there[g.snapshot].is_restore_point]
+        with _exclusive_writer(out, groups, good) as output:
             outcomes = [
                 outcome
-                for block in _blocks(_new(outcomes, published, runs))
-                for outcome in _add(spark, directory, out, block, points)
+                for block in _blocks(_new(outcomes, output))
+                for outcome in _add(spark, directory, output, block)
             ]
     rows = [
         {
@@ -316,10 +397,9 @@ def _contradictions(group: Group, description: Description) -> Iterator[str]:
             yield why
 
 
-def _new(
-    outcomes: Sequence[Outcome], published: Published, runs: Mapping[int, str]
-) -> Iterator[Outcome]:
+def _new(outcomes: Sequence[Outcome], output: _Output) -> Iterator[Outcome]:
     """Yield those that the store lacks; what contradicts its content is incomplete."""
+    published, runs = output.published, output.runs
     by_number = {manifest.sequence: manifest for manifest in published.manifests.values()}
     for outcome in outcomes:
         group = outcome.group
@@ -328,6 +408,11 @@ def _new(
             yield outcome.refused(
                 f"{published.path} holds snapshots of another run of epoch {group.epoch}, "
                 "which started again from the initial states: give another directory"
+            )
+        elif outcome.is_consistent and group.snapshot in output.buried:
+            yield outcome.refused(
+                f"an earlier run was interrupted while it published it in {published.path}: "
+                "assemble it into a separate directory"
             )
         elif there is None:
             yield outcome
@@ -353,17 +438,19 @@ def _blocks(outcomes: Iterable[Outcome]) -> Iterator[list[Outcome]]:
 
 
 def _add(
-    spark: SparkSession, directory: Path, out: Path, outcomes: list[Outcome], points: list[Group]
+    spark: SparkSession, directory: Location, output: _Output, outcomes: list[Outcome]
 ) -> list[Outcome]:
-    """Write and publish a block of snapshots; new restore points join `points`."""
+    """Write and publish a block of snapshots; new restore points join the others."""
+    out = output.published.path
     wanted = [outcome.group for outcome in outcomes if outcome.is_consistent]
     merged = _merge(spark, directory, out, wanted)
     for place, outcome in enumerate(outcomes):
         group = outcome.group
         damaged = next((file for file in merged.get(group.snapshot, ()) if file.why), None)
         if outcome.is_consistent and damaged is not None:
-            partial = partial_path(out / layout.SNAPSHOTS / str(group.snapshot))
-            shutil.rmtree(partial, ignore_errors=True)
+            # In an object store, what is there is removed by the next writer.
+            if isinstance(written := _written_to(out, group.snapshot), Path):
+                shutil.rmtree(written, ignore_errors=True)
             group = msgspec.structs.replace(
                 group,
                 chains={p: chain for p, chain in group.chains.items() if p != damaged.process},
@@ -371,8 +458,14 @@ def _add(
             )
             missing = (damaged.process,)
             outcomes[place] = Outcome(group, INCOMPLETE, missing, outcome.late, damaged.why)
-    _publish(out, outcomes, merged, points)
+    _publish(output, outcomes, merged)
     return outcomes
+
+
+def _written_to(out: Location, snapshot: SnapshotId) -> Location:
+    """Return where the files of a snapshot are written."""
+    directory = out / layout.SNAPSHOTS / str(snapshot)
+    return directory if isinstance(directory, ObjectPath) else partial_path(directory)
 
 
 def _is_point(group: Group, points: Sequence[Group]) -> bool:
@@ -387,22 +480,23 @@ def _is_point(group: Group, points: Sequence[Group]) -> bool:
 
 
 def _merge(
-    spark: SparkSession, directory: Path, out: Path, groups: Sequence[Group]
+    spark: SparkSession, directory: Location, out: Location, groups: Sequence[Group]
 ) -> dict[SnapshotId, list[Merged]]:
-    """Write the files of snapshots under temporary names. Paths are absolute, because tasks run
+    """Write the files of snapshots where no reader sees them. Paths are absolute, because tasks run
     where the session was started."""
     items: list[tuple[str, str, str, list[FragmentFiles]]] = []
     schemas: dict[str, dict[str, pa.Schema]] = {}
     for group in groups:
-        partial = partial_path(out / layout.SNAPSHOTS / str(group.snapshot))
-        with layout.explain_io_errors(partial, "written"):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+        place = _written_to(out, group.snapshot)
+        if isinstance(place, Path):
+            with layout.explain_io_errors(place, "written"):
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir()
         topology = group.topology_hash
         if topology not in schemas:
             schemas[topology] = _schemas(group)
         for name in schemas[topology]:
-            path, files = str(partial.absolute() / name), _files_of(directory, group, name)
+            path, files = str(place.absolute() / name), _files_of(directory, group, name)
             items.append((str(group.snapshot), path, topology, files))
     sizes = [sum(link[1] for one in files for link in one["links"]) for *_, files in items]
     merge = functools.partial(merge_files, schemas=schemas)
@@ -422,7 +516,7 @@ def _schemas(group: Group) -> dict[str, pa.Schema]:
     }
 
 
-def _files_of(directory: Path, group: Group, name: str) -> list[FragmentFiles]:
+def _files_of(directory: Location, group: Group, name: str) -> list[FragmentFiles]:
     """Return what each process gives to the file `name` of a snapshot."""
     stem = name.partition(".")[0]
     found: list[FragmentFiles] = []
@@ -449,38 +543,45 @@ def _files_of(directory: Path, group: Group, name: str) -> list[FragmentFiles]:
 
 
 def _publish(
-    out: Path,
+    output: _Output,
     outcomes: Sequence[Outcome],
     merged: Mapping[SnapshotId, Sequence[Merged]],
-    points: list[Group],
 ) -> None:
     """Publish snapshots in order, and record each outcome."""
-    with contextlib.closing(history.History(out)) as lines:
-        for outcome in outcomes:
-            group, snapshot = outcome.group, outcome.group.snapshot
-            directory = out / layout.SNAPSHOTS / str(snapshot)
-            partial = partial_path(directory)
-            if not outcome.is_consistent:
-                if group.fragments and snapshot.number > lines.last_number:
-                    is_wrong = outcome.verdict == INCONSISTENT
-                    reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
-                    named, why = outcome.missing[:_NAMED_MAX], history.shortened(outcome.why)
+    lines, points = output.lines, output.points
+    for outcome in outcomes:
+        group, snapshot = outcome.group, outcome.group.snapshot
+        directory = output.published.path / layout.SNAPSHOTS / str(snapshot)
+        if not outcome.is_consistent:
+            if group.fragments and snapshot.number > lines.last_number:
+                is_wrong = outcome.verdict == INCONSISTENT
+                reason = Reason.NOT_CONSISTENT if is_wrong else Reason.DEADLINE
+                named, why = outcome.missing[:_NAMED_MAX], history.shortened(outcome.why)
+                if isinstance(directory, Path):  # else it could never be published later
                     lines.append(history.SnapshotBegan(snapshot))
-                    lines.append(history.SnapshotAbandoned(snapshot, reason.name, named, why))
-                continue
-            is_point = _is_point(group, points)
-            manifest = _manifest(group, merged[snapshot], is_point=is_point)
+                lines.append(history.SnapshotAbandoned(snapshot, reason.name, named, why))
+            continue
+        is_point = _is_point(group, points)
+        manifest = _manifest(group, merged[snapshot], is_point=is_point)
+        if isinstance(directory, Path):
             # No system that starts from here gives its number again.
             lines.append(history.SnapshotBegan(snapshot))
+            partial = partial_path(directory)
             with layout.explain_io_errors(directory, "written"):
                 write_new(partial / MANIFEST, seal(manifest))
                 sync(partial / MANIFEST)
                 sync(partial)
                 publish_directory(directory)
             lines.append(history.SnapshotPublished(snapshot, is_removal_noted=True))
-            if is_point:
-                points.append(group)
-                points.sort(key=lambda point: point.snapshot.number)
+        else:  # the writer writes both lines
+            with (
+                ThreadPoolExecutor(1) as executor,
+                output.writer.new_snapshot(snapshot, executor) as new,
+            ):
+                new.publish(manifest)
+        if is_point:
+            points.append(group)
+            points.sort(key=lambda point: point.snapshot.number)
 
 
 def _manifest(group: Group, merged: Iterable[Merged], *, is_point: bool) -> Manifest:

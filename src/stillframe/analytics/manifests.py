@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +15,7 @@ from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.storage.location import Location, ObjectPath, local_path, locate
+from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.store import layout
 from stillframe.store.fragments import (
     FragmentManifest,
@@ -261,8 +260,9 @@ class Group(msgspec.Struct, frozen=True):
         return max((one.completed_at for one in self.fragments.values()), default=None)
 
 
-def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]:
+def group_fragments(directory: str | Location, *, epoch: int | None = None) -> list[Group]:
     """Return the fragments in a directory by snapshot, in the order of epochs and numbers."""
+    directory = locate(directory)
     places = places_of(directory, epoch)
     topologies = read_topologies(directory)
     read = partial(_read_fragment, directory, topologies=topologies)
@@ -273,9 +273,9 @@ def group_fragments(directory: Path, *, epoch: int | None = None) -> list[Group]
     return [_group(list(some), found, topologies) for _, some in groups]
 
 
-def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
+def places_of(directory: str | Location, epoch: int | None) -> list[FragmentPlace]:
     """Return where the fragments are, of an epoch or of all, at least one."""
-    places = [p for p in find_fragments(local_path(directory)) if epoch in (None, p.epoch)]
+    places = [p for p in find_fragments(locate(directory)) if epoch in (None, p.epoch)]
     if not places:
         of_epoch = "" if epoch is None else f" of epoch {epoch}"
         command = shell_command("run", "SYSTEM", "--fragment-dir", directory)
@@ -284,13 +284,13 @@ def places_of(directory: Path, epoch: int | None) -> list[FragmentPlace]:
 
 
 def _read_fragment(
-    directory: Path, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
+    directory: Location, place: FragmentPlace, topologies: Mapping[str, FragmentTopology]
 ) -> Found | None:
     """Return a manifest, what is wrong with it, or None if it was removed meanwhile."""
     try:
         return read_fragment(directory, place, topologies)
     except (Damaged, StoreError) as error:  # also one that a newer version wrote
-        return str(error) if place.path(directory).is_dir() else None
+        return str(error) if layout.is_published_at(place.path(directory)) else None
 
 
 def _group(

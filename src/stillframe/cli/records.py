@@ -5,7 +5,6 @@ import functools
 import math
 from collections import Counter
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -311,11 +310,11 @@ def compact(
 
 @app.add("store assemble money.parts --out money.again")
 def assemble(
-    directory: Path = argument(
+    directory: Location = argument(
         "DIR",
         "Directory with the fragments of all processes, written with --fragment-dir.",
     ),
-    out: Path = option(
+    out: Location = option(
         "STORE",
         "Directory of the store. If it exists, only new snapshots are added.",
         default=...,
