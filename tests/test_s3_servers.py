@@ -11,8 +11,9 @@ import pytest
 from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed
+from tests.faulty_proxy import faulty_proxy
 from tests.nightly import by_night
-from tests.s3_servers import S3Server
+from tests.s3_servers import S3Server, use
 
 pytestmark = pytest.mark.slow
 RACER_COUNT = 8
@@ -91,3 +92,14 @@ def test_child_processes_find_the_server(bucket: Location) -> None:
         check=True,
     )
     assert said.stdout == "hello\n"
+
+
+def test_a_large_object_takes_one_request(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not uploaded in parts: these would cost more, and stay if the program died."""
+    with faulty_proxy(moto_server.port) as proxy:
+        use(moto_server, monkeypatch, port=proxy.port)
+        place = locate(f"s3://{moto_server.new_bucket()}/x")
+        storage_of(place).put(place, bytes(6 * 2**20))
+        assert [request.method for request in proxy.requests] == ["PUT"]

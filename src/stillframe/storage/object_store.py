@@ -225,10 +225,10 @@ class ObjectStore:
                 yield Listed(ObjectPath(self._root, one["path"]), one["size"])
 
     def _put(self, location: Location, content: bytes, mode: Any) -> Version:
-        is_multipart = None if mode == "overwrite" else False
         try:
+            # In one request: it counts as one, and nothing is left of an upload that was cut short.
             put = self._api.put(
-                self._client, _key(location), content, mode=mode, use_multipart=is_multipart
+                self._client, _key(location), content, mode=mode, use_multipart=False
             )
         except FileNotFoundError as error:
             if mode not in ("overwrite", "create"):
