@@ -110,7 +110,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     real = opened._object_store
     monkeypatch.setattr(opened, "_object_store", lambda r, pid: _FaultyStore(real(r, pid), found))
     monkeypatch.setattr(lease, "_has_ended", lambda holder: True)
-    monkeypatch.setattr(files, "_COPIED_COUNT", 1)
+    monkeypatch.setattr(files, "_CONCURRENT_COUNT", 1)
     for module in (coordinator, locks):
         monkeypatch.setattr(module, "OBJECT_POLL_S", 0.0)
     monkeypatch.setattr(coordinator, "STOPPED_S", 0.0)

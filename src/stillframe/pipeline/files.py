@@ -5,7 +5,7 @@ In a directory they are renamed and linked, as ever. Errors are OSErrors, as tho
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,7 +15,10 @@ from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 
 _COPIED_BYTES_MAX = 2**32
-_COPIED_COUNT = 16
+_CONCURRENT_COUNT = 16
+"""Requests to an object store at a time: each answer takes long, but they can overlap."""
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 Place = TypeVar("Place", bound=Location)
 """A path of this machine if the pipeline is in a directory, and one in an object store if not."""
 
@@ -83,9 +86,20 @@ def copy_into(source: Location, target: Location) -> None:
 
 def copy_all(pairs: Sequence[tuple[Location, Location]]) -> None:
     """``copy_into`` many files; several at a time if one is in an object store."""
-    if all(isinstance(path, Path) for pair in pairs for path in pair):
-        for source, target in pairs:
-            copy_into(source, target)
+    places = (path for pair in pairs for path in pair)
+    remote = next((path for path in places if isinstance(path, ObjectPath)), Path())
+    for _ in mapped(remote, lambda pair: copy_into(*pair), pairs):
+        pass
+
+
+def mapped(
+    place: Location, function: Callable[[_Item], _Result], items: Sequence[_Item]
+) -> Iterator[_Result]:
+    """Yield the results of a function in order; of several items at a time if the files that it
+    reads are in an object store, as `place` is."""
+    if isinstance(place, Path) or len(items) < 2:
+        yield from map(function, items)
         return
-    with ThreadPoolExecutor(_COPIED_COUNT) as pool:
-        list(pool.map(lambda pair: copy_into(*pair), pairs))
+    with ThreadPoolExecutor(_CONCURRENT_COUNT) as pool:
+        for first in range(0, len(items), _CONCURRENT_COUNT):
+            yield from pool.map(function, items[first : first + _CONCURRENT_COUNT])

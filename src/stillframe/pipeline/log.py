@@ -29,7 +29,7 @@ from stillframe.durable_files import check_content, check_file, checksum_of, wri
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
-from stillframe.pipeline.files import Place, below, exists, names
+from stillframe.pipeline.files import Place, below, exists, mapped, names
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.location import Location, ObjectPath
@@ -153,6 +153,7 @@ class LogReader:
 
     def __init__(self, root: Location, log: Log, segments: Sequence[Segment]) -> None:
         self.log = log
+        self._root = root
         self._segments = tuple(segments)
         self._directories = {s.epoch: epoch_directory(root, log.name, s.epoch) for s in segments}
         self._entries: dict[int, LogEntry] = {}
@@ -204,12 +205,13 @@ class LogReader:
 
     def first_missing(self, start: int, end: int) -> int | None:
         """Return the first missing one of the entries ``start .. end - 1``; it opens none."""
-        return next((n for n in range(start, end) if not exists(self.entry_path(n))), None)
+        numbers = range(start, end)
+        found = mapped(self._root, lambda number: exists(self.entry_path(number)), numbers)
+        return next((n for n, is_there in zip(numbers, found, strict=True) if not is_there), None)
 
     def entries(self, start: int, end: int) -> Iterator[LogEntry]:
         """Yield the entries ``start .. end - 1``, which must exist."""
-        for number in range(start, end):
-            yield self.entry(number)
+        yield from mapped(self._root, self.entry, range(start, end))
 
     def entry(self, number: int) -> LogEntry:
         """Return one entry."""

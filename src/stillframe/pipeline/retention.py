@@ -12,7 +12,7 @@ from pathlib import Path
 from stillframe.durable_files import sync
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.files import names, remove_tree
+from stillframe.pipeline.files import mapped, names, remove_tree
 from stillframe.pipeline.log import DATA, LogReader, entry_name, numbers_in
 from stillframe.pipeline.metadata import (
     CHANNELS,
@@ -220,7 +220,8 @@ def _delete_objects_before(
         numbers = sorted(n for n in numbers_in(directory) if n < needed[int(epoch)])
         for first in range(0, len(numbers), _DELETED_COUNT):
             some = numbers[first : first + _DELETED_COUNT]
-            files = [file for number in some for file in reader.entry(number).files]
+            entries = mapped(place, reader.entry, some)
+            files = [file for entry in entries for file in entry.files]
             storage.delete([directory / DATA / file.name for file in files])
             # The last one first: what is left after a crash has no gap.
             storage.delete([directory / entry_name(number) for number in some])

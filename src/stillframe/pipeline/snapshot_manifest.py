@@ -11,6 +11,7 @@ counts before a snapshot is published, since a long backlog must not delay it, a
 between before the snapshot is restored.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from stillframe.channel_accounting import contradiction, impossible_counts
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.files import Place, below
+from stillframe.pipeline.files import Place, below, mapped
 from stillframe.pipeline.log import TO_MEND, LogReader
 from stillframe.pipeline.metadata import (
     Metadata,
@@ -478,5 +479,10 @@ def check_channels(root: Location, manifest: Manifest) -> None:
     for log, reader in readers.items():
         ends = [(cut.position, cut.barrier) for cut in manifest.channels if cut.log == log]
         first = min((position for position, _ in ends), default=0)
-        for entry in reader.entries(first, max((barrier for _, barrier in ends), default=0)):
-            reader.table(entry)
+        last = max((barrier for _, barrier in ends), default=0)
+        for _ in mapped(root, functools.partial(_read_all, reader), range(first, last)):
+            pass
+
+
+def _read_all(reader: LogReader, number: int) -> None:
+    reader.table(reader.entry(number))
