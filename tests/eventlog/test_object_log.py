@@ -373,6 +373,32 @@ def test_a_death_at_any_request_leaves_all_rows_that_were_written(
     assert number == 6  # a stream, a longer one, a segment, a deletion, a segment
 
 
+def test_a_complete_segment_is_opened_once(
+    log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that lists a log again and again reads only what is new. A stream is read each
+    time, and so is a segment whose size is another one, in a new log at the same place."""
+    monkeypatch.setattr(object_segments, "SEGMENT_BYTES", 0)
+    for _ in range(3):
+        act_and_wait(logging)
+    first = list_segments(log)
+    monkeypatch.setattr(object_segments, "SEGMENT_BYTES", 10**6)
+    act_and_wait(logging)
+    with faulty(log) as requests:
+        assert list_segments(log)[:3] == first
+    opened = [Path(one.key).name for one in requests.sent if one.method == "get"]
+    assert opened == ["events-000004.arrows"]
+    logging.writer.close()
+    object_store_of(log).delete(one.path for one in list_segments(log))
+    other = Logging(log, SOURCES, TARGETS)
+    for _ in range(5):
+        other.act("P3", ["P2", "P5"])
+    other.hand_over()
+    other.writer.close()
+    assert rows(log) == other.rows
+    assert [segment.row_count for segment in list_segments(log)] == [15]
+
+
 def state_of(channel: Channel, sent: int, received: int) -> Any:
     """Return the state of a channel, as far as a window looks at it."""
     return SimpleNamespace(channel=channel, sent_count=sent, received_count=received)

@@ -1,6 +1,7 @@
 """Lists the segments of an event log, and reads their headers and rows."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from stillframe.eventlog.segments import (
 from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
+from stillframe.storage.storage import Listed
 
 VERSION = 1
 HEADER_KEY = b"stillframe"
@@ -35,6 +37,8 @@ _LISTING_COUNT_MAX = 16
 """How often a listing is restarted because a file was removed meanwhile."""
 _READER_COUNT = 16
 """How many objects are opened at a time: each takes a round trip."""
+_KEPT_COUNT = 2**15
+"""Maximum segments in object stores that this program remembers."""
 _DEPTH = 3
 """How many names there are in the path of a segment below its log."""
 _Place = TypeVar("_Place", Path, ObjectPath)
@@ -157,17 +161,15 @@ def list_segments(log: Location, epoch: int | None = None) -> list[Segment]:
     what was written; OSError: it cannot be read.
     """
 
-    def list_all(paths: list[Location]) -> list[Segment]:
-        found = _open_all(paths)
+    def list_all(files: list[Listed]) -> list[Segment]:
+        found = _open_all(files)
         return sorted(found, key=lambda s: (s.header.epoch, s.header.process, s.header.number))
 
     return with_files(log, epoch, list_all)
 
 
-def with_files(
-    log: Location, epoch: int | None, use: Callable[[list[Location]], _Result]
-) -> _Result:
-    """Return what `use` makes of the paths of all segments of the event log `log`, or of one epoch:
+def with_files(log: Location, epoch: int | None, use: Callable[[list[Listed]], _Result]) -> _Result:
+    """Return what `use` makes of the files of all segments of the event log `log`, or of one epoch:
     those of one process together, by number. A process that still runs replaces and removes files:
     `use` is called again if it raises FileNotFoundError. Errors are as for ``list_segments``."""
     log = locate(log)
@@ -191,8 +193,8 @@ def _foreign(path: Location) -> Damaged:
     return Damaged(f"{path} is not part of an event log: move it out of the directory", path=path)
 
 
-def _files(log: Location, wanted: int | None) -> Iterator[Location]:
-    """Yield one path for each segment; if it exists twice, the Parquet file."""
+def _files(log: Location, wanted: int | None) -> Iterator[Listed]:
+    """Yield one file for each segment; if it exists twice, the Parquet file."""
     if isinstance(log, ObjectPath):
         yield from _objects(log, wanted)
         return
@@ -202,35 +204,35 @@ def _files(log: Location, wanted: int | None) -> Iterator[Location]:
         for directory, is_directory in _visible(log / f"e{epoch}"):
             if not is_directory:
                 raise _foreign(directory)
-            paths = [path for path, _ in _visible(directory)]
-            for path in paths:
+            files = [Listed(path, None) for path, _ in _visible(directory)]
+            for path, _ in files:
                 if isinstance(path, Path) and path.is_fifo():
                     raise _foreign(path)
-            yield from _one_each(paths)
+            yield from _one_each(files)
 
 
-def _objects(log: ObjectPath, wanted: int | None) -> Iterator[Location]:
+def _objects(log: ObjectPath, wanted: int | None) -> Iterator[Listed]:
     """Yield the same of an object store, from one listing."""
     place = log if wanted is None else log / f"e{wanted}"
-    by_process: dict[Location, list[Location]] = {}
-    for path, _ in storage_of(log).files_below(place):
+    by_process: dict[Location, list[Listed]] = {}
+    for path, byte_count in storage_of(log).files_below(place):
         assert isinstance(path, ObjectPath)
         parts = path.relative_to(log).split("/")
         if any(part.startswith(".") for part in parts):
             continue
         if len(parts) != _DEPTH:
             raise _foreign(path)
-        by_process.setdefault(path.parent, []).append(path)
-    for paths in by_process.values():
-        yield from _one_each(paths)
+        by_process.setdefault(path.parent, []).append(Listed(path, byte_count))
+    for files in by_process.values():
+        yield from _one_each(files)
 
 
-def _one_each(paths: Iterable[Location]) -> Iterable[Location]:
-    by_number: dict[int, Location] = {}
-    for path in sorted(paths):  # Parquet comes after Arrow
-        if (named := segment_of(path)) is None:
-            raise _foreign(path)
-        by_number[named[1]] = path
+def _one_each(files: Iterable[Listed]) -> Iterable[Listed]:
+    by_number: dict[int, Listed] = {}
+    for file in sorted(files, key=lambda one: one.location.name):  # Parquet comes after Arrow
+        if (named := segment_of(file.location)) is None:
+            raise _foreign(file.location)
+        by_number[named[1]] = file
     return by_number.values()
 
 
@@ -245,9 +247,9 @@ def _visible(directory: Location) -> list[tuple[Location, bool]]:
     return [one for one in found if not one[0].name.startswith(".")]
 
 
-def _open_all(paths: list[Location]) -> list[Segment]:
-    is_remote = any(isinstance(path, ObjectPath) for path in paths)
-    return [s for s in side_by_side(open_segment, paths, is_remote=is_remote) if s is not None]
+def _open_all(files: list[Listed]) -> list[Segment]:
+    is_remote = any(isinstance(file.location, ObjectPath) for file in files)
+    return [s for s in side_by_side(open_segment, files, is_remote=is_remote) if s is not None]
 
 
 def side_by_side(
@@ -260,8 +262,20 @@ def side_by_side(
         return [*pool.map(use, of)]
 
 
-def open_segment(path: Location) -> Segment | None:
-    """Return the segment at `path`; None for a stream that was cut short in its schema."""
+def open_segment(file: Listed) -> Segment | None:
+    """Return the segment in a file; None for a stream that was cut short in its schema. A complete
+    one in an object store, which is never replaced, is read once."""
+    if isinstance(file.location, ObjectPath) and file.location.suffix == ".parquet":
+        return _complete_segment(file)
+    return _open_segment(file.location)
+
+
+@functools.lru_cache(maxsize=_KEPT_COUNT)
+def _complete_segment(file: Listed) -> Segment | None:
+    return _open_segment(file.location)
+
+
+def _open_segment(path: Location) -> Segment | None:
     with as_written(path):
         if path.suffix == ".parquet":
             with open_parquet(path) as (file, _):

@@ -30,6 +30,7 @@ from stillframe.eventlog.segments import (
 from stillframe.eventlog.to_trace import foreign_channel
 from stillframe.model import Channel, ProcessId, Snapshot
 from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.storage import Listed
 
 CONTEXT_ROWS = 4096
 """How many rows are searched before the cut, and after it."""
@@ -69,8 +70,9 @@ def read_window(log: Location, snapshot: Snapshot, wanted: WindowRequest) -> dic
     the log does not contain the cut of a process that took part: not yet, no longer, or never."""
     names = [s.process for s in snapshot.state.processes if s.process not in snapshot.excluded]
 
-    def read(paths: list[Location]) -> dict[ProcessId, Lane]:
-        own = {name: [*of_one] for name, of_one in groupby(paths, key=lambda p: p.parent.name)}
+    def read(files: list[Listed]) -> dict[ProcessId, Lane]:
+        by_process = groupby(files, key=lambda file: file.location.parent.name)
+        own = {name: [*of_one] for name, of_one in by_process}
 
         def lane_of(process: ProcessId) -> Lane | None:
             return _Reading(process, snapshot, wanted).lane(_Segments(own.get(process, [])))
@@ -100,19 +102,19 @@ class _Split(NamedTuple):
 class _Segments:
     """The segments of one process by number, each opened when it is needed."""
 
-    def __init__(self, paths: Sequence[Location]) -> None:
-        self._paths = paths
+    def __init__(self, files: Sequence[Listed]) -> None:
+        self._files = files
         self._opened: dict[int, Segment | None] = {}
 
     def last_before(self, message_count: int) -> int:
         """Return the index of the last segment with fewer messages before it, else of the first
         one."""
-        numbers = range(len(self._paths))
+        numbers = range(len(self._files))
         return max(0, bisect_left(numbers, message_count, key=self._message_count) - 1)
 
     def splits_from(self, index: int) -> Iterator[_Split]:
         """Yield the splits of the segment with this index, and all after it."""
-        for number in range(index, len(self._paths)):
+        for number in range(index, len(self._files)):
             yield from self._splits(number)
 
     def splits_before(self, split: _Split) -> Iterator[_Split]:
@@ -139,7 +141,7 @@ class _Segments:
 
     def _open(self, index: int) -> Segment | None:
         if index not in self._opened:
-            self._opened[index] = open_segment(self._paths[index])
+            self._opened[index] = open_segment(self._files[index])
         return self._opened[index]
 
 
