@@ -9,8 +9,12 @@
 Nothing is ever edited or deleted in such a directory: resetting it by hand leaves files of the
 abandoned timeline that become the base of a later load, and the state is silently wrong. A restore
 makes a new directory (``export``) from the files that were linked at the time (``pin``).
+
+In an object store the same files are copied inside it. No directory appears there in one step: what
+was pinned counts only when a manifest names the micro-batch.
 """
 
+import functools
 import json
 import os
 import re
@@ -18,15 +22,20 @@ import shutil
 import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
-from stillframe.durable_files import disk_advice, link_into, link_tree
+from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
+from stillframe.pipeline.files import below, copy_all, exists, names
+from stillframe.storage.location import Location, ObjectPath, io_advice
+from stillframe.storage.opened import storage_of
+from stillframe.storage.range_file import RangeFile
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -37,8 +46,11 @@ _COMMITS = "commits"
 _STATE = "state"
 _SOURCES = "sources"
 _OFFSET_LINES_BEFORE_SOURCES = 2
-_VERSIONED = re.compile(r"\.?(\d+)(?:_[0-9A-Za-z_-]+)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
-_BASE = re.compile(r"(\d+)\.(?:snapshot|zip)")
+_VERSIONED = re.compile(
+    r"\.?(\d+)(?:_([0-9A-Za-z_-]+))?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?"
+)
+"""A file of state of a version, and in checkpoint format 2 of one attempt at it."""
+_FULL = (".snapshot", ".zip")
 _SST_FILES = "SSTs"
 _SST_REFERENCE = re.compile(r'"dfsSstFileName":"([^"]*)"')
 _SST_NAME = re.compile(r"\w[\w-]*\.sst", re.ASCII)
@@ -51,10 +63,19 @@ _NOT_SPARKS = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError,
 _GROWING = (".tmp", ".tmp.crc")
 """How the names of files end that Spark is still writing, and of their checksums."""
 _LINK_ATTEMPT_COUNT = 5
+_CHECKSUM = ".crc"
+_FILE_BYTES_MAX = 16 * 2**20
+"""Of a plan or a commit in an object store: those of a thousand partitions have some 100 kB."""
+_READ_COUNT = 16
 
 
 class _Offset(msgspec.Struct):
     stillframe: msgspec.Raw
+
+
+class _Commit(msgspec.Struct):
+    stateUniqueIds: dict[str, list[list[str]]] | None = None  # noqa: N815 - Spark's
+    """Operator, and partition -> the attempts at its stores that count."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -64,13 +85,13 @@ class Committed(msgspec.Struct, frozen=True):
     positions: dict[str, int]
 
 
-def last_committed(checkpoint: Path) -> Committed | None:
+def last_committed(checkpoint: Location) -> Committed | None:
     """Return the newest committed micro-batch of a query; None if there is none yet."""
     batches = _numbers(checkpoint / _COMMITS)
     return committed(checkpoint, max(batches)) if batches else None
 
 
-def committed(checkpoint: Path, batch: int) -> Committed:
+def committed(checkpoint: Location, batch: int) -> Committed:
     """Return a committed micro-batch; NotConsistent if two of the query's sources read one log."""
     positions: dict[str, int] = {}
     for line in _offset_lines(checkpoint / _OFFSETS / str(batch)):
@@ -84,7 +105,7 @@ def committed(checkpoint: Path, batch: int) -> Committed:
     return Committed(batch, positions)
 
 
-def planned_batch(checkpoint: Path) -> int | None:
+def planned_batch(checkpoint: Location) -> int | None:
     """Return the newest micro-batch that was planned, committed or not."""
     return max(_numbers(checkpoint / _OFFSETS), default=None)
 
@@ -100,7 +121,7 @@ def committed_at(checkpoint: Path, batch: int) -> float | None:
     return _changed_at_ns(checkpoint / _COMMITS / str(batch)) / 1e9 or None
 
 
-def contradiction(checkpoint: Path) -> str | None:
+def contradiction(checkpoint: Location) -> str | None:
     """Return what in a checkpoint Spark alone cannot have written, or None. A reset by hand
     shows: offsets or commits without each other, or state of a micro-batch that was never planned,
     which Spark would take for the base of a later one."""
@@ -111,7 +132,7 @@ def contradiction(checkpoint: Path) -> str | None:
         if done is not None or newest > 0:
             return "its plans of micro-batches are missing"
         return None
-    if not (checkpoint / _METADATA).exists():
+    if not exists(checkpoint / _METADATA):
         return "its metadata is missing"
     if planned - (-1 if done is None else done) not in (0, 1):
         return f"micro-batch {planned} is the last one planned, and {done} the last one committed"
@@ -120,25 +141,24 @@ def contradiction(checkpoint: Path) -> str | None:
     return None
 
 
-def _state_versions(checkpoint: Path) -> Iterator[int]:
+def _state_versions(checkpoint: Location) -> Iterator[int]:
     """Yield the version of every file of state: N is the state after micro-batch N - 1."""
-    for _, _, names in os.walk(checkpoint / _STATE):
-        for name in names:
-            if match := _VERSIONED.fullmatch(name):
-                yield int(match[1])
+    for name in _files_below(checkpoint, _STATE):
+        if match := _VERSIONED.fullmatch(name.rpartition("/")[2]):
+            yield int(match[1])
 
 
-def agrees(checkpoint: Path, pinned: Path, batch: int) -> bool:
+def agrees(checkpoint: Location, pinned: Location, batch: int) -> bool:
     """Return whether a checkpoint has the same plan of a micro-batch as a pinned one. True as well
     if Spark has deleted the plan because it is old, or if the snapshot was dropped."""
-    path = Path(_OFFSETS) / str(batch)
     try:
-        return (checkpoint / path).read_bytes() == (pinned / path).read_bytes()
+        found, kept = (_content(place / _OFFSETS / str(batch)) for place in (checkpoint, pinned))
+        return found == kept
     except FileNotFoundError:
         return True
 
 
-def check_pinned(pinned: Path, expected: Committed) -> None:
+def check_pinned(pinned: Location, expected: Committed) -> None:
     """Check that a pinned checkpoint ends with the micro-batch that its query recorded; raises
     NotConsistent if not: two programs recorded for one query, one of them left over."""
     found = last_committed(pinned)
@@ -149,65 +169,125 @@ def check_pinned(pinned: Path, expected: Committed) -> None:
         )
 
 
-def pin(checkpoint: Path, batch: int, target: Path) -> None:
+def pin(checkpoint: Location, batch: int, target: Location) -> None:
     """Link into `target` every file needed to continue after a committed micro-batch. Call it
     before the next one is planned. Spark writes its files by rename, so a link keeps its content.
     `target` appears in one step, complete; an existing one of the same micro-batch stays, another
-    is replaced."""
-    if (target / _COMMITS / str(batch)).exists():
+    is replaced.
+
+    In an object store the files are copied into `target`, and the commit comes last. Files of an
+    interrupted attempt stay; ``pinned_files`` leaves them out."""
+    if exists(target / _COMMITS / str(batch)):
         return
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        _link_needed(checkpoint, batch, partial)
-        if target.exists():
-            target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex}"))
-        partial.rename(target)
+        if isinstance(checkpoint, Path) and isinstance(target, Path):
+            _link(checkpoint, batch, target)
+        else:
+            _until_found(checkpoint, lambda: _copy_needed(checkpoint, batch, target))
     except OSError as error:
         raise StoreError(
             f"the checkpoint {checkpoint} could not be linked into {target}: "
-            f"{error.strerror or error}; {disk_advice(error)}"
+            f"{error.strerror or error}; {io_advice(target, error)}"
         ) from error
 
 
-def _link_needed(checkpoint: Path, batch: int, target: Path) -> None:
+def _link(checkpoint: Path, batch: int, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+
+    def link_needed() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in _needed(checkpoint, batch):
+            link_into(checkpoint / name, partial / name)
+
+    _until_found(checkpoint, link_needed)
+    if target.exists():
+        target.rename(target.with_name(f".{target.name}.{uuid.uuid4().hex}"))
+    partial.rename(target)
+
+
+def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
+    last = f"{_COMMITS}/{batch}"
+    needed = [name for name in _needed(checkpoint, batch) if name != last]
+    copy_all([(below(checkpoint, name), below(target, name)) for name in needed])
+    copy_all([(below(checkpoint, last), below(target, last))])
+
+
+def _until_found(checkpoint: Location, take: Callable[[], None]) -> None:
+    """Call `take` again while files are missing: Spark's maintenance deletes files older than the
+    newest full one."""
     for _ in range(_LINK_ATTEMPT_COUNT):
         try:
-            for relative in _needed(checkpoint, batch):
-                link_into(checkpoint / relative, target / relative)
+            take()
         except FileNotFoundError:
-            # Spark's maintenance deletes files older than the newest full one: look again.
-            shutil.rmtree(target, ignore_errors=True)
-        else:
-            return
+            continue
+        return
     raise StoreError(
         f"files of the checkpoint {checkpoint} disappear while they are linked: raise Spark's "
         "spark.sql.streaming.minBatchesToRetain"
     )
 
 
-def export(pinned: Path, target: Path, batch: int, positions: Mapping[str, int]) -> None:
+def pinned_files(pinned: Location, batch: int) -> list[str]:
+    """Return the names of the files in a pinned checkpoint that are needed to continue after
+    `batch`, and none that an interrupted attempt for another micro-batch left. Damaged if one is
+    missing."""
+    found = set(_files_below(pinned))
+    own = (f"{_OFFSETS}/{batch}", f"{_COMMITS}/{batch}")
+    needed = sorted({*own, *_needed(pinned, batch, found)})
+    for name in needed:
+        if name not in found:
+            raise Damaged(f"{pinned}/{name} is missing from a pinned checkpoint")
+    return needed
+
+
+def export(pinned: Location, target: Location, batch: int, positions: Mapping[str, int]) -> None:
     """Make from a `pinned` checkpoint a new one, `target`, with which a query continues after
     `batch`, from `positions` on our logs. Raises OSError if the disk is full or failed."""
-    for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
-        link_tree(pinned / part, target / part)
     # A new id, so that sinks which remember (query, batch) do not take the next batches for done.
-    (target / _METADATA).write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
-    _move(target / _OFFSETS / str(batch), positions)
+    metadata = json.dumps({"id": str(uuid.uuid4())})
+    plan = f"{_OFFSETS}/{batch}"
+    moved = _moved(_text(below(pinned, plan)), positions)
+    if isinstance(pinned, Path) and isinstance(target, Path):
+        for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
+            link_tree(pinned / part, target / part)
+        (target / _METADATA).write_text(metadata, encoding="utf-8")
+        if moved is not None:
+            _replace_linked(target / plan, moved)
+        return
+    own = {_METADATA: metadata} if moved is None else {_METADATA: metadata, plan: moved}
+    copied = (name for name in pinned_files(pinned, batch) if not _is_beside(name, own))
+    copy_all([(below(pinned, name), below(target, name)) for name in copied])
+    for name, text in own.items():
+        place = below(target, name)
+        if isinstance(place, Path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+        else:
+            storage_of(place).put(place, text.encode())
 
 
-def _move(offsets: Path, positions: Mapping[str, int]) -> None:
-    """Make the plan of a micro-batch end at other positions, in a separate file."""
-    lines = offsets.read_text(encoding="utf-8").split("\n")
+def _is_beside(name: str, written: Iterable[str]) -> bool:
+    """Return whether a file is one of these, or the checksum that Hadoop keeps of one."""
+    folder, _, last = name.rpartition("/")
+    own = last.removeprefix(".").removesuffix(_CHECKSUM) if last.startswith(".") else last
+    return f"{folder}/{own}".removeprefix("/") in written
+
+
+def _moved(plan: str, positions: Mapping[str, int]) -> str | None:
+    """Return the plan of a micro-batch with its end at other positions; None if it ends there."""
+    lines = plan.split("\n")
     moved = lines[:_OFFSET_LINES_BEFORE_SOURCES]
     for line in lines[_OFFSET_LINES_BEFORE_SOURCES:]:
         ours = _positions_of(line)
         moved.append(encode_offset({log: positions[log] for log in ours}) if ours else line)
-    if moved == lines:
-        return
+    return None if moved == lines else "\n".join(moved)
+
+
+def _replace_linked(path: Path, text: str) -> None:
     # The linked file belongs to the snapshot too: make a new one, and drop its old checksum.
-    offsets.with_name(f".{offsets.name}.crc").unlink(missing_ok=True)
-    offsets.unlink()
-    offsets.write_text("\n".join(moved), encoding="utf-8")
+    path.with_name(f".{path.name}{_CHECKSUM}").unlink(missing_ok=True)
+    path.unlink()
+    path.write_text(text, encoding="utf-8")
 
 
 def encode_offset(positions: Mapping[str, int]) -> str:
@@ -232,14 +312,27 @@ def _positions_of(line: str) -> dict[str, int]:
         raise Damaged(f"{line[:200]!r} is not an offset of a channel: {error}") from error
 
 
-def _offset_lines(path: Path) -> list[str]:
+def _offset_lines(path: Location) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = _text(path).split("\n")
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
     if not lines or not lines[0].startswith("v"):
         raise Damaged(f"{path} is not an offset file of Spark", path=path)
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]
+
+
+def _content(path: Location) -> bytes:
+    if isinstance(path, Path):
+        return path.read_bytes()
+    content, _ = storage_of(path).read(path, bytes_max=_FILE_BYTES_MAX)
+    if len(content) > _FILE_BYTES_MAX:
+        raise Damaged(f"{path} has more than {_FILE_BYTES_MAX} bytes", path=path)
+    return content
+
+
+def _text(path: Location) -> str:
+    return _content(path).decode("utf-8")
 
 
 def _changed_at_ns(path: Path) -> int:
@@ -249,71 +342,143 @@ def _changed_at_ns(path: Path) -> int:
         return 0
 
 
-def _numbers(directory: Path) -> list[int]:
-    try:
-        names = [path.name for path in directory.iterdir()]
-        return [int(name) for name in names if name.isascii() and name.isdigit()]
-    except FileNotFoundError:
-        return []
+def _numbers(directory: Location) -> list[int]:
+    return [int(name) for name in names(directory) if name.isascii() and name.isdigit()]
 
 
-def _needed(checkpoint: Path, batch: int) -> Iterator[Path]:
-    """Yield the files, relative to the checkpoint, that are needed to continue after `batch`."""
-    yield Path(_METADATA)
-    for directory, numbers in ((_OFFSETS, (batch - 1, batch)), (_COMMITS, (batch,))):
-        for number in numbers:
-            for name in (str(number), f".{number}.crc"):
-                if (checkpoint / directory / name).exists():
-                    yield Path(directory, name)
-    for part in (_STATE, _SOURCES):
+# --- which files belong to a micro-batch
+
+
+def _files_below(checkpoint: Location, *parts: str) -> Iterator[str]:
+    """Yield the names of all files of a checkpoint, or below these parts of it."""
+    if isinstance(checkpoint, ObjectPath):
+        places = [below(checkpoint, part) for part in parts] or [checkpoint]
+        for place in places:
+            for one in storage_of(place).files_below(place):
+                # S3A marks directories by empty objects, listed without the slash at their end;
+                # no file that Spark has finished is empty.
+                if one.byte_count:
+                    yield cast("ObjectPath", one.location).relative_to(checkpoint)
+        return
+    for part in parts or ("",):
         for folder, _, found in os.walk(checkpoint / part):
-            relative, names = Path(folder).relative_to(checkpoint), found
-            if relative.name == _SST_FILES:
-                names = _sst_files_of(checkpoint / relative.parent, batch + 1)
-            elif part == _STATE:
-                names = _needed_files(found, batch + 1)
-            yield from (relative / name for name in names if not name.endswith(_GROWING))
+            relative = Path(folder).relative_to(checkpoint)
+            yield from ((relative / name).as_posix() for name in found)
 
 
-def _needed_files(names: list[str], version: int) -> list[str]:
-    """Return those files of state that are needed for a version: not newer ones, and none before
-    the newest full one. Schemas, metadata and RocksDB's own files are named once, without a
-    version, and never changed."""
-    full = (int(match[1]) for name in names if (match := _BASE.fullmatch(name)))
-    base = max((found for found in full if found <= version), default=0)
-    return [
-        name
-        for name in names
-        if (match := _VERSIONED.fullmatch(name)) is None or base <= int(match[1]) <= version
-    ]
+def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None) -> Iterator[str]:
+    """Yield the names of the files that are needed to continue after `batch`, among those that were
+    `found`."""
+    folders: dict[str, list[str]] = {}
+    for name in _files_below(checkpoint) if found is None else found:
+        folder, _, last = name.rpartition("/")
+        if not last.endswith(_GROWING):
+            folders.setdefault(folder, []).append(last)
+    yield _METADATA
+    for folder, numbers in ((_OFFSETS, (batch - 1, batch)), (_COMMITS, (batch,))):
+        wanted = {name for n in numbers for name in (str(n), f".{n}{_CHECKSUM}")}
+        yield from (f"{folder}/{name}" for name in folders.get(folder, ()) if name in wanted)
+    attempts = _Attempts(checkpoint)
+    full = []
+    for folder, listed in folders.items():
+        part, _, store = folder.partition("/")
+        if part == _SOURCES:
+            yield from (f"{folder}/{name}" for name in listed)
+        elif part == _STATE and not store.endswith(f"/{_SST_FILES}"):
+            for name in _needed_state(listed, batch + 1, functools.partial(attempts.at, store)):
+                yield f"{folder}/{name}"
+                if name.endswith(".zip") and not name.startswith("."):
+                    full.append((folder, below(checkpoint, folder, name)))
+    for (folder, _), referred in zip(full, _each_sst_names([p for _, p in full]), strict=True):
+        yield from (f"{folder}/{_SST_FILES}/{name}" for name in referred)
 
 
-def _sst_files_of(directory: Path, version: int) -> list[str]:
-    """Return the files that the needed full files of a RocksDB state store refer to. Others belong
-    to later versions; Spark may still be writing them."""
-    found: set[str] = set()
-    for name in _needed_files([path.name for path in directory.iterdir()], version):
-        if name.endswith(".zip") and not name.startswith("."):
-            found.update(_sst_names(directory / name))
-    return sorted(found)
+def _needed_state(
+    listed: Iterable[str], version: int, attempts_at: Callable[[int], set[str] | None]
+) -> Iterator[str]:
+    """Yield those files of a state store that are needed for a version: not newer ones, and none
+    before the newest full one. Schemas, metadata and RocksDB's own files are named once, without a
+    version, and never changed.
+
+    In checkpoint format 2 several attempts at a version may have left files. Those whose attempt
+    was committed count. If that is not known any more, the files stay, and a full one ends nothing.
+    """
+    versions: dict[int, list[tuple[str, str | None]]] = {}
+    for name in listed:
+        if (match := _VERSIONED.fullmatch(name)) is None:
+            yield name
+        elif int(match[1]) <= version:
+            versions.setdefault(int(match[1]), []).append((name, match[2]))
+    for number in sorted(versions, reverse=True):
+        known = attempts_at(number) if any(one for _, one in versions[number]) else None
+        is_full = False
+        for name, attempt in versions[number]:
+            if attempt is None or known is None or attempt in known:
+                yield name
+                is_certain = attempt is None or known is not None
+                is_full |= is_certain and name.endswith(_FULL) and not name.startswith(".")
+        if is_full:
+            return
 
 
-def _sst_names(path: Path) -> list[str]:
-    """Return the names of the files that a full file of a RocksDB state store refers to."""
-    with path.open("rb") as opened:
+class _Attempts:
+    """The attempts at versions of state that were committed, in checkpoint format 2."""
+
+    def __init__(self, checkpoint: Location) -> None:
+        self._checkpoint = checkpoint
+        self._commits: dict[int, dict[str, list[list[str]]] | None] = {}
+
+    def at(self, store: str, version: int) -> set[str] | None:
+        """Return the ids of the attempts that count, of the stores of one partition, or None. They
+        are unknown if Spark has deleted the commit, or a restore left it out."""
+        if version not in self._commits:
+            self._commits[version] = self._read(version - 1)
+        operators = self._commits[version]
+        operator, _, rest = store.partition("/")
+        partition = rest.partition("/")[0]
+        partitions = (operators or {}).get(operator)
+        if partitions is None or not partition.isdigit() or int(partition) >= len(partitions):
+            return None
+        return set(partitions[int(partition)])
+
+    def _read(self, batch: int) -> dict[str, list[list[str]]] | None:
+        path = self._checkpoint / _COMMITS / str(batch)
         try:
-            content = _archived(opened)
-            names = _SST_REFERENCE.findall(content.decode("utf-8"))
-            strange = [name for name in names if _SST_NAME.fullmatch(name) is None]
+            return msgspec.json.decode(
+                _content(path).partition(b"\n")[2], type=_Commit
+            ).stateUniqueIds
+        except FileNotFoundError:
+            return None
+        except DECODING_ERRORS as error:
+            raise Damaged(f"{path} is not a commit of Spark: {error}", path=path) from error
+
+
+def _each_sst_names(paths: list[Location]) -> Iterable[list[str]]:
+    if not any(isinstance(path, ObjectPath) for path in paths):
+        return map(_sst_names, paths)
+    with ThreadPoolExecutor(_READ_COUNT) as pool:
+        return list(pool.map(_sst_names, paths))
+
+
+def _sst_names(path: Location) -> list[str]:
+    """Return the names of the files that a full file of a RocksDB state store refers to."""
+    opened = RangeFile(path) if isinstance(path, ObjectPath) else path.open("rb")
+    with opened:
+        try:
+            content = _archived(cast("BinaryIO", opened))
+            found = _SST_REFERENCE.findall(content.decode("utf-8"))
+            strange = [name for name in found if _SST_NAME.fullmatch(name) is None]
             if strange:
                 raise ValueError(f"it refers to the file {strange[0][:_SHOWN_LENGTH_MAX]!r}")
+        except FileNotFoundError:
+            raise
         except (*_NOT_SPARKS, OSError) as error:
             raise Damaged(
                 f"{path} was not written by Spark: {error}: put the file back from a copy of "
                 "the pipeline, or restore the pipeline from a snapshot",
                 path=path,
             ) from error
-    return names
+    return found
 
 
 def _archived(file: BinaryIO) -> bytes:
