@@ -1,10 +1,12 @@
 """The S3 servers that tests use behave as the storage layer needs it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from stillframe.storage.storage import Changed
 from tests.faulty_proxy import faulty_proxy
 from tests.nightly import by_night
 from tests.s3_servers import S3Server, use
+from tests.spark.flows import wait_until
 
 pytestmark = pytest.mark.slow
 RACER_COUNT = 8
@@ -73,6 +76,36 @@ def test_a_client_that_waits_for_100_gets_it_once(moto_bucket: str, moto_server:
         assert lines.readline() == b"\r\n"
         connection.sendall(b"x")
         assert lines.readline().startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "moto()",
+        pytest.param(
+            "versitygw(pathlib.Path(sys.argv[1]))",
+            marks=pytest.mark.nightly(part="storage", only=True),
+        ),
+    ],
+)
+def test_a_server_ends_with_the_program_that_started_it(server: str, tmp_path: Path) -> None:
+    """Even if that is killed: its port is closed then."""
+    start = (
+        "import os, pathlib, signal, sys; from tests.s3_servers import moto, versitygw\n"
+        f"with {server} as server:\n"
+        "    print(server.port, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    program = subprocess.run(
+        [sys.executable, "-c", start, tmp_path], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert program.returncode == -signal.SIGKILL
+    wait_until(lambda: not is_open(int(program.stdout)), 60)
+
+
+def is_open(port: int) -> bool:
+    """Return whether a program listens on a port."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_child_processes_find_the_server(bucket: Location) -> None:
