@@ -1,19 +1,32 @@
 """Objects in a bucket as ``storage.Storage``, through the library obstore.
 
-Every request has a time limit, and is repeated with growing pauses after an error that may pass. A
-conditional write whose outcome is unknown is never simply repeated: what is there now is read, and
-says whether it took effect.
+Every request has a time limit, and is repeated with growing pauses after an error that may pass. So
+a write may reach the server twice, and the first attempt may arrive after the second one:
+
+- ``put_if_absent`` and ``replace_if_unchanged`` mark each write with a token of its own. When the
+  server refuses one, what is there is looked at. If it has this token, an earlier attempt took
+  effect, and the write has succeeded. A late attempt is refused by the server, unless the object
+  was deleted meanwhile, or has a version again that it had before. So callers never delete such an
+  object while they, or others, may write it, and never write the same content twice.
+- A write that took effect and was then replaced by another program is reported as ``Changed``.
+- After any other OSError it is unknown whether a write took effect, or will. A caller that must
+  know writes something else there with ``put_if_absent``: whichever was first stays.
+- ``put``, ``copy`` and ``delete`` have no condition. A late attempt undoes what came after it. So
+  callers use each name only once with them.
 """
 
 import errno
+import functools
 import importlib
 import itertools
 import os
 import random
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +39,10 @@ _Answer = TypeVar("_Answer")
 
 CONNECT_S = 5.0
 SILENT_S = 10.0
-"""How long a request may wait for the next byte of an answer."""
+"""How long a request may wait for the next byte of an answer. Sending counts as waiting, too."""
+LARGE_SILENT_S = 60.0
+"""The same for contents above LARGE_BYTES, which take a while to send."""
+LARGE_BYTES = 2**20
 REQUEST_S = 300.0
 """How long a request may take in all: an object may have gigabytes."""
 REPEAT_S = 15.0
@@ -36,6 +52,9 @@ PAUSE_S_MAX = 2.0
 CONCURRENT_COUNT_MAX = 32
 """Maximum requests of this program to one bucket at a time; more wait."""
 _DELETED_COUNT_MAX = 1000
+_LISTED_COUNT_MAX = 1000
+_WRITE_MARK = "stillframewrite"
+"""The name of the metadata that tells one write from all others. Azure takes no hyphens."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -47,9 +66,12 @@ _MEANINGS = {
     "body error": _CUT_SHORT,
 }
 _PASSING = {408, 409, 425, 429, *range(500, 600)} - {501, 505}
-_NO_BUCKET = "NoSuchBucket"
-_METADATA = "/latest/api/token"
-"""Where the credentials of a machine of AWS come from, if there are no others."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+_ELSEWHERE = 301
+_BARE_REDIRECT = "BareRedirect"
+"""What obstore says of such an answer that names no address."""
+_METADATA = ("169.254.169.254", "metadata.google.internal")
+"""Where the credentials of machines come from, if there are no others."""
 _AFTER_THE_END = "Wanted range starting at"
 """What obstore itself says of a range that begins after the end of an object."""
 
@@ -70,7 +92,7 @@ class ObjectStore:
                 f"{root} needs the library obstore, which is not installed",
                 remedy="pip install 'stillframe[object-store]'",
             ) from None
-        self._client: Any = _client_of(root)
+        self._client: Any = _client_of(root, SILENT_S)
         self._root = root
         self._free = threading.BoundedSemaphore(CONCURRENT_COUNT_MAX)
         self._counting = threading.Lock()
@@ -86,6 +108,10 @@ class ObjectStore:
     def counts(self) -> RequestCounts:
         """The requests so far."""
         return self._counts
+
+    @functools.cached_property
+    def _client_for_large(self) -> Any:
+        return _client_of(self._root, LARGE_SILENT_S)
 
     def read(self, location: Location, *, bytes_max: int) -> tuple[bytes, Version]:
         """See ``storage.Storage``."""
@@ -130,6 +156,7 @@ class ObjectStore:
 
         def get() -> tuple[bytes, int]:
             if self._root.startswith("abfss:"):  # Azure takes no range that counts from the end
+                self._count(RequestCounts(requests=1))
                 size = int(self._api.head(self._client, _key(location))["size"])
                 wanted: Any = (max(0, size - length), size)
             else:
@@ -163,6 +190,7 @@ class ObjectStore:
         def get() -> list[Listed]:
             answer = self._api.list_with_delimiter(self._client, key or None)
             inner = [Listed(ObjectPath(self._root, p), None) for p in answer["common_prefixes"]]
+            self._count_pages(len(inner) + len(answer["objects"]))
             return sorted([*inner, *self._listed(answer["objects"], key)])
 
         return self._request(directory, get)
@@ -172,15 +200,17 @@ class ObjectStore:
         key = _key(directory)
 
         def get() -> list[Listed]:
-            pages = self._api.list(self._client, key or None, chunk_size=1000)
-            return sorted(self._listed(itertools.chain.from_iterable(pages), key))
+            pages = self._api.list(self._client, key or None, chunk_size=_LISTED_COUNT_MAX)
+            objects = list(itertools.chain.from_iterable(pages))
+            self._count_pages(len(objects))
+            return sorted(self._listed(objects, key))
 
         return self._request(directory, get)
 
     def put(self, location: Location, content: bytes) -> Version:
         """See ``storage.Storage``."""
         return self._request(
-            location, lambda: self._put(location, content, "overwrite"), sent=len(content)
+            location, lambda: self._put(location, content, "overwrite", None), sent=len(content)
         )
 
     def put_if_absent(self, location: Location, content: bytes) -> Version:
@@ -224,16 +254,16 @@ class ObjectStore:
             if one["path"] != key and not (one["size"] == 0 and one["path"].endswith("/")):
                 yield Listed(ObjectPath(self._root, one["path"]), one["size"])
 
-    def _put(self, location: Location, content: bytes, mode: Any) -> Version:
-        try:
+    def _put(self, location: Location, content: bytes, mode: Any, token: str | None) -> Version:
+        put = self._api.put(
+            self._client if len(content) <= LARGE_BYTES else self._client_for_large,
+            _key(location),
+            content,
+            mode=mode,
+            attributes=None if token is None else {_WRITE_MARK: token},
             # In one request: it counts as one, and nothing is left of an upload that was cut short.
-            put = self._api.put(
-                self._client, _key(location), content, mode=mode, use_multipart=False
-            )
-        except FileNotFoundError as error:
-            if mode not in ("overwrite", "create"):
-                raise Changed(errno.ESTALE, "another program has deleted it") from error
-            raise OSError(errno.ENXIO, f"there is no bucket {self._root}") from error
+            use_multipart=False,
+        )
         return Version(put["e_tag"], put["version"])
 
     def _write_if(
@@ -241,41 +271,32 @@ class ObjectStore:
     ) -> Version:
         """Write if nothing is there, or what is there is of the version `expected`."""
         refusals = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
-        may_be_ours = False
+        token = secrets.token_hex(16)
 
         def write() -> Version:
-            nonlocal may_be_ours
-            if may_be_ours:
-                # An earlier attempt may have taken effect although its answer was lost.
-                found = self._found(location, content)
-                if found is not None and found[1]:
-                    return found[0]
             try:
-                return self._put(location, content, mode)
-            except (*refusals, Changed) as refusal:
-                found = self._found(location, content)
-                if found is not None and found[1] and may_be_ours:
-                    return found[0]
-                if (None if found is None else found[0]) == expected:
+                return self._put(location, content, mode, token)
+            except (*refusals, FileNotFoundError) as refusal:
+                if isinstance(refusal, FileNotFoundError) and expected is None:
+                    raise  # there is no bucket
+                found, found_token = self._found(location)
+                if found is not None and found_token == token:
+                    return found
+                if _is_same(found, expected):
                     # A conflict with another request that has not been carried out either.
-                    may_be_ours = True
-                    raise OSError(errno.EAGAIN, "it reported a conflict") from refusal
+                    raise OSError(errno.EAGAIN, "it reported a conflict") from None
                 raise _refused(location, expected) from None
-            except Exception:
-                may_be_ours = True
-                raise
 
         return self._request(location, write, sent=len(content))
 
-    def _found(self, location: Location, content: bytes) -> tuple[Version, bool] | None:
-        """Return the version of what is there, and whether that is `content`."""
+    def _found(self, location: Location) -> tuple[Version | None, str | None]:
+        """Return the version of what is there, and the token of the write that it comes from."""
         self._count(RequestCounts(requests=1))
         try:
-            got = self._api.get(self._client, _key(location))
+            got = self._api.get(self._client, _key(location), options={"head": True})
         except FileNotFoundError:
-            return None
-        is_same = got.meta["size"] == len(content) and bytes(got.bytes()) == content
-        return Version(got.meta["e_tag"], got.meta["version"]), is_same
+            return None, None
+        return Version(got.meta["e_tag"], got.meta["version"]), got.attributes.get(_WRITE_MARK)
 
     def _request(
         self,
@@ -286,36 +307,36 @@ class ObjectStore:
         received: Callable[[_Answer], int] = lambda answer: 0,
     ) -> _Answer:
         """Return what `attempt` returns, repeated for a while after errors that may pass."""
-        began = time.monotonic()
+        if not self._root.startswith("memory:") and _network.setdefault("pid", _pid()) != _pid():
+            sentence = "this program was forked from one that has used object stores: start it anew"
+            raise OSError(errno.EIO, sentence, str(location))
+        failing_s = 0.0  # without what it waited for others
         for number in itertools.count():
-            from_s = time.monotonic()
             count = 0
-            try:
-                with self._free:
-                    answer = attempt()
-                count = received(answer)
-            except FileNotFoundError as error:
-                where = str(location)
-                raise FileNotFoundError(errno.ENOENT, "it does not exist", where) from error
-            except (FileExistsError, Changed) as error:
-                error.filename = str(location)
-                if isinstance(error, FileNotFoundError):
-                    error.errno, error.strerror = errno.ENOENT, "it does not exist"
-                raise
-            except Exception as error:
-                passes, failure = self._explain(error, location)
-                pause_s = random.uniform(0.5, 1.0) * min(PAUSE_S_MAX, PAUSE_S_MIN * 2**number)  # noqa: S311
-                self._trouble = str(failure.strerror)
-                if not passes or time.monotonic() + pause_s - began > REPEAT_S:
-                    raise failure from error
-            else:
-                self._trouble = ""
-                return answer
-            finally:
-                took_s = time.monotonic() - from_s
-                self._count(RequestCounts(1, min(number, 1), sent, count, took_s))
+            with self._free:
+                from_s = time.monotonic()
+                try:
+                    answer = _interruptible(attempt)
+                    count = received(answer)
+                    self._trouble = ""
+                    return answer
+                except Exception as error:  # noqa: BLE001 - most are the library's own
+                    passes, failure = self._explain(error, location)
+                    if not isinstance(failure, FileNotFoundError | FileExistsError | Changed):
+                        self._trouble = str(failure.strerror)
+                finally:
+                    took_s = time.monotonic() - from_s
+                    self._count(RequestCounts(1, min(number, 1), sent, count, took_s))
+            pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** min(number, 20))
+            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
+            failing_s += took_s + pause_s
+            if not passes or failing_s > REPEAT_S:
+                raise failure
             time.sleep(pause_s)
         raise AssertionError("the loop has no end")
+
+    def _count_pages(self, name_count: int) -> None:
+        self._count(RequestCounts(requests=max(0, name_count - 1) // _LISTED_COUNT_MAX))
 
     def _count(self, more: RequestCounts) -> None:
         with self._counting:
@@ -323,22 +344,27 @@ class ObjectStore:
 
     def _explain(self, error: Exception, location: Location) -> tuple[bool, OSError]:
         """Return whether an error may pass, and an OSError with a sentence. The text of the error
-        itself is not shown: it may repeat what the server sent."""
-        where, known = str(location), self._api.exceptions
+        itself is not shown: it may repeat what the server sent, and a signed address."""
+        where, known, text = str(location), self._api.exceptions, str(error)
+        status, code = _status_of(error), _CODE.search(text)
+        if isinstance(error, FileExistsError | Changed):
+            return False, error
+        if code is not None and code[1] in _NO_BUCKET:
+            return False, OSError(errno.ENXIO, f"there is no bucket {self._root}", where)
+        if isinstance(error, FileNotFoundError):
+            return False, FileNotFoundError(errno.ENOENT, "it does not exist", where)
         if isinstance(error, OSError) and not isinstance(error, known.BaseError):
             passes = error.errno in (errno.EAGAIN, errno.EIO)
-            return passes, OSError(error.errno or errno.EIO, error.strerror or str(error), where)
+            return passes, OSError(error.errno or errno.EIO, error.strerror or text, where)
+        if status not in _PASSING and any(source in text for source in _METADATA):
+            sentence = "no credentials were found in the environment, and this machine has no role"
+            return False, PermissionError(errno.EACCES, sentence, where)
         if isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
             sentence = "the credentials do not allow it, or are wrong or missing"
             return False, PermissionError(errno.EACCES, sentence, where)
-        text = repr(error) if not str(error) else str(error)
-        if _METADATA in text:
-            sentence = "no credentials were found in the environment, and this machine has no role"
-            return False, PermissionError(errno.EACCES, sentence, where)
-        status, code = _status_of(error), _CODE.search(text)
+        if status == _ELSEWHERE or _BARE_REDIRECT in text:
+            return False, OSError(errno.EIO, "the bucket is in another region", where)
         if status is not None:
-            if code is not None and code[1] == _NO_BUCKET:
-                return False, OSError(errno.ENXIO, f"there is no bucket {self._root}", where)
             named = f" ({code[1]})" if code is not None else ""
             sentence = f"the object store answered with status {status}{named}"
             return status in _PASSING, OSError(errno.EIO, sentence, where)
@@ -352,7 +378,32 @@ class ObjectStore:
 def _refused(location: Location, expected: Version | None) -> OSError:
     if expected is None:
         return FileExistsError(errno.EEXIST, "it exists already", str(location))
-    return Changed(errno.ESTALE, "another program has replaced it", str(location))
+    return Changed(errno.ESTALE, "another program has replaced or deleted it", str(location))
+
+
+def _is_same(found: Version | None, expected: Version | None) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    # A bucket whose versions are suspended names none when it is written, and "null" when read.
+    is_number_same = found.number == expected.number or None in (found.number, expected.number)
+    return found.etag == expected.etag and is_number_same
+
+
+def _interruptible(call: Callable[[], _Answer]) -> _Answer:
+    """Return what `call` returns. Ctrl-C ends the wait for it: Python handles no signal in its main
+    thread while that waits inside a library."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    future: Future[_Answer] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="object-store", daemon=True).start()
+    return future.result()
 
 
 def _key(location: Location) -> str:
@@ -367,37 +418,67 @@ def _status_of(error: Exception) -> int | None:
 
 _memory: dict[str, Any] = {}
 """Buckets in the memory of this program, by name."""
+_network: dict[str, int] = {}
+"""The process that has sent requests first. The library's threads are not in its forked children,
+so a request there would never end."""
 
 
-def _client_of(root: str) -> Any:
+def _pid() -> int:
+    return os.getpid()
+
+
+def _client_of(root: str, silent_s: float) -> Any:
     kinds: Any = importlib.import_module("obstore.store")
     scheme, bucket = root.split("://")
-    limits: dict[str, Any] = {
-        "client_options": {
-            "connect_timeout": timedelta(seconds=CONNECT_S),
-            "read_timeout": timedelta(seconds=SILENT_S),
-            "timeout": timedelta(seconds=REQUEST_S),
-        },
-        # They are repeated here: so each is counted, and no conditional one is repeated blindly.
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=REPEAT_S)},
+    client_options: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "read_timeout": timedelta(seconds=silent_s),
+        "timeout": timedelta(seconds=REQUEST_S),
     }
+    # They are repeated here: so each is counted, and no conditional one is repeated blindly.
+    retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REPEAT_S)}
+    limits = {"client_options": client_options, "retry_config": retries}
     if scheme == "memory":
         return _memory.setdefault(bucket, kinds.MemoryStore())
     if scheme == "gs":
-        return kinds.GCSStore(bucket, **limits)
-    if scheme == "abfss":
-        container, _, host = bucket.partition("@")
-        return kinds.AzureStore(container, account_name=host.partition(".")[0], **limits)
-    return kinds.S3Store(bucket, **_s3_settings(limits), **limits)
+        kind, settings = kinds.GCSStore, _gcs_settings()
+    elif scheme == "abfss":
+        bucket, _, host = bucket.partition("@")
+        kind, settings = kinds.AzureStore, _azure_settings(host.partition(".")[0])
+    else:
+        kind, settings = kinds.S3Store, _s3_settings()
+    address = settings.get("endpoint") or settings.get("base_url") or ""
+    client_options["allow_http"] = address.startswith("http://")
+    return kind(bucket, **settings, **limits)
 
 
-def _s3_settings(limits: dict[str, Any]) -> dict[str, Any]:
+def _gcs_settings() -> dict[str, Any]:
+    """Return the settings that obstore itself does not take from the environment."""
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if not emulator:
+        return {}
+    return {
+        "base_url": emulator if "://" in emulator else f"http://{emulator}",
+        "skip_signature": True,
+    }
+
+
+def _azure_settings(account: str) -> dict[str, Any]:
+    """Return the settings that obstore itself does not take from the environment: variables of
+    Azure's command line."""
+    names = {"AZURE_STORAGE_KEY": "account_key", "AZURE_STORAGE_ENDPOINT": "endpoint"}
+    found = {
+        name: os.environ[variable] for variable, name in names.items() if variable in os.environ
+    }
+    return {"account_name": account, **found}
+
+
+def _s3_settings() -> dict[str, Any]:
     """Return the settings that obstore itself does not take from the environment."""
     settings: dict[str, Any] = {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
         settings["endpoint"] = endpoint
-        limits["client_options"]["allow_http"] = endpoint.startswith("http://")
     has_files = any(
         Path("~/.aws", name).expanduser().exists() for name in ("credentials", "config")
     )

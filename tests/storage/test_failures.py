@@ -1,0 +1,368 @@
+"""What the storage layer makes of each failure of an object store, behind a proxy that injects it.
+
+The server behind it is moto.
+"""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stillframe.storage import object_store
+from stillframe.storage.location import ObjectPath, locate
+from stillframe.storage.opened import object_store_of, storage_of
+from stillframe.storage.storage import Changed, RequestCounts, Storage
+from tests.faulty_proxy import (
+    CUT_AFTER,
+    CUT_BEFORE,
+    SILENT_AFTER,
+    TRUNCATED,
+    Answer,
+    Fault,
+    FaultyProxy,
+    Request,
+    faulty_proxy,
+    nth,
+)
+from tests.ports import free_port
+from tests.s3_servers import KEY, SECRET, S3Server, use
+
+SILENT_S = 0.3
+PASSING = {
+    "500": Fault(500, is_forwarded=False),
+    "503": Fault(503, is_forwarded=False),
+    "429": Fault(429, is_forwarded=False),
+    "409": Fault(409, is_forwarded=False),
+    "500 after": Fault(500),
+    "closed before": CUT_BEFORE,
+    "closed after": CUT_AFTER,
+    "silent before": Fault(Answer.SILENCE, is_forwarded=False),
+    "silent after": SILENT_AFTER,
+}
+
+
+@pytest.fixture
+def proxy(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before a server; the time limits are short, and so are the pauses."""
+    for name, value in {"SILENT_S": SILENT_S, "PAUSE_S_MIN": 0.001, "PAUSE_S_MAX": 0.001}.items():
+        monkeypatch.setattr(object_store, name, value)
+    with faulty_proxy(moto_server.port) as running:
+        use(moto_server, monkeypatch, port=running.port)
+        yield running
+
+
+@pytest.fixture
+def place(moto_server: S3Server, proxy: FaultyProxy) -> ObjectPath:
+    """A place in an empty bucket, behind the proxy."""
+    found = locate(f"s3://{moto_server.new_bucket()}/a/b")
+    assert isinstance(found, ObjectPath)
+    return found
+
+
+@pytest.fixture
+def storage(place: ObjectPath) -> Storage:
+    """Its storage."""
+    return storage_of(place)
+
+
+def fail(proxy: FaultyProxy, fault: Fault) -> None:
+    """Let the next request fail."""
+    proxy.plan = nth(len(proxy.requests) + 1, fault)
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_failure_that_passes(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, name: str
+) -> None:
+    """Each request is repeated, and a conditional write takes effect once and says so."""
+    fault = PASSING[name]
+    fail(proxy, fault)
+    version = storage.put_if_absent(place, b"one")
+    fail(proxy, fault)
+    assert storage.read(place, bytes_max=9) == (b"one", version)
+    fail(proxy, fault)
+    version = storage.replace_if_unchanged(place, b"two", version)
+    fail(proxy, fault)
+    assert storage.exists(place)
+    fail(proxy, fault)
+    assert storage.read_range(place, 1, 2) == b"wo"
+    fail(proxy, fault)
+    assert len(storage.children(place.parent)) == 1
+    fail(proxy, fault)
+    storage.copy(place, place.with_name("c"))
+    fail(proxy, fault)
+    storage.put(place.with_name("d"), b"three")
+    fail(proxy, fault)
+    assert len(storage.files_below(place.parent)) == 3
+    fail(proxy, fault)
+    storage.delete([place.with_name("c"), place.with_name("d")])
+    assert storage.read(place, bytes_max=9) == (b"two", version)
+    counts = object_store_of(place).counts
+    assert counts.repeated == 10
+    assert counts.requests == len(proxy.requests)
+
+
+def test_a_body_that_is_cut_short(proxy: FaultyProxy, storage: Storage, place: ObjectPath) -> None:
+    """It is no end of the file: the request is repeated."""
+    content = os.urandom(100_000)
+    storage.put(place, content)
+    fail(proxy, TRUNCATED)
+    assert storage.read(place, bytes_max=10**6)[0] == content
+    fail(proxy, TRUNCATED)
+    assert storage.read_range(place, 1000, 50_000) == content[1000:51_000]
+    fail(proxy, TRUNCATED)
+    assert storage.read_end(place, 50_000) == (content[-50_000:], len(content))
+    assert object_store_of(place).counts.repeated == 3
+
+
+def test_another_program_was_first(proxy: FaultyProxy, storage: Storage, place: ObjectPath) -> None:
+    """The attempt did not take effect, and another one's write with equal bytes did meanwhile."""
+
+    def other_first(request: Request) -> Fault | None:
+        proxy.plan = lambda request: None
+        threading.Thread(target=storage.put, args=(place, b"one")).run()
+        return CUT_BEFORE
+
+    proxy.plan = other_first
+    with pytest.raises(FileExistsError):
+        storage.put_if_absent(place, b"one")
+    version = storage.read(place, bytes_max=9)[1]
+    storage.put(place, b"two")
+    proxy.plan = nth(len(proxy.requests) + 1, CUT_BEFORE)
+    with pytest.raises(Changed):
+        storage.replace_if_unchanged(place, b"three", version)
+    assert storage.read(place, bytes_max=9)[0] == b"two"
+
+
+def test_a_repeat_that_this_program_does_not_see(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath
+) -> None:
+    """A load balancer sent the write twice, so the first answer is a refusal of our own write."""
+    proxy.plan = nth(1, Fault(412))
+    version = storage.put_if_absent(place, b"one")
+    proxy.plan = nth(len(proxy.requests) + 1, Fault(412))
+    version = storage.replace_if_unchanged(place, b"two", version)
+    assert storage.read(place, bytes_max=9) == (b"two", version)
+
+
+def test_a_refusal_that_nothing_explains(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server refuses although the condition holds: that is no success, and no refusal."""
+    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    proxy.plan = lambda request: Fault(412, is_forwarded=False) if request.method == "PUT" else None
+    with pytest.raises(OSError, match="it reported a conflict"):
+        storage.put_if_absent(place, b"one")
+    assert not storage.exists(place)
+
+
+def test_an_outcome_that_stays_unknown(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write took effect, its answer was lost, and reading back fails, too."""
+    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    proxy.plan = lambda request: CUT_AFTER
+    with pytest.raises(OSError, match="closed the connection") as raised:
+        storage.put_if_absent(place, b"one")
+    assert type(raised.value) is OSError
+    proxy.plan = lambda request: None
+    assert storage.read(place, bytes_max=9)[0] == b"one"
+
+
+def test_a_server_that_is_gone(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says so."""
+    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    use(moto_server, monkeypatch, port=free_port())
+    place = locate("s3://gone-server/a")
+    with pytest.raises(OSError, match="it cannot be reached"):
+        storage_of(place).read(place, bytes_max=9)
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (403, "the credentials do not allow it, or are wrong or missing"),
+        (400, r"status 400 \(Error\)"),
+        (301, "the bucket is in another region"),
+    ],
+)
+def test_what_is_not_repeated(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, status: int, sentence: str
+) -> None:
+    """One request, and a sentence that repeats nothing of what was sent and received."""
+    proxy.plan = lambda request: Fault(status, is_forwarded=False)
+    with pytest.raises(OSError, match=sentence) as raised:
+        storage.put_if_absent(place, b"one")
+    assert len(proxy.requests) == 1
+    shown = "".join(traceback.format_exception(raised.value))
+    for secret in (KEY, SECRET, "Signature", "of a test"):
+        assert secret not in shown
+
+
+def test_a_missing_bucket(proxy: FaultyProxy) -> None:
+    """It is not a missing file."""
+    place = locate("s3://no-such-bucket/a")
+    storage = storage_of(place)
+    attempts: list[Callable[[], object]] = [
+        lambda: storage.put(place, b"one"),
+        lambda: storage.put_if_absent(place, b"one"),
+        lambda: storage.read(place, bytes_max=9),
+        lambda: storage.children(place),
+        lambda: storage.files_below(place),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OSError, match="there is no bucket s3://no-such-bucket") as raised:
+            attempt()
+        assert raised.value.errno == errno.ENXIO
+
+
+def test_waiting_for_a_slot_is_no_failure(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that waited for longer than requests are repeated is repeated nevertheless."""
+    bucket = object_store_of(place)
+    storage.put(place, b"one")
+    monkeypatch.setattr(bucket, "_free", threading.BoundedSemaphore(1))
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(object_store, "time", clock)
+    before = bucket.counts
+    fail(proxy, CUT_BEFORE)
+    with bucket._free:
+        reader = threading.Thread(target=storage.read, args=(place,), kwargs={"bytes_max": 9})
+        reader.start()
+        now[0] += 10 * object_store.REPEAT_S
+    reader.join()
+    assert bucket.counts.requests - before.requests == 2
+    assert bucket.counts.seconds == before.seconds
+
+
+def test_requests_at_a_time_are_limited(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait."""
+    bucket = object_store_of(place)
+    monkeypatch.setattr(bucket, "_free", threading.BoundedSemaphore(2))
+    arrived, most, inside = threading.Lock(), [0], [0]
+    both = threading.Barrier(2)
+
+    def plan(request: Request) -> None:
+        with arrived:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        both.wait(10)
+        with arrived:
+            inside[0] -= 1
+
+    proxy.plan = plan
+    threads = [threading.Thread(target=storage.exists, args=(place,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [2]
+
+
+def test_a_large_content_has_time_to_be_sent(
+    place: ObjectPath, moto_server: S3Server, proxy: FaultyProxy
+) -> None:
+    """More than the silence that a small request may have; parts are counted, and put together."""
+    content = os.urandom(object_store.PART_BYTES + 1)
+    proxy.plan = lambda request: Fault(Answer.WHOLE, delay_s=2 * SILENT_S)
+    storage_of(place).put(place, content)
+    proxy.plan = lambda request: None
+    assert len(proxy.requests) == object_store_of(place).counts.requests == 4
+    assert object_store_of(place).counts.repeated == 0
+    assert storage_of(place).read(place, bytes_max=len(content))[0] == content
+
+
+def test_counts_are_exact(proxy: FaultyProxy, storage: Storage, place: ObjectPath) -> None:
+    """Those of requests agree with the server, those of bytes with the contents."""
+    bucket = object_store_of(place)
+    storage.put(place, b"12345")
+    version = storage.read(place, bytes_max=99)[1]
+    storage.read_range(place, 1, 2)
+    storage.read_end(place, 4)
+    storage.replace_if_unchanged(place, b"123", version)
+    storage.exists(place)
+    storage.children(place.parent)
+    storage.files_below(place.parent)
+    storage.copy(place, place.with_name("c"))
+    storage.delete([place, place.with_name("c")])
+    with pytest.raises(FileNotFoundError):
+        storage.read(place, bytes_max=9)
+    counts = bucket.counts
+    assert counts == RequestCounts(11, 0, 8, 11, counts.seconds)
+    assert len(proxy.requests) == 11
+    assert counts.seconds > 0
+
+
+WAIT = """
+import sys
+from stillframe.storage import object_store
+from stillframe.storage.location import locate
+from stillframe.storage.opened import storage_of
+place = locate("s3://silent/a")
+print("begins", flush=True)
+try:
+    storage_of(place).read(place, bytes_max=9)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_silent_request(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At once, although the server never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        use(moto_server, monkeypatch, port=silent.getsockname()[1])
+        with subprocess.Popen(
+            [sys.executable, "-c", WAIT], stdout=subprocess.PIPE, text=True
+        ) as program:
+            connection, _ = silent.accept()
+            assert connection.recv(1)
+            program.send_signal(signal.SIGINT)
+            out, _ = program.communicate(timeout=object_store.SILENT_S / 2)
+            connection.close()
+    assert out == "begins\ninterrupted\n"
+    assert program.returncode == 0
+
+
+def test_a_forked_child_does_not_hang(storage: Storage, place: ObjectPath) -> None:
+    """The threads of the library are not in it, so it fails with a sentence."""
+    storage.put(place, b"one")
+    program = """
+import os, sys
+from stillframe.storage.location import locate
+from stillframe.storage.opened import storage_of
+place = locate(sys.argv[1])
+storage = storage_of(place)
+storage.exists(place)
+child = os.fork()
+if child == 0:
+    for found in (storage, storage_of(place)):
+        try:
+            found.exists(place)
+        except OSError as error:
+            print(error.strerror, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(place)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.stdout.count("was forked from one that has used object stores") == 2, said.stderr
