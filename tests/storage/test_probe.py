@@ -65,9 +65,9 @@ def test_one_that_never_replaces_is_refused(
     monkeypatch.setattr(object_store, "REPEAT_S", 0.0)
     real = object_store.ObjectStore._put
 
-    def put(store: Any, location: Any, content: bytes, mode: Any) -> Any:
+    def put(store: Any, location: Any, content: bytes, mode: Any, token: str | None) -> Any:
         """Lose the version."""
-        version = real(store, location, content, mode)
+        version = real(store, location, content, mode, token)
         return version._replace(etag='"unknown"')
 
     monkeypatch.setattr(object_store.ObjectStore, "_put", put)

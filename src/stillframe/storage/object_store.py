@@ -320,7 +320,7 @@ class ObjectStore:
                     count = received(answer)
                     self._trouble = ""
                     return answer
-                except Exception as error:  # noqa: BLE001 - most are the library's own
+                except (OSError, self._api.exceptions.BaseError) as error:
                     passes, failure = self._explain(error, location)
                     if not isinstance(failure, FileNotFoundError | FileExistsError | Changed):
                         self._trouble = str(failure.strerror)
