@@ -365,4 +365,4 @@ os.waitpid(child, 0)
         text=True,
         timeout=60,
     )
-    assert said.stdout.count("was forked from one that has used object stores") == 2, said.stderr
+    assert said.stdout.count("cannot use object stores that its parent has used") == 2, said.stderr

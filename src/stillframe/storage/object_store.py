@@ -4,8 +4,8 @@ Every request has a time limit, and is repeated with growing pauses after an err
 a write may reach the server twice, and the first attempt may arrive after the second one:
 
 - ``put_if_absent`` and ``replace_if_unchanged`` mark each write with a token of its own. When the
-  server refuses one, what is there is looked at. If it has this token, an earlier attempt took
-  effect, and the write has succeeded. A late attempt is refused by the server, unless the object
+  server refuses a write, the object that exists is read. If it has this token, an earlier attempt
+  took effect, and the write has succeeded. A late attempt is refused by the server, unless the object
   was deleted meanwhile, or has a version again that it had before. So callers never delete such an
   object while they, or others, may write it, and never write the same content twice.
 - A write that took effect and was then replaced by another program is reported as ``Changed``.
@@ -308,7 +308,7 @@ class ObjectStore:
     ) -> _Answer:
         """Return what `attempt` returns, repeated for a while after errors that may pass."""
         if not self._root.startswith("memory:") and _network.setdefault("pid", _pid()) != _pid():
-            sentence = "this program was forked from one that has used object stores: start it anew"
+            sentence = "a forked process cannot use object stores that its parent has used"
             raise OSError(errno.EIO, sentence, str(location))
         failing_s = 0.0  # without what it waited for others
         for number in itertools.count():
