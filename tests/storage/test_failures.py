@@ -24,7 +24,6 @@ from stillframe.storage.storage import Changed, RequestCounts, Storage
 from tests.faulty_proxy import (
     CUT_AFTER,
     CUT_BEFORE,
-    SILENT_AFTER,
     TRUNCATED,
     Answer,
     Fault,
@@ -36,7 +35,7 @@ from tests.faulty_proxy import (
 from tests.ports import free_port
 from tests.s3_servers import KEY, SECRET, S3Server, use
 
-SILENT_S = 0.3
+SILENT_S = 1.0
 PASSING = {
     "500": Fault(500, is_forwarded=False),
     "503": Fault(503, is_forwarded=False),
@@ -45,16 +44,20 @@ PASSING = {
     "500 after": Fault(500),
     "closed before": CUT_BEFORE,
     "closed after": CUT_AFTER,
-    "silent before": Fault(Answer.SILENCE, is_forwarded=False),
-    "silent after": SILENT_AFTER,
 }
 
 
 @pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer is given up soon."""
+    monkeypatch.setattr(object_store, "SILENT_S", SILENT_S)
+
+
+@pytest.fixture
 def proxy(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before a server; the time limits are short, and so are the pauses."""
-    for name, value in {"SILENT_S": SILENT_S, "PAUSE_S_MIN": 0.001, "PAUSE_S_MAX": 0.001}.items():
-        monkeypatch.setattr(object_store, name, value)
+    """A proxy before a server; the pauses are short."""
+    for name in ("PAUSE_S_MIN", "PAUSE_S_MAX"):
+        monkeypatch.setattr(object_store, name, 0.001)
     with faulty_proxy(moto_server.port) as running:
         use(moto_server, monkeypatch, port=running.port)
         yield running
@@ -109,6 +112,19 @@ def test_a_failure_that_passes(
     counts = object_store_of(place).counts
     assert counts.repeated == 10
     assert counts.requests == len(proxy.requests)
+
+
+@pytest.mark.usefixtures("short_silence")
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_a_silent_server(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, is_forwarded: bool
+) -> None:
+    """It is asked again, whether it carried the request out or not."""
+    fail(proxy, Fault(Answer.SILENCE, is_forwarded=is_forwarded))
+    version = storage.put_if_absent(place, b"one")
+    fail(proxy, Fault(Answer.SILENCE, is_forwarded=is_forwarded))
+    assert storage.read(place, bytes_max=9) == (b"one", version)
+    assert object_store_of(place).counts.repeated >= 2
 
 
 def test_a_body_that_is_cut_short(proxy: FaultyProxy, storage: Storage, place: ObjectPath) -> None:
@@ -272,15 +288,16 @@ def test_requests_at_a_time_are_limited(
     assert most == [2]
 
 
+@pytest.mark.usefixtures("short_silence")
 def test_a_large_content_has_time_to_be_sent(
     place: ObjectPath, moto_server: S3Server, proxy: FaultyProxy
 ) -> None:
-    """More than the silence that a small request may have; parts are counted, and put together."""
-    content = os.urandom(object_store.PART_BYTES + 1)
-    proxy.plan = lambda request: Fault(Answer.WHOLE, delay_s=2 * SILENT_S)
+    """More than the silence that a small request may have."""
+    content = os.urandom(object_store.LARGE_BYTES + 1)
+    proxy.plan = lambda request: Fault(Answer.WHOLE, delay_s=1.5 * SILENT_S)
     storage_of(place).put(place, content)
     proxy.plan = lambda request: None
-    assert len(proxy.requests) == object_store_of(place).counts.requests == 4
+    assert len(proxy.requests) == object_store_of(place).counts.requests == 1
     assert object_store_of(place).counts.repeated == 0
     assert storage_of(place).read(place, bytes_max=len(content))[0] == content
 

@@ -3,10 +3,10 @@
 Every request has a time limit, and is repeated with growing pauses after an error that may pass. So
 a write may reach the server twice, and the first attempt may arrive after the second one:
 
-- ``put_if_absent`` and ``replace_if_unchanged`` mark each write with a token of its own. When the
-  server refuses a write, the object that exists is read. If it has this token, an earlier attempt
-  took effect, and the write has succeeded. A late attempt is refused by the server, unless the object
-  was deleted meanwhile, or has a version again that it had before. So callers never delete such an
+- ``put_if_absent`` and ``replace_if_unchanged`` mark each write with its own token. When the server
+  refuses a write, the object that exists is read. If it has this token, an earlier attempt took
+  effect, and the write has succeeded. The server refuses a late attempt, unless the object was
+  deleted meanwhile, or has a version again that it had before. So callers never delete such an
   object while they, or others, may write it, and never write the same content twice.
 - A write that took effect and was then replaced by another program is reported as ``Changed``.
 - After any other OSError it is unknown whether a write took effect, or will. A caller that must
