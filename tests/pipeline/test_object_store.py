@@ -12,7 +12,7 @@ import pytest
 from stillframe.errors import Refused, StoreError, Unavailable, UsageError
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
-from stillframe.storage.location import ObjectPath, locate
+from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from tests.pipeline.faulty_store import Faults, after, before, faults
 from tests.pipeline.money import (
@@ -29,16 +29,14 @@ __all__ = ["faults"]
 Operation = Callable[[Pipeline], object]
 
 
-def place() -> ObjectPath:
-    """Return a new place in memory."""
-    found = locate(f"memory://test-{secrets.token_hex(8)}/run")
-    assert isinstance(found, ObjectPath)
-    return found
+def place(bucket: ObjectPath) -> ObjectPath:
+    """Return a new place in a bucket."""
+    return bucket / secrets.token_hex(8) / "run"
 
 
 @functools.cache
 def _template() -> ObjectPath:
-    pipeline = line(place())
+    pipeline = line(place(ObjectPath("memory://template", "")))
     leave_behind(pipeline, 5, 7, 11, received_count=1)
     pipeline.snapshot()
     step(pipeline)
@@ -47,12 +45,13 @@ def _template() -> ObjectPath:
     return pipeline.path.parent  # type: ignore[no-any-return]
 
 
-def used() -> Pipeline:
+def used(bucket: ObjectPath) -> Pipeline:
     """Return a pipeline with two snapshots, of which nothing runs, and with records in transit."""
-    source, target = _template(), place()
+    source, target = _template(), place(bucket)
     for one in storage_of(source).files_below(source):
         content, _ = storage_of(source).read(one.location, bytes_max=2**20)
-        storage_of(target).put(ObjectPath(target.root, one.location.key), content)  # type: ignore[union-attr]
+        name = str(one.location).removeprefix(f"{source}/")
+        storage_of(target).put(target.parent / name, content)
     return Pipeline(target)
 
 
@@ -107,9 +106,9 @@ def check(pipeline: Pipeline) -> None:
     assert money_now(again) == TOTAL
 
 
-def writes_of(faults: Faults, operation: Operation) -> int:
+def writes_of(faults: Faults, operation: Operation, bucket: ObjectPath) -> int:
     """Return how many writes an operation consists of."""
-    pipeline = used()
+    pipeline = used(bucket)
     with faults.at(-1, before):
         operation(pipeline)
     return faults.count
@@ -122,12 +121,17 @@ def writes_of(faults: Faults, operation: Operation) -> int:
     ids=["dies", "fails", "answer-lost"],
 )
 def test_each_write_may_fail(
-    faults: Faults, operation: Operation, fault: Callable[[Any], Any], *, stays: bool
+    faults: Faults,
+    bucket: ObjectPath,
+    operation: Operation,
+    fault: Callable[[Any], Any],
+    *,
+    stays: bool,
 ) -> None:
     """Before or after it takes effect, and the program dies there or does what it does then: all is
     as it was, or the operation is done; and the next program finds nothing in its way."""
-    for number in range(writes_of(faults, operation)):
-        pipeline = used()
+    for number in range(writes_of(faults, operation, bucket)):
+        pipeline = used(bucket)
         with contextlib.suppress(StoreError, OSError), faults.at(number, fault, stays=stays):
             operation(pipeline)
         check(pipeline)
@@ -138,11 +142,11 @@ def test_each_write_may_fail(
     [(publish, publish), *itertools.product(OPERATIONS, [restore, delete, step])],
 )
 def test_a_program_that_wakes_up_does_no_harm(
-    faults: Faults, operation: Operation, other: Operation
+    faults: Faults, bucket: ObjectPath, operation: Operation, other: Operation
 ) -> None:
     """It was frozen before any of its writes for so long that another program took over."""
-    for number in range(writes_of(faults, operation)):
-        pipeline = used()
+    for number in range(writes_of(faults, operation, bucket)):
+        pipeline = used(bucket)
 
         def come_between(write: Callable[[], Any], pipeline: Pipeline = pipeline) -> Any:
             with faults.paused():

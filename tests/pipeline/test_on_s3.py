@@ -13,9 +13,6 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.storage.location import locate
 from tests.pipeline.money import STOP, TOTAL, diamond, money_in, money_now
-from tests.s3_servers import moto_bucket, moto_server
-
-__all__ = ["moto_bucket", "moto_server"]
 
 
 @contextmanager
@@ -36,9 +33,17 @@ def programs(pipeline: Pipeline, stop: Path) -> Iterator[list[subprocess.Popen[b
 
 
 @pytest.mark.slow
-def test_a_pipeline_on_s3(moto_bucket: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        "moto_bucket",
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ],
+    indirect=True,
+)
+def test_a_pipeline_on_s3(bucket: str, tmp_path: Path) -> None:
     """Publish, crash, restore, fork and delete: at each cut all the money is there."""
-    pipeline = diamond(locate(moto_bucket) / "shop", "shop")
+    pipeline = diamond(locate(bucket) / "shop", "shop")
     with programs(pipeline, tmp_path / "first") as running:
         first = pipeline.savepoint("first", "unaligned", timeout_s=20)
         for one in running:
@@ -49,7 +54,7 @@ def test_a_pipeline_on_s3(moto_bucket: str, tmp_path: Path) -> None:
         second = pipeline.snapshot("aligned", timeout_s=20)
     assert isinstance(second, Manifest)
     assert [money_in(pipeline, one) for one in (first, second)] == [TOTAL, TOTAL]
-    fork = pipeline.fork("first", locate(moto_bucket) / "fork")
+    fork = pipeline.fork("first", locate(bucket) / "fork")
     local = pipeline.fork("shop-2", tmp_path / "local")
     assert pipeline.delete("first") == []
     assert [one.snapshot for one in pipeline.snapshots()] == [second.snapshot]
