@@ -1,5 +1,7 @@
 """What the tests of analytics share besides the session."""
 
+import secrets
+
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,5 +21,20 @@ def spark_bucket(
     for name, value in environment(moto_server).items():
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
     found = locate(moto_bucket)
+    assert isinstance(found, ObjectPath)
+    return found
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ]
+)
+def empty_place(request: pytest.FixtureRequest) -> ObjectPath:
+    """An empty place in an object store, for what needs no Spark; at night on a real server."""
+    if request.param == "memory":
+        return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "place")
+    found = locate(f"{request.getfixturevalue(request.param)}/place")
     assert isinstance(found, ObjectPath)
     return found

@@ -112,9 +112,9 @@ def check_assembly(spark: SparkSession, parts: Location, out: Location) -> None:
         assemble(spark, str(parts), str(out))
 
 
-def test_late_fragments_are_added(in_process: SparkSession, tmp_path: Path) -> None:
+def test_late_fragments_are_added(in_process: SparkSession, empty_place: ObjectPath) -> None:
     """Both in an object store; a system can start from the result, and then nothing is added."""
-    place = ObjectPath(f"memory://{tmp_path.name}", "")
+    place = empty_place
     check_assembly(in_process, place / "parts", place / "out")
 
 
@@ -129,9 +129,11 @@ def test_tasks_read_and_write_the_object_store(
     check(spark_bucket / "out", [1, 2])
 
 
-def test_the_store_of_a_system_is_not_taken_over(in_process: SparkSession, tmp_path: Path) -> None:
+def test_the_store_of_a_system_is_not_taken_over(
+    in_process: SparkSession, empty_place: ObjectPath
+) -> None:
     """It is refused before anything is written to it. So is a place inside the fragments."""
-    place = ObjectPath(f"memory://{tmp_path.name}", "")
+    place = empty_place
     write_parts(place / "parts", [1])
     store = bank.make_store(place / "bank", snapshot_count=1)
     before = contents(store)
@@ -150,14 +152,14 @@ def contents(place: ObjectPath) -> list[tuple[bytes, object]]:
 
 @pytest.mark.parametrize("fault", DEATHS)
 def test_whenever_it_dies_the_next_run_completes_it(
-    in_process: SparkSession, tmp_path: Path, fault: Fault
+    in_process: SparkSession, tmp_path: Path, empty_place: ObjectPath, fault: Fault
 ) -> None:
     """Every snapshot is whole or absent. At most one, which was being published when the program
     died, cannot come any more, and says so."""
     write_parts(tmp_path / "parts", [1, 2])
     lost_count = 0
     for number in itertools.count(1, EVERY_NTH):
-        out = ObjectPath(f"memory://{tmp_path.name}", f"out-{number}")
+        out = empty_place / f"out-{number}"
         with faulty(out, nth(number, fault)) as requests, contextlib.suppress(Died):
             assemble(in_process, tmp_path / "parts", out)
         with restarted():

@@ -92,10 +92,10 @@ def test_tables_are_made_added_to_and_cut(
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> ObjectPath:
-    """An empty place in memory, for what needs no Spark."""
+def place(tmp_path: Path, empty_place: ObjectPath) -> ObjectPath:
+    """An empty place for tables, next to a store in a directory."""
     bank.make_store(tmp_path / "s", snapshot_count=1)
-    return ObjectPath(f"memory://{tmp_path.name}", "tables")
+    return empty_place
 
 
 def written(writer: TablesWriter, name: str) -> Compacted:
