@@ -23,7 +23,6 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -32,7 +31,7 @@ import msgspec
 from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
-from stillframe.pipeline.files import below, copy_all, exists, names
+from stillframe.pipeline.files import below, copy_all, exists, mapped, names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
@@ -62,11 +61,12 @@ _SHOWN_LENGTH_MAX = 100
 _NOT_SPARKS = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
 _GROWING = (".tmp", ".tmp.crc")
 """How the names of files end that Spark is still writing, and of their checksums."""
+UNIQUE = ".sst"
+"""The end of the names of files that are never used twice."""
 _LINK_ATTEMPT_COUNT = 5
 _CHECKSUM = ".crc"
 _FILE_BYTES_MAX = 16 * 2**20
 """Of a plan or a commit in an object store: those of a thousand partitions have some 100 kB."""
-_READ_COUNT = 16
 
 
 class _Offset(msgspec.Struct):
@@ -389,7 +389,8 @@ def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None
                 yield f"{folder}/{name}"
                 if name.endswith(".zip") and not name.startswith("."):
                     full.append((folder, below(checkpoint, folder, name)))
-    for (folder, _), referred in zip(full, _each_sst_names([p for _, p in full]), strict=True):
+    referring = mapped(checkpoint, _sst_names, [path for _, path in full])
+    for (folder, _), referred in zip(full, referring, strict=True):
         yield from (f"{folder}/{_SST_FILES}/{name}" for name in referred)
 
 
@@ -451,13 +452,6 @@ class _Attempts:
             return None
         except DECODING_ERRORS as error:
             raise Damaged(f"{path} is not a commit of Spark: {error}", path=path) from error
-
-
-def _each_sst_names(paths: list[Location]) -> Iterable[list[str]]:
-    if not any(isinstance(path, ObjectPath) for path in paths):
-        return map(_sst_names, paths)
-    with ThreadPoolExecutor(_READ_COUNT) as pool:
-        return list(pool.map(_sst_names, paths))
 
 
 def _sst_names(path: Location) -> list[str]:

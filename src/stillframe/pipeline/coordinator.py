@@ -223,10 +223,7 @@ class _DirectoryBook:
     def pinned_files(self, request: Request, fragments: _Fragments) -> tuple[PinnedFile, ...]:
         """Return the files of checkpoints that the participants have pinned, checked."""
         directory = pending_snapshot.request_path(self.root, request.snapshot)
-        for name, fragment in fragments.items():
-            if fragment.query is not None and fragment.query.batch is not None:
-                expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
-                checkpoint.check_pinned(snapshot_manifest.pinned_path(directory, name), expected)
+        _check_pinned(directory, fragments)
         queries = [name for name, fragment in fragments.items() if fragment.query is not None]
         before = _files_before(self.root)
         return tuple(snapshot_manifest.hashed_files(directory, queries, before))
@@ -268,7 +265,11 @@ class _ObjectBook:
         self._writer.replace(request=request, last_snapshot=request.snapshot.number)
 
     def pinned_files(self, request: Request, fragments: _Fragments) -> tuple[PinnedFile, ...]:
-        return ()
+        directory = snapshot_manifest.snapshot_path(self.root, request.snapshot)
+        if not (pinned := _check_pinned(directory, fragments)):
+            return ()
+        before = _files_before(self.root)
+        return tuple(snapshot_manifest.hashed_objects(directory, pinned, before))
 
     def publish(self, manifest: Manifest) -> None:
         path = snapshot_manifest.snapshot_path(self.root, manifest.snapshot)
@@ -299,6 +300,17 @@ class _ObjectBook:
             *(pending_snapshot.fragment_path(self.root, snapshot, n) for n in flow.participants),
             *(directory / pending_snapshot.SYSTEMS / f"{name}.json" for name in flow.services),
         ]
+
+
+def _check_pinned(directory: Location, fragments: _Fragments) -> dict[str, int]:
+    """Check what the queries have pinned; return the last micro-batch of each one that has any."""
+    batches = {}
+    for name, fragment in fragments.items():
+        if fragment.query is not None and fragment.query.batch is not None:
+            expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
+            checkpoint.check_pinned(snapshot_manifest.pinned_path(directory, name), expected)
+            batches[name] = fragment.query.batch
+    return batches
 
 
 def _ask(root: Path, request: Request) -> None:
@@ -461,7 +473,7 @@ def _clear_all_but_the_cut(directory: Path) -> None:
                 path.unlink()
 
 
-def _files_before(root: Path) -> list[PinnedFile]:
+def _files_before(root: Location) -> list[PinnedFile]:
     """Return the files of the snapshot before, which need not be read again."""
     before = snapshot_manifest.published_ids(root)
     try:

@@ -210,6 +210,15 @@ def _decoded(path: ObjectPath, sealed: bytes) -> ObjectMetadata:
     return _checked(path, metadata)
 
 
+def check_place(root: Location, dataflow: Dataflow) -> None:
+    """Raise UsageError if a pipeline of this kind cannot be at `root`."""
+    if isinstance(root, ObjectPath) and dataflow.queries:
+        raise UsageError(
+            f"{root} is in an object store, where a pipeline can have services only, and this one "
+            f"has the query {dataflow.queries[0]}: give a directory"
+        )
+
+
 def _no_pipeline(root: Location) -> UsageError:
     if exists(root / STORE_HEAD):
         return UsageError(

@@ -40,8 +40,9 @@ from stillframe.pipeline.metadata import (
     read_object_metadata,
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState, Request
+from stillframe.pipeline.snapshot_manifest import pinned_path, pinning_directory
 from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
-from stillframe.storage.location import Location, ObjectPath, local_path
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.storage import Version
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
@@ -212,8 +213,7 @@ class QueryParticipant(ParticipantLogs):
         metadata = read_metadata(root)
         metadata.dataflow.check_participant(query, "query")
         super().__init__(root, metadata, query, "query")
-        self._place = local_path(root)
-        self._checkpoint = checkpoint_path(self._place, metadata.epoch, query)
+        self._checkpoint = checkpoint_path(root, metadata.epoch, query)
         self.check_whole()
 
     def positions(self) -> dict[str, int]:
@@ -253,9 +253,8 @@ class QueryParticipant(ParticipantLogs):
         interruption, as long as no other micro-batch has started."""
         batch, positions = self._committed()
         if batch is not None:
-            directory = pending_snapshot.request_path(self._place, request.snapshot)
-            target = directory / pending_snapshot.PINNED / self._participant
-            checkpoint.pin(self._checkpoint, batch, target)
+            directory = pinning_directory(self._root, request.snapshot)
+            checkpoint.pin(self._checkpoint, batch, pinned_path(directory, self._participant))
         self.submit(request, positions, batch=batch, query=QueryState(batch))
 
 

@@ -26,6 +26,7 @@ from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
     PIPELINE_FILE,
     Metadata,
+    check_place,
     check_savepoint_name,
     create_metadata,
     initial_metadata,
@@ -464,11 +465,7 @@ def parse_mode(mode: str | Mode) -> Mode:
 
 def _create_objects(root: ObjectPath, metadata: Metadata) -> None:
     """Make a pipeline in an object store, unless there is one."""
-    if metadata.dataflow.queries:
-        raise UsageError(
-            f"{root} is in an object store, where a pipeline can have services only, and this one "
-            f"has the query {metadata.dataflow.queries[0]}: give a directory"
-        )
+    check_place(root, metadata.dataflow)
     if not exists(root / PIPELINE_FILE):
         _check_free(root)
         with contextlib.suppress(FileExistsError):

@@ -19,7 +19,7 @@ from stillframe.pipeline.pending_snapshot import (
 )
 from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
-from stillframe.storage.location import Location, local_path
+from stillframe.storage.location import Location
 
 
 class AwaitedChannel(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ def progress_of(
         logs, is_query = flow.incoming(name), name in flow.queries
         positions: dict[str, int] = {}
         if is_query:
-            directory = checkpoint_path(local_path(root), metadata.epoch, name)
+            directory = checkpoint_path(root, metadata.epoch, name)
             found = checkpoint.last_committed(directory)
             positions = metadata.starts[name] if found is None else found.positions
         channels = tuple(

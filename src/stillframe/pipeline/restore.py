@@ -22,7 +22,7 @@ from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.coordinator import ID_FILE, LastSnapshot, clear_pending
-from stillframe.pipeline.files import copy_all, copy_into, names, remove_tree
+from stillframe.pipeline.files import below, copy_all, names, remove_tree
 from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
 from stillframe.pipeline.metadata import (
@@ -33,11 +33,13 @@ from stillframe.pipeline.metadata import (
     Segment,
     as_ranges,
     begin_writing,
+    check_place,
     checkpoint_path,
     create_metadata,
     read_metadata,
     write_metadata,
 )
+from stillframe.pipeline.pending_snapshot import PINNED
 from stillframe.pipeline.snapshot_manifest import (
     MANIFEST,
     Manifest,
@@ -87,6 +89,7 @@ def _restore_objects(writer: MetadataWriter, manifest: Manifest) -> None:
     writer.replace(last_epoch=before.last_epoch + 1, request=None)
     new = _metadata_after(before, manifest, writer.metadata.last_epoch)
     place_services(writer.root, new, manifest, before.epoch)
+    _export(writer.root, manifest, writer.root, new)
     writer.replace(
         epoch=new.epoch,
         restored_from=new.restored_from,
@@ -112,6 +115,7 @@ def fork(
             f"{manifest.systems[0].store}: such a pipeline cannot be forked"
         )
     new_name = check_process_id(target.stem if name is None else name, "a pipeline")
+    check_place(target, manifest.dataflow)
     with explain_io_errors(target, "made"):
         if isinstance(target, Path):
             target.mkdir(parents=True, exist_ok=True)
@@ -184,10 +188,11 @@ def _copy_content(root: Location, manifest: Manifest, target: Location, new: Met
             link_tree(source, copy)
         else:
             # By name, so that it is noticed if it is being deleted.
-            copy_into(source / MANIFEST, copy / MANIFEST)
+            pinned = [(f"{PINNED}/{file.query}", file.name) for file in manifest.files]
+            names_of = [(MANIFEST,), *pinned]
+            copy_all([(below(source, *parts), below(copy, *parts)) for parts in names_of])
     place_services(target, new, manifest, 0)
-    if isinstance(root, Path) and isinstance(target, Path):
-        _export(root, manifest, target, new)
+    _export(root, manifest, target, new)
 
 
 @contextlib.contextmanager
@@ -238,22 +243,23 @@ def _metadata_after(metadata: Metadata, manifest: Manifest, epoch: int) -> Metad
     )
 
 
-def _export(root: Path, manifest: Manifest, target: Path, metadata: Metadata) -> None:
+def _export(root: Location, manifest: Manifest, target: Location, metadata: Metadata) -> None:
     """Make the checkpoint directories of the new epoch, and force them to the disk."""
     with explain_io_errors(target / CHECKPOINTS, "written"):
-        place = target / CHECKPOINTS / f"epoch-{metadata.epoch}"
-        if place.exists():
-            shutil.rmtree(place)  # left by an attempt that did not replace pipeline.json
-        place.mkdir(parents=True)
-        for fragment in manifest.fragments:
-            if fragment.query is not None and fragment.query.batch is not None:
-                checkpoint.export(
-                    pinned_path(snapshot_path(root, manifest.snapshot), fragment.participant),
-                    checkpoint_path(target, metadata.epoch, fragment.participant),
-                    fragment.query.batch,
-                    metadata.starts[fragment.participant],
-                )
-        os.sync()
+        if isinstance(target, Path):
+            place = target / CHECKPOINTS / f"epoch-{metadata.epoch}"
+            if place.exists():
+                shutil.rmtree(place)  # left by an attempt that did not replace pipeline.json
+            place.mkdir(parents=True)
+        for query, batch in manifest.last_batches.items():
+            checkpoint.export(
+                pinned_path(snapshot_path(root, manifest.snapshot), query),
+                checkpoint_path(target, metadata.epoch, query),
+                batch,
+                metadata.starts[query],
+            )
+        if isinstance(target, Path):
+            os.sync()
 
 
 def _copy_logs(root: Location, manifest: Manifest, target: Location) -> None:

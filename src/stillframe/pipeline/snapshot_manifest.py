@@ -13,7 +13,7 @@ between before the snapshot is restored.
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import msgspec
 from stillframe.channel_accounting import contradiction, impossible_counts
 from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
+from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.files import Place, below, mapped
 from stillframe.pipeline.log import TO_MEND, LogReader
@@ -37,15 +38,18 @@ from stillframe.pipeline.pending_snapshot import (
     ParticipantFragment,
     SystemCut,
     check_fragments,
+    request_path,
 )
 from stillframe.protocol.aligner import Mode
-from stillframe.storage.location import Location, ObjectPath, local_path
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import SNAPSHOT_ADVICE
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed
 
 SNAPSHOTS = "snapshots"
 MANIFEST = "manifest.json"
+_CHUNK_BYTES = 2**23
 
 
 class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,6 +205,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple(one.participant for one in self.fragments if one.query is not None)
 
     @property
+    def last_batches(self) -> dict[str, int]:
+        """The last committed micro-batch of each query that has one."""
+        recorded = {one.participant: one.query for one in self.fragments if one.query is not None}
+        return {n: state.batch for n, state in recorded.items() if state.batch is not None}
+
+    @property
     def record_count(self) -> int:
         """How many records were in transit."""
         return sum(channel.record_count for channel in self.channels)
@@ -238,6 +248,14 @@ def snapshot_path(root: Place, snapshot: SnapshotId) -> Place:
 def pinned_path(directory: Place, query: str) -> Place:
     """Return where a snapshot, pending or published, keeps the checkpoint of a query."""
     return below(directory, PINNED, query)
+
+
+def pinning_directory(root: Location, snapshot: SnapshotId) -> Location:
+    """Return where a pending snapshot pins checkpoints: in an object store in its final place, as
+    nothing is renamed there."""
+    if isinstance(root, ObjectPath):
+        return snapshot_path(root, snapshot)
+    return request_path(root, snapshot)
 
 
 def readable_manifests(root: Location) -> list[Manifest]:
@@ -373,33 +391,103 @@ def hashed_files(
     return found
 
 
+def hashed_objects(
+    directory: ObjectPath, batches: Mapping[str, int], known: list[PinnedFile]
+) -> list[PinnedFile]:
+    """Return the pinned files in the `directory` of a snapshot that are needed after the last
+    micro-batch of each query, with their hashes. Those with a unique name that are `known` from the
+    snapshot before are not read again."""
+    by_name = {(f.query, f.name): f for f in known if f.name.endswith(checkpoint.UNIQUE)}
+
+    def hashed(place: tuple[str, str]) -> PinnedFile:
+        path = below(pinned_path(directory, place[0]), place[1])
+        with explain_io_errors(path, "read"):
+            return by_name.get(place) or PinnedFile(*place, *_object_hash(path), 0, 0)
+
+    found: list[PinnedFile] = []
+    for query, batch in sorted(batches.items()):
+        with explain_io_errors(directory, "read"):
+            named = checkpoint.pinned_files(pinned_path(directory, query), batch)
+        found += mapped(directory, hashed, [(query, name) for name in named])
+    return found
+
+
+def _object_hash(path: ObjectPath) -> tuple[int, str]:
+    """Return the length and the SHA-256 of an object."""
+    digest, length, storage = hashlib.sha256(), 0, storage_of(path)
+    while chunk := storage.read_range(path, length, _CHUNK_BYTES):
+        digest.update(chunk)
+        length += len(chunk)
+        if len(chunk) < _CHUNK_BYTES:
+            break
+    return length, digest.hexdigest()
+
+
+def _verify_objects(root: ObjectPath, manifest: Manifest, progress: Callable[[int], None]) -> None:
+    directory = snapshot_path(root, manifest.snapshot)
+
+    def verify(file: PinnedFile) -> int:
+        path = below(pinned_path(directory, file.query), file.name)
+        with explain_io_errors(path, "read"):
+            try:
+                found = _object_hash(path)
+            except FileNotFoundError:
+                raise _missing(path, manifest) from None
+        if found != (file.bytes, file.hash):
+            raise _changed(path, manifest)
+        return file.bytes
+
+    expected = {(file.query, file.name) for file in manifest.files}
+    for query, batch in manifest.last_batches.items():
+        pinned = pinned_path(directory, query)
+        with explain_io_errors(pinned, "read"):
+            for name in checkpoint.pinned_files(pinned, batch):
+                if (query, name) not in expected:
+                    raise _added(below(pinned, name), manifest)
+    for length in mapped(root, verify, manifest.files):
+        progress(length)
+
+
+def _missing(path: Location, manifest: Manifest) -> Damaged:
+    return Damaged(
+        f"{path} is missing from snapshot {manifest.snapshot}: use another snapshot", path=path
+    )
+
+
+def _added(path: Location, manifest: Manifest) -> Damaged:
+    return Damaged(
+        f"{path} does not belong to snapshot {manifest.snapshot}: it was added later", path=path
+    )
+
+
+def _changed(path: Location, manifest: Manifest) -> Damaged:
+    return Damaged(
+        f"{path} was changed since snapshot {manifest.snapshot} was published: use another "
+        "snapshot; checkpoints must not be edited",
+        path=path,
+    )
+
+
 def verify_files(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
     """Raise Damaged if a file of a pinned checkpoint was changed, is missing, or was added.
     `progress` is called with the length of each file that was read."""
     if not manifest.queries and not manifest.files:
         return
-    directory = snapshot_path(local_path(root), manifest.snapshot)
+    if isinstance(root, ObjectPath):
+        _verify_objects(root, manifest, progress)
+        return
+    directory = snapshot_path(root, manifest.snapshot)
     expected = {(file.query, file.name): file for file in manifest.files}
     for query, name, path in _pinned_files(directory, manifest.queries):
         record = expected.pop((query, name), None)
         if record is None:
-            raise Damaged(
-                f"{path} does not belong to snapshot {manifest.snapshot}: it was added later",
-                path=path,
-            )
+            raise _added(path, manifest)
         with explain_io_errors(path, "read"):
             if path.stat().st_size != record.bytes or file_hash(path) != record.hash:
-                raise Damaged(
-                    f"{path} was changed since snapshot {manifest.snapshot} was published: use "
-                    "another snapshot; checkpoints must not be edited",
-                    path=path,
-                )
+                raise _changed(path, manifest)
         progress(record.bytes)
     for query, name in expected:
-        raise Damaged(
-            f"{pinned_path(directory, query) / name} is missing from snapshot {manifest.snapshot}: "
-            "use another snapshot"
-        )
+        raise _missing(pinned_path(directory, query) / name, manifest)
 
 
 def file_hash(path: Path) -> str:

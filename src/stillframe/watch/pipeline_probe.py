@@ -28,7 +28,7 @@ from stillframe.pipeline.metadata import (
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.stopped import service_status
-from stillframe.storage.location import Location, ObjectPath, local_path
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.storage import Version
 
 RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
@@ -141,7 +141,7 @@ class PipelineProbe:
         runs = self._is_running(name)
         with _collecting(errors):
             if name in metadata.dataflow.queries:
-                directory = checkpoint_path(local_path(self._root), metadata.epoch, name)
+                directory = checkpoint_path(self._root, metadata.epoch, name)
                 return _query_sample(directory, metadata.starts[name], runs=runs)
             found = service_status(self._root, metadata, name)
             status = DEAD if found.is_dead else STOPPED if found.has_joined else ABSENT
@@ -212,9 +212,13 @@ def _batches_of(
     return done, checkpoint.planned_batch(directory), since
 
 
-def _query_sample(directory: Path, start: dict[str, int], *, runs: bool) -> ParticipantSample:
+def _query_sample(directory: Location, start: dict[str, int], *, runs: bool) -> ParticipantSample:
     """Return how a query is, given its positions at the start of the epoch."""
-    done, planned, since = _batches_of(directory, checkpoint.changed_at(directory))
+    if isinstance(directory, Path):
+        done, planned, since = _batches_of(directory, checkpoint.changed_at(directory))
+    else:
+        done, since = checkpoint.last_committed(directory), None
+        planned = checkpoint.planned_batch(directory)
     batch = None if done is None else done.batch
     is_busy = planned is not None and (batch is None or planned > batch)
     status = (BUSY if is_busy else RUNNING) if runs else STOPPED
