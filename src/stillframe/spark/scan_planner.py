@@ -33,7 +33,7 @@ from stillframe.spark.slices import (
     SlicesReader,
     TableSlice,
 )
-from stillframe.storage.location import local_path
+from stillframe.storage.location import Location, local_path, locate
 from stillframe.store.tables import to_array
 from stillframe.topology import Column
 
@@ -402,8 +402,8 @@ def _kind_of(value: Any) -> str:
     return _KINDS.get(type(value), "json")
 
 
-def _root(options: Mapping[str, str], source: str) -> Path:
-    root = local_path(_needed(options, "pipeline", source)).absolute()
+def _root(options: Mapping[str, str], source: str) -> Location:
+    root = locate(_needed(options, "pipeline", source)).absolute()
     read_metadata(root)  # says what is wrong if there is no pipeline
     return root
 

@@ -3,6 +3,7 @@
 Executors import it: it needs no more than Arrow.
 """
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from stillframe.durable_files import check_file
+from stillframe.durable_files import check_content, check_file
+from stillframe.storage.location import Location, ObjectPath, location_of
+from stillframe.storage.reading import read_file
 
 CHANNELS_FORMAT = "stillframe"
 SNAPSHOT_FORMAT = "stillframe.snapshot"
 LOG_FORMAT = "stillframe.log"
 _BATCH_ROW_COUNT = 1 << 16
+_READ_BYTES_MAX = 2**32
+"""A data file in an object store is read as a whole."""
 
 
 class TableSlice(InputPartition):
@@ -80,11 +85,21 @@ class SlicesReader(DataSourceReader):
         return {"_slices": []}
 
 
+def _checked(path: Location, checksum: int) -> Path | pa.BufferReader:
+    """Return a file to read, after its checksum was compared."""
+    if isinstance(path, ObjectPath):
+        content = read_file(path, bytes_max=_READ_BYTES_MAX)
+        check_content(path, zlib.crc32(content), checksum)
+        return pa.BufferReader(content)
+    check_file(path, checksum)
+    return path
+
+
 def record_batches(files: Iterable[tuple[str, int]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the records of Parquet files with these checksums, in order."""
     for path, checksum in files:
-        check_file(Path(path), checksum)
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        source = _checked(location_of(path), checksum)
+        with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
             for batch in file.iter_batches(batch_size=_BATCH_ROW_COUNT):
                 table = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
                 yield from table.to_batches()

@@ -7,7 +7,7 @@ gives one at least, and half as many more are taken rather than leave a rest. Sp
 ``latestOffset`` before it plans a micro-batch, when the one before is committed: that is the moment
 between two atomic actions.
 
-``format("stillframe.snapshot")`` is a snapshot. Options: `pipeline`, the directory; `snapshot`, an
+``format("stillframe.snapshot")`` is a snapshot. Options: `pipeline`, the place; `snapshot`, an
 id or a savepoint's name; and what to read:
 
     table=services       participant, kind, positions, state (its fields as JSON)
