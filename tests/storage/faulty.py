@@ -89,7 +89,7 @@ class Requests:
     plan: Plan
     sent: list[Request] = field(default_factory=list)
     is_dead: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: Any = field(default_factory=threading.RLock)
 
     def carry_out(self, method: str, keys: Any, call: Callable[[], Any]) -> Any:
         """Call a function of obstore, or fail."""

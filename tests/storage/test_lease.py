@@ -2,16 +2,22 @@
 
 import os
 import secrets
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from stillframe.errors import Unavailable
 from stillframe.storage import lease
 from stillframe.storage.lease import LEASE_S, Lease
 from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import storage_of
+from tests.storage.faulty import Fault, Request, faulty
 
 
 @pytest.fixture
@@ -112,3 +118,132 @@ def test_a_forked_process_does_not_release_it(
     monkeypatch.undo()
     first.close()
     assert second.is_free()
+
+
+def test_a_renewal_without_an_answer_is_ours(
+    place: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took effect and was reported as failed: the next one does not take it for another's."""
+    monkeypatch.setattr(lease, "LEASE_S", 0.01)
+    lost: list[bool] = []
+    renewed = threading.Event()
+
+    def plan(request: Request) -> Fault | None:
+        if len(requests.sent) > 20:
+            renewed.set()
+        return Fault.FAILED if 4 < request.number <= 6 else None
+
+    first = Lease(place, lost=lambda: lost.append(True))
+    with faulty(place, plan, repeat_s=0.0) as requests:
+        assert first.try_acquire()
+        assert renewed.wait(30)
+        first.close()
+    assert lost == []
+    assert Lease(place, lost=lambda: None).is_free()
+
+
+def test_closing_does_not_wait_for_a_storage_that_is_away(
+    place: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease lapses in time."""
+    monkeypatch.setattr(lease, "CLOSE_S", 0.01)
+    first = Lease(place, lost=lambda: None)
+    assert first.try_acquire()
+    away = threading.Event()
+
+    def plan(request: Request) -> None:
+        assert away.wait(30)
+
+    with faulty(place, plan):
+        first.close()
+        assert not away.is_set()
+        away.set()
+        for thread in threading.enumerate():
+            if thread.name == "lease":
+                thread.join()
+
+
+def test_the_loser_may_close_it(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the call that tells it."""
+    monkeypatch.setattr(lease, "LEASE_S", 0.01)
+    closed = threading.Event()
+
+    def lost() -> None:
+        first.close()
+        closed.set()
+
+    first = Lease(place, lost=lost)
+    assert first.try_acquire()
+    storage_of(place).put(place, b"{}")
+    assert closed.wait(30)
+
+
+HOLD = """
+import sys
+from stillframe.storage.lease import Lease
+from stillframe.storage.location import locate
+Lease(locate(sys.argv[1]), lost=lambda: print("lost", flush=True)).acquire(AssertionError)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def refuse(holder: str) -> Unavailable:
+    """Return the error of a lease that another program holds."""
+    return Unavailable(f"held by {holder}")
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_a_killed_holder_is_followed_at_once(tmp_path: Path, is_reaped: bool) -> None:
+    """Although nobody has asked for its exit code."""
+    place = tmp_path / "lease"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        other = Lease(place, lost=lambda: None)
+        assert not other.is_free()
+        holder.kill()
+        if is_reaped:
+            holder.wait()
+        else:
+            os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+        other.acquire(refuse)
+    other.close()
+
+
+def test_a_frozen_holder_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it wakes, another program has the lease."""
+    place = tmp_path / "lease"
+    program = "from stillframe.storage import lease; lease.LEASE_S = 2.0\n" + HOLD
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        other = Lease(place, lost=lambda: None)
+        with pytest.raises(Unavailable, match=f"held by process {holder.pid}"):
+            other.acquire(refuse)
+        holder.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        other.acquire(refuse)
+        holder.send_signal(signal.SIGCONT)
+        assert holder.stdout.readline() == b"lost\n"
+        other.close()
+        holder.kill()
+
+
+def test_one_of_two_takes_over(place: Location) -> None:
+    """The other is refused, and says why."""
+    first, second = (Lease(place, lost=lambda: None) for _ in range(2))
+
+    def first_is_faster(request: Request) -> None:
+        if request.method == "put" and first._version is None:
+            requests.plan = lambda request: None
+            first.acquire(refuse)
+
+    same_time = pytest.raises(Unavailable, match="a program that started at the same time")
+    with faulty(place, first_is_faster) as requests, same_time:
+        second.acquire(refuse)
+    first.close()

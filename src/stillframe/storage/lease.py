@@ -29,6 +29,8 @@ LEASE_S = 10.0
 _RENEWALS = 4
 """How often a lease is renewed in its time."""
 _BYTES_MAX = 4096
+CLOSE_S = 5.0
+"""How long closing waits for the storage to take the release. A lease lapses without it, too."""
 
 
 class _Holder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +68,7 @@ class Lease:
         self._version: Version | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._uncertain: set[str] = set()
         self._pid = os.getpid()
 
     def is_free(self) -> bool:
@@ -118,9 +121,17 @@ class Lease:
         if os.getpid() != self._pid:
             return
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        thread, self._thread = self._thread, None
+        # `lost` is called in that thread, and may close it.
+        if thread is not None and thread is not threading.current_thread():
+            release = threading.Thread(
+                target=self._release, args=(thread,), name="lease", daemon=True
+            )
+            release.start()
+            release.join(CLOSE_S)
+
+    def _release(self, renewing: threading.Thread) -> None:
+        renewing.join()
         if self._version is not None:
             with contextlib.suppress(OSError):
                 self._put(self._version, released=True)
@@ -148,12 +159,26 @@ class Lease:
             try:
                 self._put(self._version)
             except (Changed, FileExistsError):
+                if self._is_ours():
+                    continue
                 self._version = None
                 self._lost()
                 return
             except OSError:
                 # The storage is not available. Others cannot take the lease over either.
                 continue
+
+    def _is_ours(self) -> bool:
+        """Return whether an earlier renewal took effect without an answer, and own it."""
+        try:
+            found = self._read()
+        except OSError as error:
+            # Without an answer, the next renewal tells. Any other content is not ours.
+            return error.errno != errno.EINVAL
+        if found is None or found[0].token not in self._uncertain:
+            return False
+        self._version = found[1]
+        return True
 
     def _read(self) -> tuple[_Holder, Version] | None:
         try:
@@ -168,8 +193,10 @@ class Lease:
             ) from None
 
     def _put(self, version: Version | None, *, released: bool = False) -> None:
+        token = secrets.token_hex(16)
+        self._uncertain.add(token)
         holder = _Holder(
-            token=secrets.token_hex(16),
+            token=token,
             host=socket.gethostname(),
             pid=os.getpid(),
             process=_process_name(os.getpid()) or "",
@@ -181,6 +208,11 @@ class Lease:
             self._version = self._storage.put_if_absent(self._location, content)
         else:
             self._version = self._storage.replace_if_unchanged(self._location, content, version)
+        self._uncertain.clear()
+
+
+_ENDED = ("Z", "X")
+"""States of a process that has ended, but whose parent does not know it yet."""
 
 
 def _process_name(pid: int) -> str | None:
@@ -192,7 +224,10 @@ def _process_name(pid: int) -> str | None:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    start_ticks = status.rpartition(")")[2].split()[19]
+    fields = status.rpartition(")")[2].split()
+    if fields[0] in _ENDED:
+        return None
+    start_ticks = fields[19]
     return f"{boot}:{space}:{pid}:{start_ticks}"
 
 
