@@ -26,6 +26,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.count = 0
+        self.with_reads = False
         self.names: list[str] = []
         self._at = -1
         self._happens: Callable[[Callable[[], Any]], Any] = lambda write: write()
@@ -50,7 +51,7 @@ class Faults:
             return perform()
         if self._is_down:
             raise lost()
-        if name not in WRITES:
+        if name not in WRITES and not self.with_reads:
             return perform()
         self.count += 1
         self.names.append(name)

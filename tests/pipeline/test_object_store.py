@@ -14,6 +14,7 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
+from tests.nightly import by_night
 from tests.pipeline.faulty_store import Faults, after, before, faults
 from tests.pipeline.money import (
     TOTAL,
@@ -144,7 +145,9 @@ def test_each_write_may_fail(
 def test_a_program_that_wakes_up_does_no_harm(
     faults: Faults, bucket: ObjectPath, operation: Operation, other: Operation
 ) -> None:
-    """It was frozen before any of its writes for so long that another program took over."""
+    """It was frozen before any of its writes for so long that another program took over; at night,
+    before any request."""
+    faults.with_reads = by_night(True, check=operation is other is restore)
     for number in range(writes_of(faults, operation, bucket)):
         pipeline = used(bucket)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import link_tree, partial_path, replace_durably, sync
-from stillframe.errors import StoreError, Unavailable, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.coordinator import ID_FILE, LastSnapshot, clear_pending
@@ -68,8 +68,7 @@ def restore(root: Location, manifest: Manifest, progress: Callable[[int], None])
                 f"snapshot {manifest.snapshot} has other queries, services or channels than the "
                 "pipeline declares now: fork it into a new directory instead"
             )
-        verify_files(root, manifest, progress)
-        check_channels(root, manifest)
+        _verify(root, manifest, progress)
         for cut in manifest.systems:
             Store.open(Path(cut.store)).verify(cut.snapshot)
         if writer is not None:
@@ -82,6 +81,16 @@ def restore(root: Location, manifest: Manifest, progress: Callable[[int], None])
         place_services(root, new, manifest, metadata.epoch)
         _export(root, manifest, root, new)
         write_metadata(root, new)
+
+
+def _verify(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
+    """Check every file and record that a snapshot needs."""
+    try:
+        verify_files(root, manifest, progress)
+        check_channels(root, manifest)
+    except (Damaged, NotConsistent):
+        read_manifest(root, manifest.snapshot)  # it may have been deleted meanwhile
+        raise
 
 
 def _restore_objects(writer: MetadataWriter, manifest: Manifest) -> None:
@@ -125,8 +134,7 @@ def fork(
             )
     with coordinating(root, "a fork"):
         manifest = read_manifest(root, manifest.snapshot)
-        verify_files(root, manifest, progress)
-        check_channels(root, manifest)
+        _verify(root, manifest, progress)
         metadata = msgspec.structs.replace(
             read_metadata(root), name=new_name, dataflow=manifest.dataflow
         )
