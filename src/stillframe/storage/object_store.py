@@ -441,26 +441,14 @@ def _client_of(root: str, silent_s: float) -> Any:
     if scheme == "memory":
         return _memory.setdefault(bucket, kinds.MemoryStore())
     if scheme == "gs":
-        kind, settings = kinds.GCSStore, _gcs_settings()
+        kind, settings = kinds.GCSStore, {}
     elif scheme == "abfss":
         bucket, _, host = bucket.partition("@")
         kind, settings = kinds.AzureStore, _azure_settings(host.partition(".")[0])
     else:
         kind, settings = kinds.S3Store, _s3_settings()
-    address = settings.get("endpoint") or settings.get("base_url") or ""
-    client_options["allow_http"] = address.startswith("http://")
+    client_options["allow_http"] = settings.get("endpoint", "").startswith("http://")
     return kind(bucket, **settings, **limits)
-
-
-def _gcs_settings() -> dict[str, Any]:
-    """Return the settings that obstore itself does not take from the environment."""
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-    if not emulator:
-        return {}
-    return {
-        "base_url": emulator if "://" in emulator else f"http://{emulator}",
-        "skip_signature": True,
-    }
 
 
 def _azure_settings(account: str) -> dict[str, Any]:
