@@ -5,6 +5,7 @@ The listings are those that Spark 4.3.0 left in S3, shortened.
 
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import json
@@ -12,13 +13,14 @@ import secrets
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stillframe.errors import Damaged, StoreError
 from stillframe.pipeline import checkpoint, files
 from stillframe.pipeline.files import below
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
 from tests.pipeline.test_checkpoint import metadata_naming
 from tests.storage.faulty import DEATHS, ONCE, Died, Fault, Request, faulty, nth
@@ -145,10 +147,20 @@ VARIANTS = [hdfs, rocksdb_1, rocksdb_1_changelog, rocksdb_2, rocksdb_2_changelog
 Variant = Callable[[], tuple[dict[str, bytes], set[str]]]
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(
+    params=[
+        "local",
+        "memory",
+        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+    ]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """A directory, and a place in an object store."""
-    return tmp_path if request.param == "local" else in_memory()
+    """A directory, and a place in an object store; at night also on a real server."""
+    if request.param == "local":
+        return tmp_path
+    if request.param == "memory":
+        return in_memory()
+    return locate(f"{request.getfixturevalue(request.param)}/shop")
 
 
 def in_memory() -> ObjectPath:
@@ -166,8 +178,20 @@ def write(checkpoint_path: Location, files: dict[str, bytes]) -> Location:
         storage.put(path, content)
     if isinstance(checkpoint_path, ObjectPath):
         for name in MARKERS:
-            storage.put(below(checkpoint_path, name), b"")
+            put_marker(below(checkpoint_path, name))
     return checkpoint_path
+
+
+def put_marker(path: ObjectPath) -> None:
+    """Write an empty object that stands for a directory. On a server its key ends in a slash, which
+    obstore takes off, here and in what it lists."""
+    if path.root.startswith("memory:"):
+        storage_of(path).put(path, b"")
+    elif path.key.endswith("/"):
+        boto3: Any = importlib.import_module("boto3")
+        boto3.client("s3").put_object(
+            Bucket=path.root.removeprefix("s3://"), Key=path.key, Body=b""
+        )
 
 
 def content(directory: Location) -> dict[str, bytes]:
