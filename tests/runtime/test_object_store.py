@@ -96,6 +96,32 @@ def test_an_outage_costs_snapshots_and_nothing_else(place: ObjectPath) -> None:
     asyncio.run(main())
 
 
+def test_a_death_in_an_outage_waits_for_its_end(place: ObjectPath) -> None:
+    """The system says what it waits for, and goes on from the last snapshot."""
+    watch = Watch()
+    is_down = False
+
+    def plan(_: Request) -> Fault | None:
+        return Fault.REFUSED if is_down else None
+
+    async def main() -> None:
+        nonlocal is_down
+        with contextlib.closing(made(place)) as store, faulty(place, plan, repeat_s=0.0):
+            async with (
+                asyncio.timeout(60),
+                Supervisor(program("rally"), store, emit=watch.emit) as system,
+            ):
+                first = await take(system)
+                is_down = True
+                os.kill(system.children["B"].pid, signal.SIGKILL)
+                await watch.until(lambda: bool(watch.of(events.StoreUnavailable)))
+                is_down = False
+                await watch.until_epoch(2)
+                assert store.restored_from == first.id
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("key", ["history.ndjson", "processes.parquet", "manifest.json"])
 def test_a_request_that_is_denied_costs_one_snapshot(place: ObjectPath, key: str) -> None:
     """Whichever of those for a snapshot it is; the user learns which file, and why."""

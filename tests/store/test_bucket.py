@@ -204,6 +204,7 @@ def test_what_a_dead_writer_left_is_cleared_up(store: Store, place: ObjectPath) 
     storage = storage_of(place)
     store.publish(snapshot_of(1))
     store.publish(snapshot_of(2))
+    store.publish(snapshot_of(10))
     store.drop("A-1")
     manifest, _ = storage.read(place / "snapshots" / "A-2" / MANIFEST, bytes_max=10**6)
     store.close()
@@ -211,8 +212,10 @@ def test_what_a_dead_writer_left_is_cleared_up(store: Store, place: ObjectPath) 
     # A duplicate of the request that wrote it, which was late.
     storage.put(place / "snapshots" / "A-1" / MANIFEST, manifest)
     with contextlib.closing(Store.open_writer(place)) as again:
-        assert [entry.id for entry in again.entries()] == [TWO]
-    assert [one.location.name for one in storage.children(place / "snapshots")] == ["A-2"]
+        assert [entry.id for entry in again.entries()] == [TWO, SnapshotId("A", 10)]
+    files = [one.location for one in storage.files_below(place / "snapshots")]
+    assert {one.parent.name for one in files} == {"A-2", "A-9", "A-10"}
+    assert [one.name for one in files if one.parent.name == "A-9"] == [MANIFEST]  # a tombstone
 
 
 def test_a_snapshot_is_published_once(store: Store) -> None:
@@ -306,6 +309,6 @@ def test_opening_takes_no_request_for_each_snapshot_but_its_manifest(place: Obje
     storage_of(place).put(left, b"left")
     before = object_store_of(place).counts.requests
     with contextlib.closing(Store.open_writer(place)) as store:
-        assert object_store_of(place).counts.requests - before < 2 * 20 + 10
+        assert object_store_of(place).counts.requests - before < 2 * 20 + 15
         assert not storage_of(place).exists(left)
         assert store.verify_all(lambda *_: None) == 20

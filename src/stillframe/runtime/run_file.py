@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import no_wait, partial_path, shell_command, write_new
-from stillframe.errors import Unavailable
+from stillframe.errors import Unavailable, UsageError
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.network.addresses import Address
@@ -95,7 +95,14 @@ def run_file_path(store: Location) -> Path:
     """Return the path of the run file of a store."""
     if not isinstance(store, ObjectPath):
         return store / FILE
-    home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"this user has no home directory for the run file of the system on {store}",
+            path=store,
+            remedy="set XDG_STATE_HOME to a directory of this machine",
+        ) from error
     name = hashlib.sha256(str(store).encode()).hexdigest()[:32]
     return Path(home, "stillframe", name) / FILE
 

@@ -8,15 +8,12 @@ from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed
 
-PROBE = ".probe-"
-"""How the name of the file begins: a later writer may delete what an interrupted probe left."""
-
 
 def check_conditional_writes(directory: Location) -> None:
     """Write, and delete, a small file in `directory`; StoreError if a condition was ignored, so
     that two writers could not be told apart. OSError if the storage fails."""
     storage = storage_of(directory)
-    place = directory / f"{PROBE}{secrets.token_hex(8)}"
+    place = directory / f".probe-{secrets.token_hex(8)}"
     contents = [secrets.token_bytes(16) for _ in range(4)]
     first = storage.put_if_absent(place, contents[0])
     try:

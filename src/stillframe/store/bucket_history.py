@@ -6,22 +6,26 @@ waits for are written together, about every second.
 """
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from stillframe.errors import Fenced, StoreError
+from stillframe.model import SnapshotId
 from stillframe.storage.location import ObjectPath
-from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
-from stillframe.storage.reading import is_there, read_file
 from stillframe.store.history import (
     NEWER,
     OLDER,
     READ_BYTES_MAX,
     HistoryEvent,
     HistoryWriter,
+    SnapshotAbandoned,
     SnapshotBegan,
+    SnapshotPublished,
     SnapshotRemoved,
     WriterChanged,
     line_of,
@@ -43,14 +47,16 @@ class BucketHistory(HistoryWriter):
 
     def __init__(self, store: ObjectPath, *, fenced: Callable[[], None]) -> None:
         super().__init__(store)
-        self._older = store / OLDER
+        self._older = OwnedObject(store / OLDER)
         self._newer = OwnedObject(store / NEWER)
         self._fenced = fenced
-        has_older = is_there(self._older)
-        older = read_file(self._older, bytes_max=READ_BYTES_MAX) if has_older else b""
         with explain_io_errors(self._path, "read"):
+            older = self._older.read(bytes_max=READ_BYTES_MAX) or b""
             newer = self._newer.read(bytes_max=READ_BYTES_MAX) or b""
-        length = self._load(whole_lines(self._older, older), whole_lines(self._path, newer))
+        lines = whole_lines(self._older.location, older)
+        self._whole_older = older[: sum(length for _, length in lines)]
+        length = self._load(lines, whole_lines(self._path, newer))
+        self._held: dict[SnapshotId, list[bytes]] = {}
         self._content = newer[:length] or line_of(self._summary(), time.time())
         self._is_dirty = False
         self._writing = threading.Lock()
@@ -58,6 +64,28 @@ class BucketHistory(HistoryWriter):
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_often, name="history", daemon=True)
         self._thread.start()
+
+    def take_over(self) -> None:
+        """Let no earlier writer change the history from here on. Fenced if one has, since this was
+        read: read it again."""
+        claim = WriterChanged(secrets.token_hex(16))
+        self.append(claim)
+        # Also the older object, which an earlier writer may be about to replace.
+        with explain_io_errors(self._path, "written"):
+            self._older.replace(self._whole_older + line_of(claim, time.time()))
+
+    def hold(self, snapshot: SnapshotId) -> None:
+        """Write no end of a snapshot until its ``release``: whether it is published is not known,
+        so the next writer must find it pending."""
+        with self._appending:
+            self._held.setdefault(snapshot, [])
+
+    def release(self, snapshot: SnapshotId) -> None:
+        """Write the end of a snapshot that was held."""
+        with self._appending:
+            self._content += b"".join(self._held.pop(snapshot, ()))
+            self._is_dirty = True
+        self._wake.set()
 
     def append(self, event: HistoryEvent) -> None:
         """See ``HistoryWriter``."""
@@ -68,8 +96,14 @@ class BucketHistory(HistoryWriter):
         with self._appending:
             if len(self._content) > KEPT_BYTES_MAX and not self._must_be_known(event):
                 raise StoreError(f"{self._path} cannot be written, and no more lines are kept")
-            self._content += line
-            self._is_dirty = True
+            held = None
+            if isinstance(event, SnapshotPublished | SnapshotAbandoned):
+                held = self._held.get(event.snapshot)
+            if held is None:
+                self._content += line
+                self._is_dirty = True
+            else:
+                held.append(line)
             self._follow(event)
         self._wake.set()
 
@@ -122,8 +156,11 @@ class BucketHistory(HistoryWriter):
     def _roll_over(self) -> None:
         """Start a new object. A failure in between leaves all lines in the newer one."""
         with self._appending:
-            full, beginning = self._content, line_of(self._summary(), time.time())
-        storage_of(self._older).put(self._older, full)
+            full, summary = self._content, self._summary()
+            pending = (*summary.pending, *self._held)
+            summary = msgspec.structs.replace(summary, pending=pending)
+            beginning = line_of(summary, time.time())
+        self._older.replace(full)
         self._newer.replace(beginning)
         with self._appending:
             self._content = beginning + self._content[len(full) :]

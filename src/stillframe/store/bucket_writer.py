@@ -7,6 +7,7 @@ the place of each manifest that may still come. Of tombstone and manifest the fi
 """
 
 import contextlib
+import errno
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
@@ -17,7 +18,7 @@ from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
-from stillframe.storage.probe import PROBE, check_conditional_writes
+from stillframe.storage.probe import check_conditional_writes
 from stillframe.storage.storage import Changed
 from stillframe.store.bucket_history import BucketHistory
 from stillframe.store.history import (
@@ -25,8 +26,7 @@ from stillframe.store.history import (
     SnapshotBegan,
     SnapshotPublished,
     SnapshotRemoved,
-    WriterChanged,
-    readable_history,
+    removed_snapshots,
 )
 from stillframe.store.layout import (
     HEAD,
@@ -54,6 +54,9 @@ from stillframe.store.sealed_json import SEALED_BYTES_MAX, read_sealed_bytes, se
 from stillframe.store.writer import NewSnapshot, already_there
 from stillframe.topology import Description
 
+FILE_BYTES_MAX = 2**40
+"""No file of a snapshot is longer."""
+
 
 class BucketWriter:
     """The writer of a store in an object store; see ``writer.StoreWriter``.
@@ -71,20 +74,23 @@ class BucketWriter:
         self._storage = storage_of(path)
         self._head = OwnedObject(path / HEAD)
         self._lost = lost
-        self._is_open = self._is_fenced = False
+        self._is_open = self._is_fenced = self._is_lease_lost = False
         self._history: BucketHistory | None = None
         self._unresolved: set[SnapshotId] = set()
         self._left: dict[str, set[str]] = {}
-        self._lease = Lease(path / LEASE, lost=self._fence)
+        self._lease = Lease(path / LEASE, lost=self._lose_lease)
         with explain_io_errors(path, "opened for writing"):
             self._lease.acquire(self._in_use)
             try:
                 check_conditional_writes(self._snapshots)
                 self._take_over(head)
+                self._is_open = True
+                if self._is_lease_lost:
+                    self._is_fenced = True
+                    self._check()
             except BaseException:
                 self.close()
                 raise
-        self._is_open = True
 
     def write_head(self, head: Head) -> None:
         """See ``writer.StoreWriter``."""
@@ -126,6 +132,8 @@ class BucketWriter:
         except BaseException as error:
             if new.is_tried:
                 self._unresolved.add(snapshot)
+                if self._history is not None:
+                    self._history.hold(snapshot)
             if not isinstance(error, OSError):
                 raise
             raise StoreError(
@@ -134,32 +142,38 @@ class BucketWriter:
                 path=directory,
             ) from error
 
-    def write_file(self, location: Location, content: bytes) -> None:
-        """See ``writer.StoreWriter``."""
+    def write_file(self, location: Location, content: bytes) -> bytes:
+        """See ``writer.StoreWriter``. What is there stays: an earlier attempt has left it, or
+        another writer uses it."""
         self._check()
         try:
             self._storage.put_if_absent(location, content)
         except FileExistsError:
-            # An earlier attempt has left it, or another writer writes it now.
-            found, version = self._storage.read(location, bytes_max=len(content))
-            if found != content:
-                self._storage.replace_if_unchanged(location, content, version)
+            return self._storage.read(location, bytes_max=FILE_BYTES_MAX)[0]
+        return content
 
     def discard_files(self, locations: Iterable[Location]) -> None:
         """See ``writer.StoreWriter``. Another writer may use them by now: the next one that opens
         the store removes them."""
 
-    def replace_manifest(self, snapshot: SnapshotId, manifest: Manifest) -> None:
+    def replace_manifest(self, before: Manifest, manifest: Manifest) -> None:
         """See ``writer.StoreWriter``."""
-        place = OwnedObject(self._snapshots / str(snapshot) / MANIFEST)
-        place.read(bytes_max=SEALED_BYTES_MAX)
-        self._check()
+        path = self._snapshots / str(manifest.snapshot) / MANIFEST
+        place = OwnedObject(path)
+        content = place.read(bytes_max=SEALED_BYTES_MAX)
         with self._fencing():
+            # Only this writer replaces or removes what it has published or found.
+            if content is None or is_tombstone(content):
+                raise Changed(errno.ESTALE, "another program has removed it", str(path))
+            if read_sealed_bytes(path, content, Manifest) != before:
+                raise Changed(errno.ESTALE, "another program has replaced it", str(path))
+            self._check()
             place.replace(seal(manifest))
 
     def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
         """See ``writer.StoreWriter``."""
-        names = _names(description)
+        # Never a full file: a writer that was overtaken here would delete one in use.
+        names = {*file_names(description, is_full=False)}
         unlisted = names.difference(record.name for record in manifest.files)
         # As the store is opened, the names are known, and most often there is nothing to delete.
         unlisted &= self._left.pop(str(manifest.snapshot), names)
@@ -184,6 +198,8 @@ class BucketWriter:
     def close(self) -> None:
         """See ``writer.StoreWriter``."""
         if self._history is not None:
+            with contextlib.suppress(OSError, StoreError):
+                self._resolve()  # else the next writer does
             self._history.close()
         self._lease.close()
 
@@ -210,7 +226,7 @@ class BucketWriter:
         while True:
             history = BucketHistory(self._path, fenced=self._fence)
             try:
-                history.append(WriterChanged(secrets.token_hex(16)))
+                history.take_over()
             except Fenced:
                 # An earlier writer, whose lease has ended, was faster: read what it wrote.
                 history.close()
@@ -238,14 +254,12 @@ class BucketWriter:
                     tombstone = seal(Tombstone(snapshot=snapshot))
                     self._storage.replace_if_unchanged(place, tombstone, version)
             self._unresolved.discard(snapshot)
+            if self._history is not None:
+                self._history.release(snapshot)
 
     def _clear_up(self) -> None:
         """Delete what no snapshot needs: an earlier writer died while it wrote or removed it."""
-        removed = {
-            record.what.snapshot
-            for record in readable_history(self._path)[0]
-            if isinstance(record.what, SnapshotRemoved)
-        }
+        last_number, removed = self.open_history().last_number, removed_snapshots(self._path)
         found: dict[str, dict[str, int]] = {}
         for one in self._storage.files_below(self._snapshots):
             assert isinstance(one.location, ObjectPath)
@@ -255,15 +269,19 @@ class BucketWriter:
         unneeded: list[ObjectPath] = []
         for name, files in found.items():
             snapshot, directory = parse_snapshot_id(name), self._snapshots / name
-            if snapshot is None:
-                # Of a probe that was interrupted; readers report other names.
-                unneeded += [directory] if name.startswith(PROBE) else []
-                continue
-            is_buried = 0 < files.get(MANIFEST, 0) <= TOMBSTONE_BYTES_MAX
-            if MANIFEST in files and not is_buried:
-                if snapshot not in removed:
+            if snapshot is None or snapshot.number > last_number:
+                continue  # readers report other names; a later writer may be at a later snapshot
+            if 0 < files.get(MANIFEST, 0) <= TOMBSTONE_BYTES_MAX:
+                pass
+            elif MANIFEST not in files:
+                # The listing may be old: only the tombstone shows that no manifest is there.
+                self._bury(snapshot)
+                if is_published(self._path, snapshot):
                     continue
+            elif snapshot in removed:
                 self._storage.delete([directory / MANIFEST])
+            else:
+                continue
             unneeded += [directory / rest for rest in files if rest and rest != MANIFEST]
         if unneeded:
             self._storage.delete(unneeded)
@@ -284,6 +302,10 @@ class BucketWriter:
         except Changed:
             self._fence()
             raise
+
+    def _lose_lease(self) -> None:
+        self._is_lease_lost = True
+        self._fence()
 
     def _fence(self) -> None:
         if self._is_open and not self._is_fenced:

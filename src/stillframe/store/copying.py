@@ -7,16 +7,19 @@ store; the next attempt continues it.
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stillframe.durable_files import partial_path, replace_durably, sync
-from stillframe.errors import UsageError
+from stillframe.errors import Fenced, UsageError
 from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.storage.owned import OwnedObject
 from stillframe.storage.reading import is_there, read_file, read_hashed
+from stillframe.storage.storage import Storage
 from stillframe.store import layout
 from stillframe.store.history import NEWER, OLDER, READ_BYTES_MAX
 from stillframe.store.layout import ASSEMBLED, HEAD, LEASE, SNAPSHOTS, explain_io_errors
@@ -45,39 +48,66 @@ def copy_store(
     `progress` is called after each snapshot with its entry and the number of all. Errors are as for
     ``Store.open_writer`` and ``Store.verify``; a UsageError if something else is in `target`.
     """
+    _check_no_store(target)
+    lost = threading.Event()
     with contextlib.closing(Store.open_writer(source)) as store:
+        store.lost = lost.set
         entries = store.entries()
         head = layout.read_head(source)
-        with _alone(target), ThreadPoolExecutor(_THREAD_COUNT) as pool:
+        with _alone(target, lost) as others, ThreadPoolExecutor(_THREAD_COUNT) as pool:
+            foreign = {*layout.published_names(target / SNAPSHOTS)} - {str(e.id) for e in entries}
+            if foreign:
+                raise UsageError(
+                    f"{target} holds snapshots that {source} does not: "
+                    f"{layout.first_names(sorted(foreign))}",
+                    path=target,
+                    remedy="give another place",
+                )
             for entry in entries:
+                _check(lost, source, target)
                 manifest = read_manifest(entry.directory, head.described)
                 _copy_snapshot(entry, manifest, target / SNAPSHOTS / str(entry.id), pool)
                 progress(entry, len(entries))
-            for name in (OLDER, NEWER, ASSEMBLED):
+            for name, other in others.items():
                 if is_there(source / name):
                     content = read_file(source / name, bytes_max=READ_BYTES_MAX)
                     with explain_io_errors(target / name, "written"):
-                        storage_of(target).put(target / name, _as_known_there(content, target))
+                        other.replace(_as_known_there(content, target))
+            _check(lost, source, target)
             _put_head(target, head)
         return entries
 
 
-@contextlib.contextmanager
-def _alone(target: Location) -> Iterator[None]:
-    """Keep other writers out of `target`, where there is nothing, or a copy that was begun."""
+def _check_no_store(target: Location) -> None:
     if layout.is_store(target):
         raise UsageError(f"{target} is a store already", path=target, remedy="give another place")
+
+
+def _check(lost: threading.Event, source: Location, target: Location) -> None:
+    if lost.is_set():
+        raise Fenced(f"another program has taken over {source} or {target}: nothing was copied")
+
+
+@contextlib.contextmanager
+def _alone(target: Location, lost: threading.Event) -> Iterator[dict[str, OwnedObject]]:
+    """Keep other writers out of `target`, where there is nothing, or a copy that was begun; yield
+    the files beside the snapshots, as they are now. `lost` is set if another program took over."""
     with contextlib.ExitStack() as held, explain_io_errors(target, "written"):
         if isinstance(target, ObjectPath):
-            lease = Lease(target / LEASE, lost=lambda: None)
+            lease = Lease(target / LEASE, lost=lost.set)
             lease.acquire(lambda holder: layout.in_use(target, holder))
             held.callback(lease.close)
         else:
             target.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, layout.take_lock(target))
             layout.remove_unfinished(target)
+        others = {name: OwnedObject(target / name) for name in (OLDER, NEWER, ASSEMBLED)}
+        for other in others.values():
+            other.read(bytes_max=READ_BYTES_MAX)
+        # After these were read: once there is a head, none of them is replaced.
+        _check_no_store(target)
         layout.check_only_begun(target)
-        yield
+        yield others
 
 
 def _copy_snapshot(
@@ -97,15 +127,24 @@ def _copy_snapshot(
 
     def copy(name: str, byte_count: int, digest: str) -> None:
         content = read_hashed(entry.directory / name, byte_count, digest)
-        storage.put(place / name, content)
+        _put_once(storage, place / name, content)
 
     with explain_io_errors(target, "written"):
         for done in [pool.submit(copy, r.name, r.bytes, r.hash) for r in manifest.files]:
             done.result()
-        storage.put(place / MANIFEST, sealed)
+        _put_once(storage, place / MANIFEST, sealed)
         if isinstance(target, Path):
             local(place).rename(target)
             sync(target.parent)
+
+
+def _put_once(storage: Storage, location: Location, content: bytes) -> None:
+    """Write a file that is not there, or has this content from an earlier attempt."""
+    try:
+        storage.put_if_absent(location, content)
+    except FileExistsError:
+        if storage.read(location, bytes_max=len(content))[0] != content:
+            raise
 
 
 def _as_known_there(content: bytes, target: Location) -> bytes:

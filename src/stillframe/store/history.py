@@ -50,6 +50,7 @@ UNWRITTEN_BYTES_MAX = 2**18
 """Maximum size of lines that are kept while the disk is full."""
 _READER_COUNT = 16
 """Requests to an object store at the same time."""
+_EARLY_COUNT_MAX = 1000
 _TEXT_LENGTH_MAX = 2000
 SHORTEST_LINE_BYTES = 100
 """Minimum length of a line that gives a snapshot its number."""
@@ -204,6 +205,7 @@ class HistoryWriter(abc.ABC):
         self.last_number = 0
         self.counts = EventCounts()
         self._pending: dict[SnapshotId, None] = {}
+        self._ended_early: dict[SnapshotId, None] = {}
         self._appending = threading.Lock()
         self.damages: list[Damaged] = []
 
@@ -252,11 +254,18 @@ class HistoryWriter(abc.ABC):
         match what:
             case SnapshotBegan(snapshot):
                 self.last_number = max(self.last_number, snapshot.number)
-                self._pending[snapshot] = None
+                if snapshot not in self._ended_early:
+                    self._pending[snapshot] = None
             case SnapshotPublished(snapshot) | SnapshotAbandoned(snapshot):
                 # One that could not start, on a full disk, has its number all the same.
                 self.last_number = max(self.last_number, snapshot.number)
-                self._pending.pop(snapshot, None)
+                if snapshot in self._pending:
+                    del self._pending[snapshot]
+                else:
+                    # Its start may still be on its way to an object store, and come after this.
+                    self._ended_early[snapshot] = None
+                    if len(self._ended_early) > _EARLY_COUNT_MAX:
+                        del self._ended_early[next(iter(self._ended_early))]
             case Rollover(last_number, pending):
                 self.last_number = max(self.last_number, last_number)
                 self._pending = dict.fromkeys(pending)
@@ -378,6 +387,12 @@ def lost_snapshots(store: Location) -> list[SnapshotId]:
         # One that was removed meanwhile has a line now: that is written first.
         lost &= _kept(store)
     return sorted(lost, key=lambda snapshot: snapshot.number)
+
+
+def removed_snapshots(store: Location) -> set[SnapshotId]:
+    """Return the snapshots that were removed, as far back as the history reaches."""
+    lines = readable_history(store)[0]
+    return {line.what.snapshot for line in lines if isinstance(line.what, SnapshotRemoved)}
 
 
 def began_before_epoch(store: Location, snapshot: SnapshotId, epoch: int) -> bool:

@@ -4,6 +4,7 @@ Such a file is exactly ``{"content":<JSON>,"hash":"<64 digits>"}``. There is one
 content, so that any changed byte is detected, also white space or bytes added at the end.
 """
 
+import functools
 import hashlib
 from typing import Annotated, TypeVar
 
@@ -31,6 +32,13 @@ class TooLarge(StoreError):
 
 class _Format(msgspec.Struct):
     format: Annotated[int, msgspec.Meta(ge=1)]
+
+
+@functools.cache
+def _newest_of(kind: type[msgspec.Struct]) -> int:
+    """Return the newest version that a content of this kind may have."""
+    own = msgspec.structs.fields(kind)[0].default
+    return own if isinstance(own, int) and own > FORMAT else FORMAT
 
 
 def seal(content: msgspec.Struct) -> bytes:
@@ -63,8 +71,7 @@ def read_sealed_bytes(
 ) -> _Content:
     """Return the content of a sealed file that was read before; errors as for ``read_sealed``."""
     content = sealed_content(path, sealed, advice=advice)
-    own = msgspec.structs.fields(kind)[0].default
-    newest = own if isinstance(own, int) and own > FORMAT else FORMAT
+    newest = _newest_of(kind)
     try:
         number = msgspec.json.decode(content, type=_Format).format
         if number > newest:

@@ -303,8 +303,12 @@ class Store(StoreReader):
     @property
     def history(self) -> HistoryWriter:
         """The history of the system, for its writer; it is open until ``close``."""
-        writer = self._check_writer()
         if self._history is None:
+            if self.is_remote and self._writer is not None:
+                # Whatever becomes of the head: events must not wait for an object store.
+                self._history = self._writer.open_history()
+                return self._history
+            writer = self._check_writer()
             with self._writing:
                 self._history = self._history or writer.open_history()
         # Without the lock: events must not wait for a snapshot that is being written.
@@ -467,7 +471,7 @@ class Store(StoreReader):
             full = write_full(chain, writer.write_file, writer.discard_files)
             with self._writing:
                 try:
-                    writer.replace_manifest(snapshot, full)
+                    writer.replace_manifest(manifests[snapshot], full)
                 except OSError:
                     # It may have its name and not be forced to the disk.
                     self._published[snapshot] = read_manifest(chain.directory, self._head.described)

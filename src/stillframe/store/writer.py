@@ -75,8 +75,9 @@ class StoreWriter(Protocol):
         When it is left by an error, nothing was published."""
         ...
 
-    def write_file(self, location: Location, content: bytes) -> None:
-        """Write a file next to those of a published snapshot."""
+    def write_file(self, location: Location, content: bytes) -> bytes:
+        """Write a file next to those of a published snapshot; return what is there: the content, or
+        that of another attempt."""
         ...
 
     def discard_files(self, locations: Iterable[Location]) -> None:
@@ -84,8 +85,8 @@ class StoreWriter(Protocol):
         used them."""
         ...
 
-    def replace_manifest(self, snapshot: SnapshotId, manifest: Manifest) -> None:
-        """Replace the manifest of a published snapshot."""
+    def replace_manifest(self, before: Manifest, manifest: Manifest) -> None:
+        """Replace the manifest `before` of a published snapshot."""
         ...
 
     def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
@@ -140,9 +141,10 @@ class DirectoryWriter:
         """See ``StoreWriter``."""
         return new_directory(self._snapshots / str(snapshot), executor)
 
-    def write_file(self, location: Location, content: bytes) -> None:
+    def write_file(self, location: Location, content: bytes) -> bytes:
         """See ``StoreWriter``."""
         replace_durably(local(location), content)
+        return content
 
     def discard_files(self, locations: Iterable[Location]) -> None:
         """See ``StoreWriter``."""
@@ -150,9 +152,9 @@ class DirectoryWriter:
             with contextlib.suppress(OSError):
                 local(location).unlink(missing_ok=True)
 
-    def replace_manifest(self, snapshot: SnapshotId, manifest: Manifest) -> None:
+    def replace_manifest(self, before: Manifest, manifest: Manifest) -> None:
         """See ``StoreWriter``."""
-        replace_durably(self._snapshots / str(snapshot) / MANIFEST, seal(manifest))
+        replace_durably(self._snapshots / str(before.snapshot) / MANIFEST, seal(manifest))
 
     def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
         """See ``StoreWriter``."""

@@ -190,10 +190,15 @@ class Coordinator:
 
     async def _initiate_later(self, snapshot: SnapshotId) -> None:
         loop = asyncio.get_running_loop()
-        began = SnapshotBegan(snapshot)
         self._unrecorded.add(snapshot)
+
+        def record() -> None:
+            # Others may have waited for the object store before; this one may have ended since.
+            if snapshot in self._unrecorded:
+                self.store.history.append(SnapshotBegan(snapshot))
+
         try:
-            await loop.run_in_executor(self._recorder, self.store.history.append, began)
+            await loop.run_in_executor(self._recorder, record)
         except StoreError as error:
             self._abandon(snapshot, Reason.NOT_PUBLISHED, str(error))
         else:
@@ -383,6 +388,7 @@ class Coordinator:
         outcome: SnapshotEntry | Abandoned,
         at_fault: tuple[ProcessId, ...] = (),
     ) -> None:
+        self._unrecorded.discard(snapshot)
         self.monitor.stragglers(snapshot)
         self._chunks.forget(snapshot)
         self.timelines.finished(

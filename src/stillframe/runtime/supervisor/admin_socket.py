@@ -21,7 +21,7 @@ from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.runtime.network.acceptor import close_gracefully
 from stillframe.runtime.run_file import VERSION_BEFORE_IT_WAS_WRITTEN, find_running
 from stillframe.runtime.supervisor.supervisor import Supervisor
-from stillframe.storage.location import Location, locate
+from stillframe.storage.location import Location, location_of
 from stillframe.storage.opened import requests_to
 from stillframe.storage.storage import RequestCounts
 from stillframe.store.manifest import SnapshotEntry
@@ -130,7 +130,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode_version = msgspec.json.Decoder(_Versioned).decode
 _decode_request = msgspec.json.Decoder(Request).decode
 _decode_reply: Callable[[bytes], Reply] = msgspec.json.Decoder(
-    Reply, dec_hook=lambda _, text: locate(text)
+    Reply, dec_hook=lambda _, text: location_of(text)
 ).decode
 
 

@@ -18,11 +18,18 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import cycle
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from stillframe.errors import Fenced, StillframeError, StoreError, Unavailable, UsageError
+from stillframe.errors import (
+    Damaged,
+    Fenced,
+    StillframeError,
+    StoreError,
+    Unavailable,
+    UsageError,
+)
 from stillframe.imports import load_topology
 from stillframe.migration import listed
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId, natural_order
@@ -54,6 +61,7 @@ from stillframe.store.history import HistoryEvent, read_history, shortened
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
+Answer = TypeVar("Answer")
 DISK_RETRY_S = 1.0
 SECRET_BYTES = 32
 START_TIMEOUT_S = 60.0
@@ -346,7 +354,7 @@ class Supervisor:
             await self.server.close()
             raise
         loop = asyncio.get_running_loop()
-        self.store.lost = functools.partial(loop.call_soon_threadsafe, self._on_fenced)
+        self.store.lost = functools.partial(_call_in, loop, self._on_fenced)
         self.finished = loop.create_task(self._live(stale))
         try:
             await self.until_running()
@@ -564,7 +572,7 @@ class Supervisor:
         initial states. The
         last epoch ended at `began`, and its processes within `stop_s` seconds."""
         state_from = time.monotonic()
-        plan = await asyncio.to_thread(self._load, requested)
+        plan = await self._patiently(self._load, requested)
         restored_from = None if plan is None else plan.snapshot
         await self._raise_epoch(restored_from)
         self._may_migrate = False
@@ -628,13 +636,28 @@ class Supervisor:
                     self.store.raise_epoch, restored_from, self.topology.description
                 )
             except StoreError as error:
-                if isinstance(error, Fenced) or not self._has_run or self._stop_requested.is_set():
-                    raise
-                detail = f"the system waits to restore its last snapshot: {error}"
-                self.emit(events.StoreUnavailable(detail))
-                await self._pause(DISK_RETRY_S)
+                await self._wait_for_store(error)
             else:
                 return
+
+    async def _patiently(self, act: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Return what `act` returns, which reads the store; a system that ran before waits for an
+        object store that is away."""
+        while True:
+            try:
+                return await asyncio.to_thread(act, *arguments)
+            except StoreError as error:
+                if isinstance(error, Damaged) or not self.store.is_remote:
+                    raise
+                await self._wait_for_store(error)
+
+    async def _wait_for_store(self, error: StoreError) -> None:
+        """Wait a little before the store is tried again, unless that is hopeless: raise `error`."""
+        if isinstance(error, Fenced) or not self._has_run or self._stop_requested.is_set():
+            raise error
+        detail = f"the system waits to restore its last snapshot: {error}"
+        self.emit(events.StoreUnavailable(detail))
+        await self._pause(DISK_RETRY_S)
 
     def _load(self, requested: SnapshotId | None) -> recovery.RecoveryPlan | None:
         entry = None
@@ -650,7 +673,7 @@ class Supervisor:
 
     async def _wait_before_restart(self, death: ProcessFailed, ran_s: float) -> None:
         try:
-            pause_s = self._next_delay_s(death, ran_s)
+            pause_s = await self._patiently(self._next_delay_s, death, ran_s)
         except StillframeError as error:
             error.locate(process=death.process, path=self.store.path)
             raise
@@ -678,11 +701,18 @@ class Supervisor:
             with contextlib.suppress(StillframeError):
                 await asyncio.shield(self.finished)
         finally:
+            self.store.lost = lambda: None
             run_file.remove_run_file(self.store.path)
             if self.admin_socket is not None:
                 self.admin_socket.close()
             self._directory.cleanup()
             await self.server.close()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in a loop, from any thread, unless the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
 
 
 def _to_history_event(event: events.Event) -> HistoryEvent | None:
