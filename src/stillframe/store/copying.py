@@ -90,8 +90,8 @@ def _check(lost: threading.Event, source: Location, target: Location) -> None:
 
 @contextlib.contextmanager
 def _alone(target: Location, lost: threading.Event) -> Iterator[dict[str, OwnedObject]]:
-    """Keep other writers out of `target`, where there is nothing, or a copy that was begun; yield
-    the files beside the snapshots, as they are now. `lost` is set if another program took over."""
+    """Keep other writers out of `target`, where there is nothing, or a copy that was begun. Yield
+    the files that are not of a snapshot; `lost` is set if another program took over."""
     with contextlib.ExitStack() as held, explain_io_errors(target, "written"):
         if isinstance(target, ObjectPath):
             lease = Lease(target / LEASE, lost=lost.set)
