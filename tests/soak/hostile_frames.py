@@ -221,6 +221,7 @@ class QuietStore:
 
     epoch = 1
     restored_from = None
+    is_remote = False
 
     def __init__(self, trial: Trial) -> None:
         self.description = trial.topology.description

@@ -85,14 +85,15 @@ def list_snapshots(path: StorePath) -> None:
     except (Damaged, UsageError):
         if not damages:
             raise
-    document = {
+    document: dict[str, Any] = {
         "store": store.path,
         "epoch": store.epoch,
         "current": current and current.id,
         "snapshots": entries,
         "damaged": [{"id": one, "detail": str(damage)} for one, damage in damages.items()],
-        "requests": requests_to(path),
     }
+    if store.is_remote:
+        document["requests"] = requests_to(path)
     output.answer(document, lambda: _put_list(store, entries, current, has_none=not damages))
     if damages:
         end_with_failure(*map(str, damages.values()))
