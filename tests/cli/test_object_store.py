@@ -87,6 +87,12 @@ def test_pages_and_pictures(call: Call, remote: str, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
 
 
+def test_no_system_is_run_in_the_memory_of_a_command(call: Call) -> None:
+    """Nothing could continue it."""
+    result = call("run", "tests.calm:bank", "--store", "memory://box/money")
+    assert (result.exit_code, "is lost when it ends" in result.stderr) == (2, True)
+
+
 def test_what_is_not_there_is_a_sentence(call: Call) -> None:
     """As of a directory."""
     result = call("list", "memory://nothing/there")

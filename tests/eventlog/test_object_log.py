@@ -199,10 +199,10 @@ def test_a_stream_next_to_its_complete_segment_counts_no_more(
     logging.writer.close()
 
 
-def test_an_object_store_that_fails_for_a_while_costs_nothing(
-    log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rows wait in memory; that it fails is told once."""
+def let_fail_while(
+    monkeypatch: pytest.MonkeyPatch, log: ObjectPath
+) -> tuple[threading.Event, threading.Event]:
+    """Let every request fail while the first event is set; the second one says that one did."""
     is_down, has_failed = threading.Event(), threading.Event()
 
     def when(_: str, __: ObjectPath) -> str | None:
@@ -212,6 +212,14 @@ def test_an_object_store_that_fails_for_a_while_costs_nothing(
         return None
 
     let_fail(monkeypatch, log, when)
+    return is_down, has_failed
+
+
+def test_an_object_store_that_fails_for_a_while_costs_nothing(
+    log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows wait in memory, and the failure is reported once."""
+    is_down, has_failed = let_fail_while(monkeypatch, log)
     act_and_wait(logging)
     is_down.set()
     for _ in range(20):
@@ -230,18 +238,10 @@ def test_an_object_store_that_fails_for_a_while_costs_nothing(
 def test_rows_that_have_no_room_are_lost_and_counted(
     log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it fails, only so many wait in memory, and the process goes on."""
+    """A limited number of rows waits in memory, and the process continues."""
     monkeypatch.setattr(writer, "BEHIND_COUNT_MAX", 10)
-    is_down, has_failed = threading.Event(), threading.Event()
+    is_down, has_failed = let_fail_while(monkeypatch, log)
     is_down.set()
-
-    def when(_: str, __: ObjectPath) -> str | None:
-        if is_down.is_set():
-            has_failed.set()
-            return "before"
-        return None
-
-    let_fail(monkeypatch, log, when)
     for _ in range(20):
         logging.act("P2", ["P5"])
         logging.hand_over()
@@ -282,7 +282,7 @@ def test_a_lost_answer_is_no_second_segment(
 def test_a_log_that_is_there_is_not_written_over(
     ending: str, log: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object of another system stays as it is; that is told, and the process goes on."""
+    """An object of another system stays unchanged. The process reports it and continues."""
     monkeypatch.setattr(object_segments, "SEGMENT_BYTES", 0 if ending == "parquet" else 10**6)
     place = log / "e3" / "P1" / f"events-000001.{ending}"
     object_store_of(log).put(place, b"other")
@@ -437,7 +437,7 @@ def test_few_segments_are_read_to_show_a_cut(
 def test_what_is_lost_at_the_very_end_is_said(
     log: ObjectPath, logging: Logging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment without rows says what nobody could write before the process ended."""
+    """A segment without rows records how many actions were lost at the end."""
     monkeypatch.setattr(writer, "BEHIND_COUNT_MAX", -1)
     logging.act("P2", [])
     logging.hand_over()

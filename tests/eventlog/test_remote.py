@@ -104,7 +104,7 @@ def test_where_no_log_is_the_reader_says_how_to_get_one(remote: ObjectPath) -> N
     "name", ["notes.txt", "e0/P1/x", "e2/notes.txt", "e2/P1/events-1.parquet", "e2/P1/x/y"]
 )
 def test_foreign_objects_are_named(remote: ObjectPath, name: str) -> None:
-    """What is of no event log is in the way, and its name is told."""
+    """The error names an object that belongs to no event log."""
     storage_of(remote).put(ObjectPath(remote.root, f"{remote.key}/{name}"), b"foreign")
     with pytest.raises(Damaged, match=rf"the/log/{name.partition('/')[0]}.*move it out"):
         list_segments(remote)

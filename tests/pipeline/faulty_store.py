@@ -105,7 +105,7 @@ class _FaultyStore:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """The faults of all object stores in a test. Whoever holds a lease counts as dead, so that a
+    """The faults of all object stores in a test. The holder of a lease counts as dead, so that a
     program can take over from one that is frozen here."""
     found = Faults()
     real = opened._object_store

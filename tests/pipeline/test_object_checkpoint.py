@@ -184,7 +184,7 @@ def write(checkpoint_path: Location, files: dict[str, bytes]) -> Location:
 
 def put_marker(path: ObjectPath) -> None:
     """Write an empty object that stands for a directory. On a server its key ends in a slash, which
-    obstore takes off, here and in what it lists."""
+    obstore removes, also from its listings."""
     if path.root.startswith("memory:"):
         storage_of(path).put(path, b"")
     elif path.key.endswith("/"):

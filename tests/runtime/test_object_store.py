@@ -63,17 +63,22 @@ def test_it_recovers_from_a_death(place: ObjectPath) -> None:
     asyncio.run(main())
 
 
+class Outage:
+    """A plan of faults: while it `is_on`, every request is refused."""
+
+    is_on = False
+
+    def __call__(self, _: Request) -> Fault | None:
+        """Return the fault of a request."""
+        return Fault.REFUSED if self.is_on else None
+
+
 def test_an_outage_costs_snapshots_and_nothing_else(place: ObjectPath) -> None:
     """They are abandoned with the cause; the system runs on, and the next one is published."""
-    watch = Watch()
-    is_down = False
-
-    def plan(_: Request) -> Fault | None:
-        return Fault.REFUSED if is_down else None
+    watch, outage = Watch(), Outage()
 
     async def main() -> None:
-        nonlocal is_down
-        with contextlib.closing(made(place)) as store, faulty(place, plan, repeat_s=3600.0):
+        with contextlib.closing(made(place)) as store, faulty(place, outage, repeat_s=3600.0):
             async with (
                 asyncio.timeout(60),
                 Supervisor(
@@ -81,13 +86,13 @@ def test_an_outage_costs_snapshots_and_nothing_else(place: ObjectPath) -> None:
                 ) as system,
             ):
                 first = await take(system)
-                is_down = True
+                outage.is_on = True
                 running = {name: known.pid for name, known in system.children.items()}
                 lost = await system.snapshot()
                 assert isinstance(lost, Abandoned)
                 assert lost.reason is Reason.NOT_PUBLISHED
                 assert "the object store answered with status 503 (SlowDown)" in lost.detail
-                is_down = False
+                outage.is_on = False
                 second = await take(system)
                 assert {name: known.pid for name, known in system.children.items()} == running
                 assert store.epoch == 1
@@ -97,25 +102,20 @@ def test_an_outage_costs_snapshots_and_nothing_else(place: ObjectPath) -> None:
 
 
 def test_a_death_in_an_outage_waits_for_its_end(place: ObjectPath) -> None:
-    """The system says what it waits for, and goes on from the last snapshot."""
-    watch = Watch()
-    is_down = False
-
-    def plan(_: Request) -> Fault | None:
-        return Fault.REFUSED if is_down else None
+    """The system says what it waits for, and continues from the last snapshot."""
+    watch, outage = Watch(), Outage()
 
     async def main() -> None:
-        nonlocal is_down
-        with contextlib.closing(made(place)) as store, faulty(place, plan, repeat_s=0.0):
+        with contextlib.closing(made(place)) as store, faulty(place, outage, repeat_s=0.0):
             async with (
                 asyncio.timeout(60),
                 Supervisor(program("rally"), store, emit=watch.emit) as system,
             ):
                 first = await take(system)
-                is_down = True
+                outage.is_on = True
                 os.kill(system.children["B"].pid, signal.SIGKILL)
                 await watch.until(lambda: bool(watch.of(events.StoreUnavailable)))
-                is_down = False
+                outage.is_on = False
                 await watch.until_epoch(2)
                 assert store.restored_from == first.id
 

@@ -147,6 +147,7 @@ def test_closing_does_not_wait_for_a_storage_that_is_away(
 ) -> None:
     """The lease lapses in time."""
     monkeypatch.setattr(lease, "CLOSE_S", 0.01)
+    before = {*threading.enumerate()}  # other tests leave leases that are never closed
     first = Lease(place, lost=lambda: None)
     assert first.try_acquire()
     away = threading.Event()
@@ -158,9 +159,8 @@ def test_closing_does_not_wait_for_a_storage_that_is_away(
         first.close()
         assert not away.is_set()
         away.set()
-        for thread in threading.enumerate():
-            if thread.name == "lease":
-                thread.join()
+        for thread in {*threading.enumerate()} - before:
+            thread.join()
 
 
 def test_the_loser_may_close_it(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:

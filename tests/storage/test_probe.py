@@ -9,7 +9,7 @@ from stillframe.errors import StoreError
 from stillframe.storage import object_store
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
-from stillframe.storage.probe import check_conditional_writes
+from stillframe.storage.owned import check_conditional_writes
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION
 

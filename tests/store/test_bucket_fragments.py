@@ -24,7 +24,7 @@ from stillframe.store.fragments import (
     read_topologies,
 )
 from stillframe.store.manifest import MANIFEST, PROCESSES
-from stillframe.store.new_objects import NewObjects
+from stillframe.store.snapshot_directory import NewObjects
 from tests.storage.faulty import DEATHS, ONCE, Died, Fault, Request, faulty, nth, since
 from tests.store.fragment_samples import TOPOLOGY, fragment_of, put, put_all
 from tests.store.samples import DESCRIPTION, snapshot_of

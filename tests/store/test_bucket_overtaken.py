@@ -19,7 +19,7 @@ from stillframe.store import bucket_history, copying
 from stillframe.store import store as store_module
 from stillframe.store.bucket_writer import BucketWriter
 from stillframe.store.history import SnapshotAbandoned, SnapshotBegan
-from stillframe.store.new_objects import NewObjects
+from stillframe.store.snapshot_directory import NewObjects
 from stillframe.store.store import Store
 from tests.storage.faulty import Died, Fault, faulty, restarted
 from tests.store.test_bucket_faults import place, publish

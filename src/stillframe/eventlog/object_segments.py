@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from stillframe.eventlog.packing import write_packed
 from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_path
-from stillframe.eventlog.segments import ROW_GROUP_COUNT
+from stillframe.eventlog.segments import ROW_GROUP_COUNT, write_packed
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 

@@ -25,10 +25,9 @@ import pyarrow as pa
 
 from stillframe.errors import Damaged
 from stillframe.eventlog.object_segments import ObjectSegment, ObjectSegments
-from stillframe.eventlog.packing import write_packed
 from stillframe.eventlog.reader import SegmentHeader, schema_with, segment_of, segment_path
 from stillframe.eventlog.row_encoder import STEP_ROW, ChannelCounts, RowEncoder, StepRow
-from stillframe.eventlog.segments import ROW_GROUP_COUNT
+from stillframe.eventlog.segments import ROW_GROUP_COUNT, write_packed
 from stillframe.model import ProcessId
 from stillframe.storage.location import Location, ObjectPath, io_advice
 

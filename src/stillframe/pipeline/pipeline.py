@@ -40,6 +40,7 @@ from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
 from stillframe.storage.location import Location, ObjectPath, locate
+from stillframe.storage.owned import check_conditional_writes
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
@@ -468,6 +469,7 @@ def _create_objects(root: ObjectPath, metadata: Metadata) -> None:
     check_place(root, metadata.dataflow)
     if not exists(root / PIPELINE_FILE):
         _check_free(root)
+        check_conditional_writes(root)
         with contextlib.suppress(FileExistsError):
             create_metadata(root, metadata)
 

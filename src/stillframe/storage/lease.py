@@ -41,7 +41,7 @@ class _Holder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host: str
     pid: int
     process: str
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=60)]
     released: bool = False
 
 

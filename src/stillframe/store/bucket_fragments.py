@@ -16,8 +16,8 @@ from stillframe.storage.location import ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.store.layout import parse_snapshot_id
 from stillframe.store.manifest import MANIFEST, TOMBSTONE_BYTES_MAX, Tombstone
-from stillframe.store.new_objects import NewObjects
 from stillframe.store.sealed_json import seal
+from stillframe.store.snapshot_directory import NewObjects
 
 EPOCH = re.compile(r"e([1-9]\d{0,8})")
 

@@ -8,7 +8,6 @@ the place of each manifest that may still come. Of tombstone and manifest the fi
 
 import contextlib
 import errno
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 
@@ -17,8 +16,7 @@ from stillframe.model import SnapshotId
 from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
-from stillframe.storage.owned import OwnedObject
-from stillframe.storage.probe import check_conditional_writes
+from stillframe.storage.owned import OwnedObject, check_conditional_writes
 from stillframe.storage.storage import Changed
 from stillframe.store.bucket_history import BucketHistory
 from stillframe.store.history import (
@@ -46,11 +44,12 @@ from stillframe.store.manifest import (
     Head,
     Manifest,
     Tombstone,
+    as_stored_in,
     file_names,
     is_tombstone,
 )
-from stillframe.store.new_objects import NewObjects
 from stillframe.store.sealed_json import SEALED_BYTES_MAX, read_sealed_bytes, seal
+from stillframe.store.snapshot_directory import NewObjects
 from stillframe.store.writer import NewSnapshot, already_there
 from stillframe.topology import Description
 
@@ -95,9 +94,8 @@ class BucketWriter:
     def write_head(self, head: Head) -> None:
         """See ``writer.StoreWriter``."""
         self._check()
-        fields = {name: getattr(head, name) for name in Head.__struct_fields__ if name != "format"}
         with self._fencing():
-            self._head.replace(seal(BucketHead(**fields, token=secrets.token_hex(16))))
+            self._head.replace(seal(as_stored_in(head, is_bucket=True)))
 
     def open_history(self) -> HistoryWriter:
         """See ``writer.StoreWriter``."""

@@ -6,13 +6,12 @@ store; the next attempt continues it.
 
 import contextlib
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stillframe.durable_files import partial_path, replace_durably, sync
+from stillframe.durable_files import partial_path, sync
 from stillframe.errors import Fenced, UsageError
 from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
@@ -25,10 +24,10 @@ from stillframe.store.history import NEWER, OLDER, READ_BYTES_MAX
 from stillframe.store.layout import ASSEMBLED, HEAD, LEASE, SNAPSHOTS, explain_io_errors
 from stillframe.store.manifest import (
     MANIFEST,
-    BucketHead,
     Head,
     Manifest,
     SnapshotEntry,
+    as_stored_in,
     read_manifest,
 )
 from stillframe.store.sealed_json import SEALED_BYTES_MAX, seal
@@ -156,11 +155,9 @@ def _as_known_there(content: bytes, target: Location) -> bytes:
 
 
 def _put_head(target: Location, head: Head) -> None:
-    fields = {name: getattr(head, name) for name in Head.__struct_fields__ if name != "format"}
+    is_bucket = isinstance(target, ObjectPath)
+    if not is_bucket:
+        local(target / SNAPSHOTS).mkdir(exist_ok=True)
     with explain_io_errors(target / HEAD, "written"):
-        if isinstance(target, ObjectPath):
-            content = seal(BucketHead(**fields, token=secrets.token_hex(16)))
-            storage_of(target).put_if_absent(target / HEAD, content)
-        else:
-            local(target / SNAPSHOTS).mkdir(exist_ok=True)
-            replace_durably(target / HEAD, seal(Head(**fields)))
+        content = seal(as_stored_in(head, is_bucket=is_bucket))
+        storage_of(target).put_if_absent(target / HEAD, content)

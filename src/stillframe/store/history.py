@@ -262,7 +262,7 @@ class HistoryWriter(abc.ABC):
                 if snapshot in self._pending:
                     del self._pending[snapshot]
                 else:
-                    # Its start may still be on its way to an object store, and come after this.
+                    # A slow object store may receive its start after this.
                     self._ended_early[snapshot] = None
                     if len(self._ended_early) > _EARLY_COUNT_MAX:
                         del self._ended_early[next(iter(self._ended_early))]

@@ -6,6 +6,7 @@ A base has a lower sequence, so a chain has an end.
 """
 
 import re
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, Literal
@@ -66,6 +67,12 @@ class BucketHead(Head, frozen=True, kw_only=True, forbid_unknown_fields=True, di
 
     format: int = BUCKET_FORMAT
     token: str
+
+
+def as_stored_in(head: Head, *, is_bucket: bool) -> Head:
+    """Return a head as a directory or an object store has it, whichever it was read from."""
+    fields = {name: getattr(head, name) for name in Head.__struct_fields__ if name != "format"}
+    return BucketHead(**fields, token=secrets.token_hex(16)) if is_bucket else Head(**fields)
 
 
 TOMBSTONE_BYTES_MAX = 256

@@ -17,7 +17,8 @@ import pyarrow as pa
 from stillframe.durable_files import disk_advice, partial_path, sync, write_new
 from stillframe.errors import NotConsistent, StoreError, UsageError
 from stillframe.model import GlobalState, ProcessId, Snapshot, SnapshotId
-from stillframe.storage.location import Location
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import read_hashed
 from stillframe.store.manifest import (
     CHANNELS,
@@ -104,6 +105,46 @@ class NewDirectory:
         futures = [self._executor.submit(act, item) for item in items]
         wait(futures)
         return [future.result() for future in futures]
+
+
+class NewObjects:
+    """The objects of a snapshot or fragment; like ``NewDirectory``.
+
+    Nothing is replaced: FileExistsError if an object is there. `executor` writes them side by side;
+    None: one after the other. `names` are those of the tables that may be there, and `is_tried` is
+    set as soon as the manifest may be.
+    """
+
+    def __init__(self, directory: ObjectPath, executor: Executor | None) -> None:
+        self._directory = directory
+        self._executor = executor
+        self._storage = storage_of(directory)
+        self.names: tuple[str, ...] = ()
+        self.is_tried = False
+
+    def write_tables(
+        self, tables: Mapping[str, pa.Table], to_parquet: Callable[[str, pa.Table], bytes]
+    ) -> tuple[FileRecord, ...]:
+        """Write the tables; the first argument of `to_parquet` is the name of the file."""
+
+        def write(name: str) -> FileRecord:
+            content = to_parquet(name, tables[name])
+            # Only if nothing is there: a late duplicate of an attempt that failed changes nothing.
+            self._storage.put_if_absent(self._directory / name, content)
+            return record_of(name, content)
+
+        self.names = tuple(tables)
+        if self._executor is None:
+            return tuple(map(write, tables))
+        futures = [self._executor.submit(write, name) for name in tables]
+        wait(futures)
+        return tuple(future.result() for future in futures)
+
+    def publish(self, manifest: msgspec.Struct) -> None:
+        """Write the manifest. When this returns, the directory is published."""
+        content = seal(manifest)
+        self.is_tried = True
+        self._storage.put_if_absent(self._directory / MANIFEST, content)
 
 
 @contextlib.contextmanager
