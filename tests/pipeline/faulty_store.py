@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stillframe.pipeline import coordinator, files, locks
-from stillframe.storage import lease, opened
+from stillframe.pipeline import coordinator, locks
+from stillframe.storage import files, lease, opened
 from stillframe.storage.object_store import ObjectStore
 
 WRITES = ("put", "put_if_absent", "replace_if_unchanged", "copy", "delete")

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from stillframe.errors import Damaged, StoreError
-from stillframe.pipeline import checkpoint, files
-from stillframe.pipeline.files import below
+from stillframe.pipeline import checkpoint
+from stillframe.storage import files
+from stillframe.storage.files import below
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
 from tests.pipeline.test_checkpoint import metadata_naming

@@ -13,10 +13,10 @@ import pytest
 from stillframe.errors import Damaged, Refused, StoreError, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
-from stillframe.pipeline.files import below
 from stillframe.pipeline.metadata import checkpoint_path
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
+from stillframe.storage.files import below
 from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
 from tests.pipeline.faulty_store import Faults, after, before, faults

@@ -1,5 +1,6 @@
 """Leases: who holds one, when it lapses, and who notices."""
 
+import fcntl
 import os
 import secrets
 import signal
@@ -225,8 +226,12 @@ def test_a_frozen_holder_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         other = Lease(place, lost=lambda: None)
         with pytest.raises(Unavailable, match=f"held by process {holder.pid}"):
             other.acquire(refuse)
+        # A program that is stopped while it replaces a local file keeps the directory locked.
+        directory = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(directory, fcntl.LOCK_EX)
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        os.close(directory)
         other.acquire(refuse)
         holder.send_signal(signal.SIGCONT)
         assert holder.stdout.readline() == b"lost\n"

@@ -11,9 +11,9 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
 from stillframe.pages import snapshot_documents as documents
-from stillframe.pipeline.files import exists
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.storage.files import exists
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import HEAD, SNAPSHOTS
 from stillframe.store.store import Store

@@ -17,10 +17,10 @@ from stillframe.detect.predicate import check_predicate_name
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError, StoreError, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.files import exists
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
+from stillframe.storage.files import exists
 from stillframe.storage.location import Location
 from stillframe.store.layout import is_store
 from stillframe.store.manifest import SnapshotEntry

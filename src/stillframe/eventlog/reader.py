@@ -3,8 +3,7 @@
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -24,6 +23,7 @@ from stillframe.eventlog.segments import (
     whole_stream,
 )
 from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
+from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Listed
@@ -35,14 +35,11 @@ _NAME = re.compile(r"events-(\d{6})\.(parquet|arrows)")
 _EPOCH = re.compile(r"e([1-9]\d{0,8})")
 _LISTING_COUNT_MAX = 16
 """How often a listing is restarted because a file was removed meanwhile."""
-_READER_COUNT = 16
-"""How many objects are opened at a time: each takes a round trip."""
 _KEPT_COUNT = 2**15
 """Maximum segments in object stores that this program remembers."""
 _DEPTH = 3
 """How many names there are in the path of a segment below its log."""
 _Place = TypeVar("_Place", Path, ObjectPath)
-_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -248,18 +245,8 @@ def _visible(directory: Location) -> list[tuple[Location, bool]]:
 
 
 def _open_all(files: list[Listed]) -> list[Segment]:
-    is_remote = any(isinstance(file.location, ObjectPath) for file in files)
-    return [s for s in side_by_side(open_segment, files, is_remote=is_remote) if s is not None]
-
-
-def side_by_side(
-    use: Callable[[_Argument], _Result], of: Sequence[_Argument], *, is_remote: bool
-) -> list[_Result]:
-    """Return what `use` makes of each argument; at the same time if each takes requests."""
-    if not is_remote:
-        return [*map(use, of)]
-    with ThreadPoolExecutor(_READER_COUNT) as pool:
-        return [*pool.map(use, of)]
+    place = files[0].location if files else Path()
+    return [s for s in mapped(place, open_segment, files) if s is not None]
 
 
 def open_segment(file: Listed) -> Segment | None:

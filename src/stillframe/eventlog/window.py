@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stillframe.errors import UsageError
-from stillframe.eventlog.reader import Segment, open_segment, side_by_side, with_files
+from stillframe.eventlog.reader import Segment, open_segment, with_files
 from stillframe.eventlog.segments import (
     ACCEPTED,
     MARKER_ACCEPTED,
@@ -29,7 +29,8 @@ from stillframe.eventlog.segments import (
 )
 from stillframe.eventlog.to_trace import foreign_channel
 from stillframe.model import Channel, ProcessId, Snapshot
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.files import mapped
+from stillframe.storage.location import Location
 from stillframe.storage.storage import Listed
 
 CONTEXT_ROWS = 4096
@@ -77,7 +78,7 @@ def read_window(log: Location, snapshot: Snapshot, wanted: WindowRequest) -> dic
         def lane_of(process: ProcessId) -> Lane | None:
             return _Reading(process, snapshot, wanted).lane(_Segments(own.get(process, [])))
 
-        lanes = side_by_side(lane_of, names, is_remote=isinstance(log, ObjectPath))
+        lanes = list(mapped(log, lane_of, names))
         for process, lane in zip(names, lanes, strict=True):
             if lane is None:
                 raise NotInLog(

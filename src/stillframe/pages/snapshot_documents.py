@@ -18,9 +18,9 @@ from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
 from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
-from stillframe.pipeline.files import byte_count
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
+from stillframe.storage.files import byte_count
 from stillframe.storage.location import Location
 from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
 from stillframe.store.manifest import SnapshotEntry

@@ -31,7 +31,7 @@ import msgspec
 from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
-from stillframe.pipeline.files import below, copy_all, exists, mapped, names
+from stillframe.storage.files import below, copy_all, exists, mapped, names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile

@@ -20,7 +20,6 @@ from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError, describe
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
-from stillframe.pipeline.files import exists, replace
 from stillframe.pipeline.locks import OBJECT_POLL_S, POLL_S, coordinating
 from stillframe.pipeline.log import Barrier, LogEntry
 from stillframe.pipeline.metadata import (
@@ -35,6 +34,7 @@ from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.files import exists, replace
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.history import SnapshotAbandoned, shortened

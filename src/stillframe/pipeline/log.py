@@ -29,9 +29,9 @@ from stillframe.durable_files import check_content, check_file, checksum_of, wri
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
-from stillframe.pipeline.files import Place, below, exists, mapped, names
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.files import Place, below, exists, mapped, names
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import read_file

@@ -28,9 +28,9 @@ from stillframe.durable_files import replace_durably
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
-from stillframe.pipeline.files import Place, below, exists
 from stillframe.pipeline.locks import coordinating, participant_lock
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.files import Place, below, exists
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject

@@ -27,7 +27,6 @@ from stillframe.durable_files import partial_path
 from stillframe.errors import NotConsistent, Refused, StillframeError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot
-from stillframe.pipeline.files import below, replace
 from stillframe.pipeline.locks import PARTICIPANTS, poll_s
 from stillframe.pipeline.log import LogReader, LogWriter
 from stillframe.pipeline.metadata import (
@@ -42,6 +41,7 @@ from stillframe.pipeline.metadata import (
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState, Request
 from stillframe.pipeline.snapshot_manifest import pinned_path, pinning_directory
 from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
+from stillframe.storage.files import below, replace
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.storage import Version
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal

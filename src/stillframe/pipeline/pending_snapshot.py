@@ -29,9 +29,9 @@ from stillframe.durable_files import sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.files import Place, below, exists, replace
 from stillframe.pipeline.metadata import Request as Request  # noqa: PLC0414 - it belongs here
 from stillframe.pipeline.metadata import check_positions, read_object_metadata
+from stillframe.storage.files import Place, below, exists, replace
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.layout import explain_io_errors

@@ -20,7 +20,6 @@ from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
-from stillframe.pipeline.files import exists, names
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
 from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
@@ -39,6 +38,7 @@ from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
+from stillframe.storage.files import exists, names
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import check_conditional_writes
 from stillframe.store.layout import explain_io_errors, first_names

@@ -22,7 +22,6 @@ from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, U
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.coordinator import ID_FILE, LastSnapshot, clear_pending
-from stillframe.pipeline.files import below, copy_all, names, remove_tree
 from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
 from stillframe.pipeline.metadata import (
@@ -50,6 +49,7 @@ from stillframe.pipeline.snapshot_manifest import (
     verify_files,
 )
 from stillframe.pipeline.stopped import place_services
+from stillframe.storage.files import below, copy_all, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import read_sealed, seal

@@ -12,7 +12,6 @@ from pathlib import Path
 from stillframe.durable_files import sync
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline.files import mapped, names, remove_tree
 from stillframe.pipeline.log import DATA, LogReader, entry_name, numbers_in
 from stillframe.pipeline.metadata import (
     CHANNELS,
@@ -32,6 +31,7 @@ from stillframe.pipeline.snapshot_manifest import (
     readable_manifests,
     snapshot_path,
 )
+from stillframe.storage.files import mapped, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.layout import explain_io_errors

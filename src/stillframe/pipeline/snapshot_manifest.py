@@ -24,7 +24,6 @@ from stillframe.errors import Damaged, NotConsistent, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow
-from stillframe.pipeline.files import Place, below, mapped
 from stillframe.pipeline.log import TO_MEND, LogReader
 from stillframe.pipeline.metadata import (
     Metadata,
@@ -41,6 +40,7 @@ from stillframe.pipeline.pending_snapshot import (
     request_path,
 )
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.files import Place, below, mapped
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import SNAPSHOT_ADVICE

@@ -14,7 +14,6 @@ import msgspec
 from stillframe.durable_files import replace_durably, shell_command, sync
 from stillframe.errors import Damaged, NotConsistent, StillframeError, Unavailable
 from stillframe.pipeline import pending_snapshot
-from stillframe.pipeline.files import below, exists, names, remove_tree
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
 from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.participant_logs import (
@@ -25,6 +24,7 @@ from stillframe.pipeline.participant_logs import (
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
 from stillframe.pipeline.snapshot_manifest import Manifest, is_published, read_manifest
+from stillframe.storage.files import below, exists, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject

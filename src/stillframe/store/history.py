@@ -27,7 +27,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, assert_never
 
@@ -36,6 +35,7 @@ import msgspec
 from stillframe.durable_files import no_wait, partial_path, shell_command, sync, write_new
 from stillframe.errors import Damaged, StoreError
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, Reason, SnapshotId
+from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import FILE_ADVICE, is_there, read_file
@@ -48,8 +48,6 @@ FILE_BYTES_MAX = 2**20
 READ_BYTES_MAX = 2 * FILE_BYTES_MAX
 UNWRITTEN_BYTES_MAX = 2**18
 """Maximum size of lines that are kept while the disk is full."""
-_READER_COUNT = 16
-"""Requests to an object store at the same time."""
 _EARLY_COUNT_MAX = 1000
 _TEXT_LENGTH_MAX = 2000
 SHORTEST_LINE_BYTES = 100
@@ -377,11 +375,7 @@ def lost_snapshots(store: Location) -> list[SnapshotId]:
     back as the history reaches; a writer may publish and remove others meanwhile. A Damaged if a
     line was changed: then nothing is known."""
     kept = sorted(_kept(store))
-    if isinstance(store, ObjectPath):
-        with ThreadPoolExecutor(_READER_COUNT) as readers:
-            are_there = list(readers.map(lambda snapshot: is_published(store, snapshot), kept))
-    else:
-        are_there = [is_published(store, snapshot) for snapshot in kept]
+    are_there = mapped(store, lambda snapshot: is_published(store, snapshot), kept)
     lost = {snapshot for snapshot, is_there in zip(kept, are_there, strict=True) if not is_there}
     if lost:
         # One that was removed meanwhile has a line now: that is written first.

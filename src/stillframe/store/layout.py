@@ -18,6 +18,7 @@ from stillframe.durable_files import (
 )
 from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.storage.files import names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import is_there
@@ -49,9 +50,9 @@ _PIPELINE_HEAD = "pipeline.json"
 _LISTED_MAX = 5
 
 
-def first_names(names: Iterable[str]) -> str:
+def first_names(every: Iterable[str]) -> str:
     """Return the first few names for an error message."""
-    known = list(names)
+    known = list(every)
     more = f" and {len(known) - _LISTED_MAX} more" if len(known) > _LISTED_MAX else ""
     return ", ".join(known[:_LISTED_MAX]) + more
 
@@ -129,7 +130,7 @@ def check_is_store(path: Location) -> None:
             f"'{shell_command('pipeline', 'list', path)}', or stillframe.Pipeline in Python",
         )
     _check_no_snapshots(path)
-    has_any = bool(_names(path)) if isinstance(path, ObjectPath) else path.exists()
+    has_any = bool(names(path)) if isinstance(path, ObjectPath) else path.exists()
     what = "is not a store" if has_any else "does not exist"
     raise UsageError(
         f"{path} {what}",
@@ -144,7 +145,7 @@ def check_unused(path: Location) -> None:
         return
     left_by_a_crash = {_LOCK, LEASE, SNAPSHOTS, ASSEMBLED}
     left_by_a_crash |= {partial_path(Path(name)).name for name in (HEAD, ASSEMBLED)}
-    foreign = sorted(_names(path) - left_by_a_crash)
+    foreign = sorted({*names(path)} - left_by_a_crash)
     if foreign:
         raise UsageError(
             f"{path} is not empty and is not a store; it contains {first_names(foreign)}",
@@ -158,7 +159,7 @@ def check_only_begun(path: Location) -> None:
     """Check that a place is empty or holds the beginning of a copy of a store; a UsageError names
     what else is in it."""
     begun = {_LOCK, LEASE, SNAPSHOTS, ASSEMBLED, *HISTORY_FILES}
-    foreign = sorted(name for name in _names(path) - begun if not name.endswith(".partial"))
+    foreign = sorted(name for name in {*names(path)} - begun if not name.endswith(".partial"))
     if foreign:
         raise UsageError(
             f"{path} is not empty; it contains {first_names(foreign)}",
@@ -223,12 +224,6 @@ def published_names(snapshots: Location) -> Iterator[str]:
                 yield place.name
 
 
-def _names(directory: Location) -> set[str]:
-    if isinstance(directory, ObjectPath):
-        return {one.location.name for one in storage_of(directory).children(directory)}
-    return {item.name for item in directory.iterdir()}
-
-
 def _has_manifest(directory: ObjectPath) -> bool:
     try:
         start = storage_of(directory).read_range(directory / MANIFEST, 0, TOMBSTONE_BYTES_MAX + 1)
@@ -247,9 +242,9 @@ def snapshot_ids(snapshots: Location) -> list[SnapshotId]:
                 path=snapshots,
                 remedy=f"put it back, or make an empty one with 'mkdir {snapshots}'",
             )
-        names = [name for name in _names(snapshots) if not name.startswith(".")]
+        published = [name for name in names(snapshots) if not name.startswith(".")]
     found = []
-    for name in names:
+    for name in published:
         snapshot = parse_snapshot_id(name)
         if snapshot is None:
             raise StoreError(
@@ -326,10 +321,10 @@ def dropped_path(directory: Path) -> Path:
 def remove_unlisted(directory: Path, manifest: Manifest, description: Description) -> None:
     """Remove files of the store that a crashed writer, or rewriting in full, left in the directory
     of a snapshot; only the writer may. Foreign files are left alone."""
-    names = {name for is_full in (True, False) for name in file_names(description, is_full=is_full)}
-    for name in {MANIFEST, *names}:
+    known = {name for is_full in (True, False) for name in file_names(description, is_full=is_full)}
+    for name in {MANIFEST, *known}:
         partial_path(directory / name).unlink(missing_ok=True)
-    for name in names.difference(record.name for record in manifest.files):
+    for name in known.difference(record.name for record in manifest.files):
         (directory / name).unlink(missing_ok=True)
 
 
@@ -376,8 +371,8 @@ def find_snapshot(text: str, savepoints: Mapping[str, SnapshotId], path: Locatio
 
 def explain_missing(path: Location, snapshot: SnapshotId, known: Iterable[SnapshotId]) -> str:
     """Return a sentence about a snapshot that the store at `path` does not have."""
-    names = first_names(map(str, known))
+    listed = first_names(map(str, known))
     return (
         f"there is no snapshot {snapshot} in the store {path}; "
-        f"there {'are ' + names if names else 'is none at all'}"
+        f"there {'are ' + listed if listed else 'is none at all'}"
     )

@@ -5,8 +5,6 @@ the store, or one before a change of code.
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -14,6 +12,7 @@ import pyarrow as pa
 from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Snapshot, SnapshotId
+from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store import layout, snapshot_directory
 from stillframe.store.history import (
@@ -38,8 +37,6 @@ from stillframe.store.tables import Tables
 from stillframe.topology import Description
 
 _Answer = TypeVar("_Answer")
-_READER_COUNT = 16
-"""Manifests that are read from an object store at the same time."""
 
 
 class StoreReader:
@@ -242,11 +239,7 @@ class StoreReader:
             except Damaged as damage:
                 return damage
 
-        if isinstance(self.path, Path) or len(snapshots) < 2:
-            yield from ((snapshot, read(snapshot)) for snapshot in snapshots)
-            return
-        with ThreadPoolExecutor(_READER_COUNT) as readers:
-            yield from zip(snapshots, readers.map(read, snapshots), strict=True)
+        yield from zip(snapshots, mapped(self.path, read, snapshots), strict=True)
 
     def _gathered(self, snapshot: SnapshotId) -> dict[SnapshotId, Manifest]:
         """Return the manifests of a snapshot, which must exist, and of its bases."""

@@ -15,7 +15,6 @@ import msgspec
 from stillframe.errors import StillframeError
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log
-from stillframe.pipeline.files import exists
 from stillframe.pipeline.locks import is_running, poll_s
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import (
@@ -28,6 +27,7 @@ from stillframe.pipeline.metadata import (
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.stopped import service_status
+from stillframe.storage.files import exists
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.storage import Version
 

@@ -1,4 +1,4 @@
-"""Files of a pipeline, in a directory or in an object store.
+"""Files in a directory or in an object store, for callers that treat both alike.
 
 In a directory they are renamed and linked, as ever. Errors are OSErrors, as those of ``storage``.
 """
@@ -20,7 +20,7 @@ _CONCURRENT_COUNT = 16
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Place = TypeVar("Place", bound=Location)
-"""A path of this machine if the pipeline is in a directory, and one in an object store if not."""
+"""A path of this machine, or one in an object store; a function keeps the kind."""
 
 
 def below(place: Place, *parts: str) -> Place:
