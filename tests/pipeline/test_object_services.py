@@ -8,18 +8,28 @@ from typing import Any
 import pytest
 
 from stillframe.errors import Damaged, Refused, StoreError, Unavailable, UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import OBJECT_POLL_S, LeasedLock, is_running
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import ObjectMetadata, read_metadata, read_object_metadata
 from stillframe.pipeline.service import join
 from stillframe.pipeline.stopped import NotAtRest
+from stillframe.protocol.aligner import Mode
 from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath, locate
 from stillframe.storage.opened import requests_to, storage_of
 from stillframe.store.sealed_json import seal
-from tests.pipeline.faulty_store import Faults, faults
-from tests.pipeline.money import SCHEMA, TOTAL, Account, leave_behind, line, records
+from tests.pipeline.faulty_store import Faults, after, faults, lost
+from tests.pipeline.money import (
+    SCHEMA,
+    TOTAL,
+    Account,
+    leave_behind,
+    line,
+    money_now,
+    records,
+)
 
 __all__ = ["faults"]
 
@@ -123,6 +133,69 @@ def test_after_a_restore_a_service_must_join_again(faults: Faults, shop: Pipelin
 
     with pytest.raises(Refused, match="is in epoch 2: start it again"):
         run()
+
+
+def test_a_service_that_leaves_after_a_restore_says_so(faults: Faults, shop: Pipeline) -> None:
+    """What it did is not part of the pipeline."""
+    leave_behind(shop, 5)
+    shop.savepoint("begin")
+
+    def run() -> None:
+        with join("till", pipeline=shop.path, state=Account()):
+            shop.restore("begin")
+
+    with pytest.raises(Refused, match="is in epoch 2: start it again"):
+        run()
+
+
+def test_an_append_that_fails_appends_nothing_later(faults: Faults, shop: Pipeline) -> None:
+    """The request did not arrive, and cannot take effect when the service has left."""
+    late: list[Callable[[], Any]] = []
+
+    def is_on_its_way(write: Callable[[], Any]) -> Any:
+        late.append(write)
+        raise lost()
+
+    with join("mint", pipeline=shop.path, state=Account(balance=TOTAL)) as mint:
+        with pytest.raises(StoreError), faults.at(1, is_on_its_way):
+            mint.append("coins", records(5))
+        mint.boundary()
+    with pytest.raises(FileExistsError):
+        late[0]()
+    leave_behind(shop)
+    assert money_now(shop) == TOTAL
+
+
+@pytest.mark.parametrize("appends", [True, False], ids=["appends", "leaves"])
+def test_an_append_that_took_effect_ends_a_service_that_was_told_otherwise(
+    faults: Faults, shop: Pipeline, *, appends: bool
+) -> None:
+    """Its state would not fit its channel: no snapshot has both."""
+
+    def run() -> None:
+        with join("mint", pipeline=shop.path, state=Account(balance=TOTAL)) as mint:
+            with pytest.raises(StoreError), faults.at(1, after):
+                mint.append("coins", records(5))
+            if appends:
+                mint.append("coins", records(5))
+
+    with pytest.raises(Unavailable, match="entry 0 was appended, although that was reported as f"):
+        run()
+    with pytest.raises(NotAtRest), join("mint", pipeline=shop.path, state=Account()):
+        pass
+
+
+def test_a_barrier_whose_answer_was_lost_is_appended_once(faults: Faults, shop: Pipeline) -> None:
+    """The next attempt finds its own. It finds records that were reported as failed, too."""
+    metadata = read_metadata(shop.path)
+    writer = LogWriter(shop.path, metadata.dataflow.log("coins"), metadata, is_alone=True)
+    with pytest.raises(StoreError), faults.at(0, after):
+        writer.append_barrier(SnapshotId("shop", 1), Mode.ALIGNED)
+    assert writer.append_barrier(SnapshotId("shop", 1), Mode.ALIGNED) == 0
+    with pytest.raises(StoreError), faults.at(1, after):
+        writer.append(records(5))
+    with pytest.raises(Unavailable, match="entry 1 was appended, although"):
+        writer.append_barrier(SnapshotId("shop", 2), Mode.ALIGNED)
 
 
 def test_an_idle_service_polls_seldom(shop: Pipeline) -> None:

@@ -14,6 +14,7 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.storage.owned import PROBE
 from tests.nightly import by_night
 from tests.pipeline.faulty_store import Faults, after, before, faults
 from tests.pipeline.money import (
@@ -82,6 +83,12 @@ def fork(pipeline: Pipeline) -> None:
     pipeline.fork("run-1", pipeline.path.parent / "fork")
 
 
+def fork_again(pipeline: Pipeline) -> None:
+    """Make another one in the same place, unless that is taken, and use it."""
+    with contextlib.suppress(UsageError):
+        step(pipeline.fork("run-2", pipeline.path.parent / "fork"))
+
+
 def delete(pipeline: Pipeline) -> None:
     """Delete the first one, and what only it needs."""
     pipeline.delete("run-1")
@@ -94,9 +101,10 @@ def check(pipeline: Pipeline) -> None:
     """Check that everything that is there is whole: each snapshot has all the money and can be
     restored, and the pipeline goes on."""
     again, target = Pipeline(pipeline.path), pipeline.path.parent / "fork"
-    if storage_of(target).exists(target / "pipeline.json"):
-        assert money_now(Pipeline(target)) == TOTAL
-        Pipeline(target).restore("run-1")
+    with contextlib.suppress(UsageError):  # there is none, or it was not completed
+        made = Pipeline(target)
+        assert money_now(made) == TOTAL
+        made.restore(made.snapshots()[0].snapshot)
     assert money_now(again) == TOTAL
     found = again.snapshots()
     assert found[-1].snapshot.number >= 3
@@ -140,7 +148,11 @@ def test_each_write_may_fail(
 
 @pytest.mark.parametrize(
     ("operation", "other"),
-    [(publish, publish), *itertools.product(OPERATIONS, [restore, delete, step])],
+    [
+        (publish, publish),
+        (fork, fork_again),
+        *itertools.product(OPERATIONS, [restore, delete, step]),
+    ],
 )
 def test_a_program_that_wakes_up_does_no_harm(
     faults: Faults, bucket: ObjectPath, operation: Operation, other: Operation
@@ -160,3 +172,48 @@ def test_a_program_that_wakes_up_does_no_harm(
         with overtaken, faults.at(number, come_between):
             operation(pipeline)
         check(pipeline)
+
+
+def test_an_interrupted_fork_is_no_pipeline(faults: Faults, bucket: ObjectPath) -> None:
+    """It says so, also to a program that would make one there."""
+    pipeline = used(bucket)
+    target = pipeline.path.parent / "fork"
+    last = writes_of(faults, fork, bucket) - 1
+    # Before its own object replaces the claim.
+    with pytest.raises(StoreError), faults.at(last - 1, before, stays=True):
+        fork(pipeline)
+    for use in (Pipeline, line):
+        with pytest.raises(UsageError, match=r"a fork is being copied to .*/fork, or it was"):
+            use(target)
+    with pytest.raises(UsageError, match="fork is not empty"):
+        fork(pipeline)
+
+
+def test_a_probe_that_was_left_is_in_nobodys_way(bucket: ObjectPath) -> None:
+    """A program died while it tested the object store."""
+    pipeline = used(bucket)
+    for name in ("fork", "new"):
+        storage_of(bucket).put(pipeline.path.parent / name / f"{PROBE}1", b"1")
+    fork(pipeline)
+    line(pipeline.path.parent / "new")
+
+
+def test_a_late_duplicate_undoes_nothing(faults: Faults, bucket: ObjectPath) -> None:
+    """A request of a restore arrives a second time when a service runs."""
+    pipeline = used(bucket)
+    for number in range(writes_of(faults, restore, bucket)):
+        late: list[Callable[[], Any]] = []
+
+        def remembered(write: Callable[[], Any], late: list[Any] = late) -> Any:
+            late.append(write)
+            return write()
+
+        with faults.at(number, remembered):
+            restore(pipeline)
+        with join("till", pipeline=pipeline.path, state=(state := Account())) as till:
+            with contextlib.suppress(OSError):
+                late[0]()
+            found = till.receive(timeout_s=0)
+            assert found is not None
+            state.balance += sum(found[1]["amount"].to_pylist())
+        assert money_now(pipeline) == TOTAL

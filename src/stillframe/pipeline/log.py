@@ -334,8 +334,8 @@ class LogReader:
 
 class LogWriter:
     """Appends to a log in the current epoch. The caller holds the lock of the log's source. One
-    that `is_alone` appends after what it has seen when it was made, and after its own entries: if
-    there is an entry of another writer, that is an Unavailable."""
+    that `is_alone` appends after what it has seen when it was made, and after its own entries. An
+    entry of another writer is an Unavailable, and one that was reported as failed, too."""
 
     def __init__(
         self, root: Location, log: Log, metadata: Metadata, *, is_alone: bool = False
@@ -346,6 +346,7 @@ class LogWriter:
         self._epoch = metadata.epoch
         self._directory = epoch_directory(root, log.name, metadata.epoch)
         self._first = metadata.segments[log.name][-1].first
+        self._uncertain: Rows | Barrier | None = None
         with explain_io_errors(self._directory, "made"):
             if isinstance(self._directory, Path):
                 (self._directory / DATA).mkdir(parents=True, exist_ok=True)
@@ -411,6 +412,12 @@ class LogWriter:
         # At just this place: an entry appended meanwhile by another program must not precede it.
         return self._commit(Barrier(snapshot, mode, written), number)
 
+    def settle(self) -> None:
+        """Make sure that no append that failed takes effect later. Unavailable if one has taken
+        effect."""
+        if self._uncertain is not None:
+            self._commit(Rows(()), self._tail)
+
     def _commit(self, content: Rows | Barrier, number: int) -> int:
         entry = LogEntry(
             number=number,
@@ -423,14 +430,35 @@ class LogWriter:
             try:
                 _write_once(path, seal(entry))
             except FileExistsError:
-                raise Unavailable(
-                    f"channel {self.log.name}: another program has just written entry {number}; "
-                    "a channel has one writer: stop the other one"
-                ) from None
+                self._check_own(content, number)
+            except OSError:
+                if isinstance(path, ObjectPath):
+                    self._uncertain = content  # it may be there, or come later
+                raise
+        self._uncertain = None
         self.reader.forget(number)
         self.reader.remember(entry)  # the next one needs its offsets
         self._tail = number + 1
         return number
+
+    def _check_own(self, content: Rows | Barrier, number: int) -> None:
+        """Raise Unavailable unless the entry that exists is `content`, from an earlier attempt."""
+        if self._uncertain is not None:
+            found = self.reader.entry(number).content
+            if found == content:
+                return
+            if found == self._uncertain:
+                raise Unavailable(
+                    f"channel {self.log.name}: entry {number} was appended, although that was "
+                    f"reported as failed; the state of {self.log.source} may not match it",
+                    process=self.log.source,
+                    remedy="restore the pipeline from its last snapshot and start the service "
+                    "again",
+                ) from None
+        raise Unavailable(
+            f"channel {self.log.name}: another program has just written entry {number}; "
+            "a channel has one writer: stop the other one"
+        ) from None
 
 
 def _write_once(path: Location, content: bytes) -> None:

@@ -138,6 +138,18 @@ class ObjectMetadata(Metadata, frozen=True, kw_only=True, forbid_unknown_fields=
         return {**self.published, snapshot.initiator: tuple(ranges)}
 
 
+class ForkClaim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``pipeline.json`` in an object store while a fork is copied there, so that no
+    other program makes a pipeline in that place. `forking` is new in each."""
+
+    format: int = FORMAT
+    forking: str
+
+
+_CLAIM_BYTES_MAX = 256
+"""Maximum size of a sealed claim; metadata are longer."""
+
+
 def as_ranges(snapshots: Iterable[SnapshotId]) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return ids as ``ObjectMetadata.published`` has them."""
     found: dict[str, list[tuple[int, int]]] = {}
@@ -192,6 +204,12 @@ def read_object_metadata(
 
 
 def _decoded(path: ObjectPath, sealed: bytes) -> ObjectMetadata:
+    if len(sealed) <= _CLAIM_BYTES_MAX and b'"forking":' in sealed:
+        raise UsageError(
+            f"a fork is being copied to {path.parent}, or it was interrupted",
+            path=path.parent,
+            remedy="wait until it is complete; or delete what is there, and fork again",
+        )
     metadata = read_sealed_bytes(path, sealed, ObjectMetadata, advice=_ADVICE)
     with described_in(path):
         if not (1 <= metadata.epoch <= metadata.last_epoch and metadata.last_snapshot >= 0):
@@ -392,9 +410,18 @@ class MetadataWriter:
         )
 
 
-def create_metadata(root: ObjectPath, metadata: Metadata, **more: Any) -> None:
+def claim_place(root: ObjectPath) -> Version:
+    """Let no other program make a pipeline at `root` before ``create_metadata``, which takes the
+    result; FileExistsError if there is one, or another fork has begun."""
+    claim = ForkClaim(forking=secrets.token_hex(16))
+    return storage_of(root).put_if_absent(root / PIPELINE_FILE, seal(claim))
+
+
+def create_metadata(
+    root: ObjectPath, metadata: Metadata, claimed: Version | None = None, **more: Any
+) -> None:
     """Write the metadata of a new pipeline in an object store, with the members that only
-    ``ObjectMetadata`` has; FileExistsError if there is one already."""
+    ``ObjectMetadata`` has; FileExistsError if there is one already, unless it was `claimed`."""
     members = {name: getattr(metadata, name) for name in Metadata.__struct_fields__}
     defaults: dict[str, Any] = {
         "last_epoch": metadata.epoch,
@@ -402,5 +429,8 @@ def create_metadata(root: ObjectPath, metadata: Metadata, **more: Any) -> None:
         "request": None,
         "published": {},
     }
-    made = ObjectMetadata(**members, **(defaults | more), token=secrets.token_hex(16))
-    storage_of(root).put_if_absent(root / PIPELINE_FILE, seal(made))
+    made = seal(ObjectMetadata(**members, **(defaults | more), token=secrets.token_hex(16)))
+    if claimed is None:
+        storage_of(root).put_if_absent(root / PIPELINE_FILE, made)
+    else:
+        storage_of(root).replace_if_unchanged(root / PIPELINE_FILE, made, claimed)

@@ -351,6 +351,13 @@ class ServiceLogs(ParticipantLogs):
         if records.num_rows:
             writer.append(records)
 
+    def check_end(self) -> None:
+        """Check that the state at the end fits the logs: Refused after a restore, Unavailable if an
+        append has taken effect that was reported as failed."""
+        self.check_epoch()
+        for writer in self.writers.values():
+            writer.settle()
+
     def at_boundary(self, record: Callable[[Request], None]) -> dict[str, int]:
         """Record or limit between two actions, as ``record_or_limit``; Refused after a restore."""
         if isinstance(self._root, ObjectPath):

@@ -40,7 +40,7 @@ from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
 from stillframe.storage.files import exists, names
 from stillframe.storage.location import Location, ObjectPath, locate
-from stillframe.storage.owned import check_conditional_writes
+from stillframe.storage.owned import PROBE, check_conditional_writes
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
@@ -491,7 +491,8 @@ def _check_alike(root: Location, found: Dataflow, described: Dataflow) -> None:
 
 def _check_free(root: Location) -> None:
     left_by_a_crash = {COORDINATOR, partial_path(Path(PIPELINE_FILE)).name}
-    foreign = sorted(set(names(root)) - left_by_a_crash)
+    found = set(names(root)) - left_by_a_crash
+    foreign = sorted(name for name in found if not name.startswith(PROBE))
     if foreign:
         raise UsageError(
             f"{root} is not empty and is not a pipeline; it contains {first_names(foreign)}: give "

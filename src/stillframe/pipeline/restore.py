@@ -34,6 +34,7 @@ from stillframe.pipeline.metadata import (
     begin_writing,
     check_place,
     checkpoint_path,
+    claim_place,
     create_metadata,
     read_metadata,
     write_metadata,
@@ -49,8 +50,9 @@ from stillframe.pipeline.snapshot_manifest import (
     verify_files,
 )
 from stillframe.pipeline.stopped import place_services
-from stillframe.storage.files import below, copy_all, names, remove_tree
+from stillframe.storage.files import below, copy_all, names
 from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.owned import PROBE, check_conditional_writes
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import read_sealed, seal
 from stillframe.store.store import Store
@@ -128,10 +130,8 @@ def fork(
     with explain_io_errors(target, "made"):
         if isinstance(target, Path):
             target.mkdir(parents=True, exist_ok=True)
-        if names(target):
-            raise UsageError(
-                f"{target} is not empty", path=target, remedy="give an empty or new directory"
-            )
+        if any(not name.startswith(PROBE) for name in names(target)):
+            raise _not_empty(target)
     with coordinating(root, "a fork"):
         manifest = read_manifest(root, manifest.snapshot)
         _verify(root, manifest, progress)
@@ -175,16 +175,29 @@ def _fork_to_directory(
 def _fork_to_objects(
     root: Location, manifest: Manifest, target: ObjectPath, new: Metadata, last: int
 ) -> None:
+    with explain_io_errors(target, "written"):
+        check_conditional_writes(target)
+        try:
+            # First: two forks at once would overwrite what the other one has copied.
+            claimed = claim_place(target)
+        except FileExistsError:
+            raise _not_empty(target) from None
     try:
         _copy_content(root, manifest, target, new)
     except StoreError:
-        with contextlib.suppress(OSError):
-            remove_tree(target)
+        # What was copied stays: only a user can know that no other program needs that place now.
         read_manifest(root, manifest.snapshot)  # it may have been deleted meanwhile
         raise
     with explain_io_errors(target, "written"):
         # Last: this object makes it a pipeline.
-        create_metadata(target, new, last_snapshot=last, published=as_ranges([manifest.snapshot]))
+        published = as_ranges([manifest.snapshot])
+        create_metadata(target, new, claimed, last_snapshot=last, published=published)
+
+
+def _not_empty(target: Location) -> UsageError:
+    return UsageError(
+        f"{target} is not empty", path=target, remedy="give an empty or new directory"
+    )
 
 
 def _copy_content(root: Location, manifest: Manifest, target: Location, new: Metadata) -> None:

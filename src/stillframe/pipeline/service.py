@@ -49,7 +49,9 @@ class JoinedService:
 
         Raises:
             UsageError: this service writes no such channel, or the columns are not those declared.
-            StoreError: the disk is full or failed; nothing was appended.
+            StoreError: the disk is full or failed; nothing was appended. An object store that did
+                not answer may have appended it: then the next call, or the end, is an Unavailable.
+            Unavailable: another program appended to this channel, or see above.
         """
         self._logs.append(channel, table)
 
@@ -185,6 +187,7 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
         record.write()
         with contextlib.suppress(_Left):
             yield me
+        logs.check_end()
         record.write(me.positions, me.state())
     finally:
         lock.release()

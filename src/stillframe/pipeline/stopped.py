@@ -181,7 +181,13 @@ def place_services(root: Location, metadata: Metadata, manifest: Manifest, left:
             record = ServiceRecord(
                 epoch=metadata.epoch, positions=metadata.starts[name], state=state
             )
-            write_service_record(root, name, record)
+            path = _record_path(root, metadata.epoch, name)
+            if isinstance(path, ObjectPath):
+                # Nothing is there. A late duplicate of a request must not undo that it joins.
+                with explain_io_errors(path, "written"):
+                    storage_of(path).put_if_absent(path, seal(_for_objects(record)))
+            else:
+                write_service_record(root, name, record)
 
 
 def has_joined(root: Location, metadata: Metadata, name: str) -> bool:

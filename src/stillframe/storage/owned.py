@@ -12,6 +12,9 @@ from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed, Version
 
+PROBE = ".probe-"
+"""The beginning of the name of a file that ``check_conditional_writes`` may leave when it dies."""
+
 
 class OwnedObject:
     """The current content of a file, as far as this program knows.
@@ -80,7 +83,7 @@ def check_conditional_writes(directory: Location) -> None:
     """Write, and delete, a small file in `directory`; StoreError if a condition was ignored, so
     that two writers could not be told apart. OSError if the storage fails."""
     storage = storage_of(directory)
-    place = directory / f".probe-{secrets.token_hex(8)}"
+    place = directory / f"{PROBE}{secrets.token_hex(8)}"
     contents = [secrets.token_bytes(16) for _ in range(4)]
     first = storage.put_if_absent(place, contents[0])
     try:
