@@ -6,7 +6,8 @@
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them and to S3, for tests
 #                   (after set_up_java); got anew when scripts/jars.xml changed
-#   set_up_servers  .servers with versitygw, an S3 server, built by Go: for the tests at night
+#   set_up_servers  .servers with versitygw, an S3 server, and fake-gcs-server, built by Go, and
+#                   Azurite, from npm: for the tests at night
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
 #                   an archive, and without the compiler that pays in long runs; compiles the file
 #                   system that tests/sparks.py gives it (after set_up_java)
@@ -19,6 +20,8 @@ VENV="$ROOT/.venv"
 JARS="$ROOT/.jars"
 SERVERS="$ROOT/.servers"
 VERSITYGW=v1.8.0
+FAKE_GCS=v1.56.1
+AZURITE=3.35.0
 CLASSES="$ROOT/.spark-classes"
 SETUP_LOGS="$ROOT/.setup-logs"
 # If it is set, each program that a test starts compiles all of its imports again.
@@ -150,19 +153,23 @@ build_servers() {
     local new="$SERVERS.new"
     rm -rf "$new" "$SERVERS" && mkdir "$new" &&
         GOBIN="$new" go install "github.com/versity/versitygw/cmd/versitygw@$VERSITYGW" &&
-        printf '%s\n' "$VERSITYGW" >"$new/installed" && mv "$new" "$SERVERS"
+        GOBIN="$new" go install "github.com/fsouza/fake-gcs-server@$FAKE_GCS" &&
+        npm install --prefix "$new" --ignore-scripts --no-audit --no-fund "azurite@$AZURITE" &&
+        printf '%s\n' "$1" >"$new/installed" && mv "$new" "$SERVERS"
 }
 
 set_up_servers() {
-    if [ "$(cat "$SERVERS/installed" 2>/dev/null)" = "$VERSITYGW" ]; then
+    local wanted="versitygw $VERSITYGW, fake-gcs-server $FAKE_GCS, Azurite $AZURITE"
+    if [ "$(cat "$SERVERS/installed" 2>/dev/null)" = "$wanted" ]; then
         return
     fi
     if ! command -v go >/dev/null; then
-        debian_has_go || give_up "Go, which builds an S3 server for the tests at night, is missing:" \
+        debian_has_go || give_up "Go, which builds object stores for the tests at night, is missing:" \
             "install 1.25 or later from https://go.dev/dl and run this again"
-        apt_install "Go, which builds an S3 server for the tests at night," golang-go
+        apt_install "Go, which builds object stores for the tests at night," golang-go
     fi
-    quiet_step "versitygw $VERSITYGW, an S3 server (some 90 MB, a few minutes)" build_servers
+    command -v npm >/dev/null || apt_install "npm, which gets Azurite for the tests at night," npm
+    quiet_step "$wanted: object stores (some 400 MB, a few minutes)" build_servers "$wanted"
 }
 
 # What an archive of classes is made for: another Java needs another one, and so do other jars, or the

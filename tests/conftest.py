@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 
 from tests import costs, json_page, nightly, sparks
+from tests.emulators import azurite, azurite_bucket, fake_gcs, fake_gcs_bucket
 from tests.nightly import figure
 from tests.s3_servers import bucket, moto_bucket, moto_server, versitygw_bucket, versitygw_server
 from tests.sparks import spark
 from tests.wheels import distributions
 
 __all__ = [
+    "azurite",
+    "azurite_bucket",
     "bucket",
     "distributions",
+    "fake_gcs",
+    "fake_gcs_bucket",
     "figure",
     "moto_bucket",
     "moto_server",

@@ -85,8 +85,8 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, target_port: int, plan: Plan) -> None:
-        super().__init__((LOOPBACK, 0), _Handler)
+    def __init__(self, target_port: int, plan: Plan, handler: "type[Handler]") -> None:
+        super().__init__((LOOPBACK, 0), handler)
         self.target_port = target_port
         self.plan = plan
         self.requests: list[Request] = []
@@ -109,7 +109,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
         """Pass over a client that has gone: tests let programs die in the middle of a request."""
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     """One connection of a client."""
 
     protocol_version = "HTTP/1.1"
@@ -121,7 +121,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         assert "Transfer-Encoding" not in self.headers, "no client of S3 sends one without length"
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         fault = self.server.received(self.command, self.path) or Fault(Answer.WHOLE)
-        forwarded = self._forward(body) if fault.is_forwarded else None
+        forwarded = self.forward(body) if fault.is_forwarded else None
         self.server.is_over.wait(fault.delay_s)
         if isinstance(fault.answer, int):
             self._respond(fault.answer, [], _error(fault.answer))
@@ -139,7 +139,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request  # noqa: N815 - their names
 
-    def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
+    def forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         """Send the request as it came, because its headers are signed; return the answer."""
         with contextlib.closing(
             http.client.HTTPConnection(LOOPBACK, self.server.target_port, timeout=TIMEOUT_S)
@@ -178,9 +178,14 @@ def _error(status: int) -> bytes:
 
 
 @contextlib.contextmanager
-def faulty_proxy(target_port: int, plan: Plan = lambda request: None) -> Iterator[FaultyProxy]:
+def faulty_proxy(
+    target_port: int,
+    plan: Plan = lambda request: None,
+    *,
+    handler: type[Handler] = Handler,
+) -> Iterator[FaultyProxy]:
     """Run a proxy before the server that listens on a port of this machine."""
-    with FaultyProxy(target_port, plan) as proxy:
+    with FaultyProxy(target_port, plan, handler) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

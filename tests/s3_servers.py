@@ -10,23 +10,25 @@ import io
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from stillframe.storage.location import ObjectPath
 from tests.ports import free_port
 
-VERSITYGW = Path(__file__).parent.parent / ".servers" / "versitygw"
-"""Where ``./check nightly`` puts it."""
+SERVERS = Path(__file__).parent.parent / ".servers"
+"""Where ``./check nightly`` puts them."""
+VERSITYGW = SERVERS / "versitygw"
 KEY, SECRET, REGION = "tester", "secret-of-tests", "us-east-1"
 START_S = 60
 OTHERS = ("AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN")
@@ -93,45 +95,51 @@ def moto() -> Iterator[S3Server]:
 @contextlib.contextmanager
 def versitygw(directory: Path) -> Iterator[S3Server]:
     """Run versitygw, with its buckets below `directory`."""
-    assert VERSITYGW.exists(), f"{VERSITYGW} is missing: ./check nightly builds it"
     buckets = directory / "buckets"
     buckets.mkdir()
-    with (directory / "versitygw.log").open("wb") as log:
-        port, program = _started_versitygw(buckets, log)
+
+    def command(port: int) -> list[str | Path]:
+        listening = ("--port", f"127.0.0.1:{port}")
+        return [VERSITYGW, "--quiet", *listening, "posix", buckets]
+
+    with running(command, directory) as port:
+        yield S3Server(port, buckets)
+
+
+@contextlib.contextmanager
+def running(command: Callable[[int], list[str | Path]], directory: Path) -> Iterator[int]:
+    """Run the server that `command` returns for a port, with a log in `directory`; its value is
+    the port, once that is open. It ends with this program, even if that is killed."""
+    assert SERVERS.exists(), f"{SERVERS} is missing: ./check nightly makes it"
+    port = free_port()  # none of them can be asked for any free port
+    with (directory / "log").open("wb") as log:
+        program = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command(port)],
+            cwd=directory,
+            env={**os.environ, "ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         try:
-            yield S3Server(port, buckets)
+            # Not that of tests.spark.flows: each program that imports this would import PySpark.
+            pause, until = threading.Event(), time.monotonic() + START_S
+            while not _is_open(port):
+                assert program.poll() is None, Path(log.name).read_text()[-3000:]
+                assert time.monotonic() < until, (
+                    f"no answer after {START_S} s, and its log is {log.name}"
+                )
+                pause.wait(0.02)
+            yield port
         finally:
             os.killpg(program.pid, signal.SIGKILL)
             program.wait()
 
 
-def _started_versitygw(buckets: Path, log: IO[bytes]) -> tuple[int, "subprocess.Popen[bytes]"]:
-    """Start it, and wait until it answers: it cannot be asked for any free port. It ends with this
-    program, even if that is killed."""
-    port = free_port()
-    listening = (VERSITYGW, "--quiet", "--port", f"127.0.0.1:{port}", "--health", "/health")
-    program = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", *listening, "posix", buckets],
-        env={**os.environ, "ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-
-    def answers() -> bool:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-            return True
-        assert program.poll() is None, Path(log.name).read_text()[-3000:]
-        return False
-
-    # Not that of tests.spark.flows: each program that imports this would import PySpark.
-    pause, until = threading.Event(), time.monotonic() + START_S
-    while not answers():
-        assert time.monotonic() < until, f"versitygw does not answer after {START_S} s"
-        pause.wait(0.02)
-    return port, program
+def _is_open(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="session")
@@ -162,12 +170,13 @@ def versitygw_bucket(versitygw_server: S3Server, monkeypatch: pytest.MonkeyPatch
     return f"s3://{versitygw_server.new_bucket()}"
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
-    ]
-)
+def at_night(*fixtures: str) -> list[Any]:
+    """Return the cases of a test for buckets of servers that only run at night."""
+    only = pytest.mark.nightly(part="storage", only=True)
+    return [pytest.param(name, marks=only) for name in fixtures]
+
+
+@pytest.fixture(params=["memory", *at_night("versitygw_bucket")])
 def bucket(request: pytest.FixtureRequest) -> ObjectPath:
     """An empty bucket: in the memory of this process, at night of a real server."""
     if request.param == "memory":

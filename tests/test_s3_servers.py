@@ -15,7 +15,7 @@ from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed
 from tests.faulty_proxy import faulty_proxy
 from tests.nightly import by_night
-from tests.s3_servers import S3Server, use
+from tests.s3_servers import S3Server, at_night, use
 from tests.spark.flows import wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,12 +23,7 @@ RACER_COUNT = 8
 RACE_COUNT = by_night(100, check=3)
 
 
-@pytest.fixture(
-    params=[
-        "moto_bucket",
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
-    ]
-)
+@pytest.fixture(params=["moto_bucket", *at_night("versitygw_bucket")])
 def bucket(request: pytest.FixtureRequest) -> Location:
     """An empty bucket of each server."""
     return locate(str(request.getfixturevalue(request.param)))

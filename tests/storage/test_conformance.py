@@ -11,6 +11,7 @@ from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed, Listed, Storage, Version
 from tests.nightly import by_night
+from tests.s3_servers import at_night
 
 WRITER_COUNT = 8
 RACE_COUNT = by_night(1000, check=50)
@@ -21,7 +22,7 @@ RACE_COUNT = by_night(1000, check=50)
         "local",
         "memory",
         pytest.param("moto_bucket", marks=pytest.mark.slow),
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+        *at_night("versitygw_bucket", "fake_gcs_bucket", "azurite_bucket"),
     ]
 )
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:

@@ -204,6 +204,35 @@ def test_a_server_that_is_gone(moto_server: S3Server, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("address", "settings"),
+    [
+        ("gs://bucket/a", {"STORAGE_EMULATOR_HOST": "127.0.0.1:{}"}),
+        (
+            "abfss://container@devstoreaccount1.dfs.core.windows.net/a",
+            {
+                "AZURE_STORAGE_USE_EMULATOR": "true",
+                "AZURITE_BLOB_STORAGE_URL": "http://127.0.0.1:{}",
+            },
+        ),
+    ],
+)
+def test_an_emulator_is_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, address: str, settings: dict[str, str]
+) -> None:
+    """Nothing else is asked for credentials: the error is that of the emulator, which is gone."""
+    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value.format(free_port()))
+    place = locate(address)
+    for attempt in (
+        lambda: storage_of(place).put(place, b"1"),
+        lambda: storage_of(place).exists(place),
+    ):
+        with pytest.raises(OSError, match="it cannot be reached"):
+            attempt()
+
+
+@pytest.mark.parametrize(
     ("status", "sentence"),
     [
         (403, "the credentials do not allow it, or are wrong or missing"),

@@ -10,7 +10,7 @@ import pytest
 from stillframe.errors import Damaged, Fenced, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.storage import lease
-from stillframe.storage.location import ObjectPath, locate
+from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
 from stillframe.store.history import (
     SnapshotBegan,
@@ -22,18 +22,19 @@ from stillframe.store.history import (
 from stillframe.store.manifest import MANIFEST, Tombstone
 from stillframe.store.sealed_json import seal
 from stillframe.store.store import Store
+from tests.s3_servers import at_night
 from tests.store import keyed_samples as keyed
 from tests.store.samples import DESCRIPTION, snapshot_of
 
 ONE, TWO, THREE, FOUR = (SnapshotId("A", number) for number in (1, 2, 3, 4))
 
 
-@pytest.fixture
-def place() -> ObjectPath:
-    """An empty place in an object store."""
-    found = locate(f"memory://test-{secrets.token_hex(8)}/money")
-    assert isinstance(found, ObjectPath)
-    return found
+@pytest.fixture(params=["memory", *at_night("fake_gcs_bucket", "azurite_bucket")])
+def place(request: pytest.FixtureRequest) -> ObjectPath:
+    """An empty place in an object store: at night also in each emulator."""
+    if request.param == "memory":
+        return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "money")
+    return ObjectPath(request.getfixturevalue(request.param), "money")
 
 
 @pytest.fixture

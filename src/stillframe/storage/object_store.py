@@ -19,6 +19,7 @@ import errno
 import functools
 import importlib
 import itertools
+import json
 import os
 import random
 import re
@@ -441,14 +442,26 @@ def _client_of(root: str, silent_s: float) -> Any:
     if scheme == "memory":
         return _memory.setdefault(bucket, kinds.MemoryStore())
     if scheme == "gs":
-        kind, settings = kinds.GCSStore, {}
+        kind, settings = kinds.GCSStore, _gcs_settings()
     elif scheme == "abfss":
         bucket, _, host = bucket.partition("@")
         kind, settings = kinds.AzureStore, _azure_settings(host.partition(".")[0])
     else:
         kind, settings = kinds.S3Store, _s3_settings()
-    client_options["allow_http"] = settings.get("endpoint", "").startswith("http://")
+    places = settings.get("endpoint", ""), settings.get("service_account_key", "")
+    client_options["allow_http"] = any("http://" in place for place in places)
     return kind(bucket, **settings, **limits)
+
+
+def _gcs_settings() -> dict[str, Any]:
+    """Return the settings for an emulator, which the variable of Google's libraries names."""
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if not emulator:
+        return {}
+    address = emulator if "://" in emulator else f"http://{emulator}"
+    nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    account = {"gcs_base_url": address, "disable_oauth": True, **nobody}
+    return {"service_account_key": json.dumps(account)}
 
 
 def _azure_settings(account: str) -> dict[str, Any]:
