@@ -16,15 +16,15 @@ import pytest
 from stillframe.errors import Unavailable
 from stillframe.storage import lease
 from stillframe.storage.lease import LEASE_S, Lease
-from stillframe.storage.location import Location, locate
-from stillframe.storage.opened import storage_of
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import object_store_of, storage_of
 from tests.storage.faulty import Fault, Request, faulty
 
 
 @pytest.fixture
-def place() -> Location:
+def place() -> ObjectPath:
     """A new place in memory."""
-    return locate(f"memory://test-{secrets.token_hex(8)}/till.lease")
+    return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "till.lease")
 
 
 class Clock:
@@ -119,6 +119,25 @@ def test_a_forked_process_does_not_release_it(
     monkeypatch.undo()
     first.close()
     assert second.is_free()
+
+
+def test_a_renewal_waits_for_no_other_request(
+    place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many slow uploads as may run at a time do not end the lease; nor do they keep a program
+    from finding out who holds it."""
+    monkeypatch.setattr(lease, "LEASE_S", 0.01)
+    monkeypatch.setattr(object_store_of(place), "_free", threading.BoundedSemaphore(1))
+    renewed = threading.Event()
+    first, second = (Lease(place, lost=lambda: None) for _ in range(2))
+    assert first.try_acquire()
+    with object_store_of(place)._free, faulty(place, lambda request: renewed.set()):
+        assert renewed.wait(30)
+        looking = threading.Thread(target=second.is_free)
+        looking.start()
+        looking.join(30)
+        assert not looking.is_alive()
+    first.close()
 
 
 def test_a_renewal_without_an_answer_is_ours(

@@ -22,6 +22,7 @@ import msgspec
 
 from stillframe.errors import Unavailable
 from stillframe.storage.location import Location
+from stillframe.storage.object_store import unlimited
 from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed, Storage, Version
 
@@ -182,7 +183,8 @@ class Lease:
 
     def _read(self) -> tuple[_Holder, Version] | None:
         try:
-            content, version = self._storage.read(self._location, bytes_max=_BYTES_MAX)
+            with unlimited():
+                content, version = self._storage.read(self._location, bytes_max=_BYTES_MAX)
         except FileNotFoundError:
             return None
         try:
@@ -204,10 +206,11 @@ class Lease:
             released=released,
         )
         content = msgspec.json.encode(holder)
-        if version is None:
-            self._version = self._storage.put_if_absent(self._location, content)
-        else:
-            self._version = self._storage.replace_if_unchanged(self._location, content, version)
+        with unlimited():
+            if version is None:
+                self._version = self._storage.put_if_absent(self._location, content)
+            else:
+                self._version = self._storage.replace_if_unchanged(self._location, content, version)
         self._uncertain.clear()
 
 

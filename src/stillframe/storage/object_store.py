@@ -15,6 +15,7 @@ a write may reach the server twice, and the first attempt may arrive after the s
   callers use each name only once with them.
 """
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -51,7 +52,8 @@ REPEAT_S = 15.0
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 2.0
 CONCURRENT_COUNT_MAX = 32
-"""Maximum requests of this program to one bucket at a time; more wait."""
+"""Maximum requests of this program to one bucket at a time; more wait, but for those in
+``unlimited``."""
 _DELETED_COUNT_MAX = 1000
 _LISTED_COUNT_MAX = 1000
 _WRITE_MARK = "stillframewrite"
@@ -75,6 +77,19 @@ _METADATA = ("169.254.169.254", "metadata.google.internal")
 """Where the credentials of machines come from, if there are no others."""
 _AFTER_THE_END = "Wanted range starting at"
 """What obstore itself says of a range that begins after the end of an object."""
+
+
+_unlimited = threading.local()
+
+
+@contextlib.contextmanager
+def unlimited() -> Iterator[None]:
+    """Let requests of this thread not wait for others: few, small, and with a deadline."""
+    _unlimited.is_on = True
+    try:
+        yield
+    finally:
+        del _unlimited.is_on
 
 
 class ObjectStore:
@@ -314,7 +329,7 @@ class ObjectStore:
         failing_s = 0.0  # without what it waited for others
         for number in itertools.count():
             count = 0
-            with self._free:
+            with contextlib.nullcontext() if hasattr(_unlimited, "is_on") else self._free:
                 from_s = time.monotonic()
                 try:
                     answer = _interruptible(attempt)
