@@ -1,20 +1,24 @@
 """Fragments are assembled from and into object stores, whenever the program dies."""
 
 import contextlib
+import io
 import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from stillframe.analytics import verified_parquet
+from stillframe.analytics import assembly, verified_parquet
 from stillframe.analytics.assembly import assemble
-from stillframe.errors import UsageError
+from stillframe.errors import StoreError, UsageError
 from stillframe.model import Fragment
+from stillframe.storage import lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
@@ -174,3 +178,53 @@ def test_whenever_it_dies_the_next_run_completes_it(
             break
     assert number > 30
     assert lost_count <= LOST_COUNT_MAX
+
+
+def test_a_fragment_that_was_repaired_is_assembled(
+    in_process: SparkSession, empty_place: ObjectPath
+) -> None:
+    """The files that the first run has written of its snapshot are used, also by another release of
+    Arrow, if they have the same rows."""
+    parts, out = empty_place / "parts", empty_place / "out"
+    write_parts(parts, [1, 2, 3])
+    storage, damaged = storage_of(parts), parts / "e1" / "P2" / "P1-2" / "processes.parquet"
+    content, _ = storage.read(damaged, bytes_max=2**20)
+    storage.put(damaged, content[:-1] + b"x")
+    found = verdicts(in_process, parts, out)
+    assert found == {"P1-1": "consistent", "P1-2": "incomplete", "P1-3": "consistent"}
+    storage.put(damaged, content)
+    written = out / "snapshots" / "P1-2" / "channels.parquet"
+    rows = pq.read_table(pa.BufferReader(storage.read(written, bytes_max=2**20)[0]))
+    other = io.BytesIO()
+    pq.write_table(rows, other, compression="none")
+    storage.put(written, other.getvalue())
+    assert verdicts(in_process, parts, out) == {"P1-2": "consistent"}
+    check(out, [1, 2, 3])
+
+
+def test_a_run_that_was_overtaken_changes_no_mark(
+    in_process: SparkSession, empty_place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen before it replaced the mark, and would forget what the other one has added."""
+    parts, out = [empty_place / f"parts-{epoch}" for epoch in (1, 2, 3)], empty_place / "out"
+    for epoch, place in enumerate(parts, 1):
+        snapshot = msgspec.structs.replace(bank.snapshot(epoch), epoch=epoch)
+        write_fragments(place, bank.TOPOLOGY.description, [snapshot], run=f"run {epoch}")
+    assemble(in_process, parts[0], out)
+    next_mark, call_count = assembly._next_mark, itertools.count(1)
+
+    def frozen(*arguments: Any) -> object:
+        mark = next_mark(*arguments)
+        if next(call_count) == 2:  # the first one only looks whether it may write there
+            assemble(in_process, parts[1], out)
+        return mark
+
+    monkeypatch.setattr(lease, "_has_ended", lambda _: True)
+    monkeypatch.setattr(assembly, "_next_mark", frozen)
+    with pytest.raises(StoreError, match="another program has taken over"):
+        assemble(in_process, parts[2], out)
+    assert (
+        b'"runs":{"1":"run 1","2":"run 2"}'
+        in storage_of(out).read(out / "assembled.json", bytes_max=2**20)[0]
+    )
+    assert verdicts(in_process, parts[2], out) == {"P1-3": "consistent"}

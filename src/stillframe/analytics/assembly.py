@@ -50,7 +50,13 @@ from stillframe.store.manifest import (
     with_topology,
 )
 from stillframe.store.parquet import read_parquet
-from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed, seal
+from stillframe.store.sealed_json import (
+    FORMAT,
+    SEALED_BYTES_MAX,
+    read_sealed,
+    read_sealed_bytes,
+    seal,
+)
 from stillframe.store.snapshot_directory import publish_directory
 from stillframe.store.tables import Tables
 from stillframe.store.writer import DirectoryWriter, StoreWriter
@@ -153,9 +159,10 @@ def _open_directory(
     layout.check_unused(out)
     lock = layout.take_lock(out)
     try:
-        mark = _next_mark(out, groups, good)
+        path = out / layout.ASSEMBLED
+        mark = _next_mark(out, read_sealed(path, _Mark) if path.exists() else None, groups, good)
         # First of all: without it a crash would leave a store of another kind.
-        replace_durably(out / layout.ASSEMBLED, seal(mark))
+        replace_durably(path, seal(mark))
         if not layout.is_store(out):
             layout.make_store(out, _first_head(good))
         layout.remove_unfinished(out)
@@ -170,40 +177,44 @@ def _open_objects(
 ) -> tuple[_Mark, StoreWriter]:
     assert isinstance(out, ObjectPath)
     layout.check_unused(out)
-    # Before a system's store is taken over.
-    mark = _next_mark(out, groups, good)
     is_new = not layout.is_store(out)
-    if is_new:
-        _put_mark(out, mark)
+    # Before a system's store is taken over.
+    _marked(out, groups, good, is_written=is_new)
     head = _first_head(good) if is_new else None
-    writer = BucketWriter(out, head=head, lost=lambda: None)
+    writer = BucketWriter(out, head=head, lost=lambda: None, keeps_files=True)
     try:
-        mark = _next_mark(out, groups, good)
-        _put_mark(out, mark)
+        mark = _marked(out, groups, good, is_written=True)
     except BaseException:
         writer.close()
         raise
     return mark, writer
 
 
-def _put_mark(out: ObjectPath, mark: _Mark) -> None:
-    """Replace the mark; ``Changed`` if another program does."""
-    place, content = OwnedObject(out / layout.ASSEMBLED), seal(mark)
-    if place.read(bytes_max=SEALED_BYTES_MAX) != content:
-        place.replace(content)
+def _marked(
+    out: ObjectPath, groups: Sequence[Group], good: Sequence[Group], *, is_written: bool
+) -> _Mark:
+    """Return the next mark, and write it if asked to; ``Changed`` if another program has replaced
+    the one that it follows."""
+    place = OwnedObject(out / layout.ASSEMBLED)
+    before = place.read(bytes_max=SEALED_BYTES_MAX)
+    known = None if before is None else read_sealed_bytes(place.location, before, _Mark)
+    mark = _next_mark(out, known, groups, good)
+    if is_written and seal(mark) != before:
+        place.replace(seal(mark))
+    return mark
 
 
-def _next_mark(out: Location, groups: Sequence[Group], good: Sequence[Group]) -> _Mark:
-    """Return the mark of the store with the new snapshots; a UsageError if it is of another kind,
-    or a system has started from it."""
-    mark = _Mark()
-    if is_there(out / layout.ASSEMBLED):
-        mark = read_sealed(out / layout.ASSEMBLED, _Mark)
-    elif layout.is_store(out):
+def _next_mark(
+    out: Location, known: _Mark | None, groups: Sequence[Group], good: Sequence[Group]
+) -> _Mark:
+    """Return the mark of the store with the new snapshots, after the `known` one; a UsageError if
+    it is of another kind, or a system has started from it."""
+    if known is None and layout.is_store(out):
         raise UsageError(
             f"{out} is a store of another kind: fragments are assembled into a separate "
             "store; give a new directory"
         )
+    mark = known or _Mark()
     if layout.is_store(out) and layout.read_head(out).epoch > mark.epoch:
         raise UsageError(
             f"a system was started from the store {out}, and has added its own "
@@ -448,7 +459,7 @@ def _add(
         group = outcome.group
         damaged = next((file for file in merged.get(group.snapshot, ()) if file.why), None)
         if outcome.is_consistent and damaged is not None:
-            # In an object store, what is there is removed by the next writer.
+            # In an object store, what is there stays, and fits when the fragment was repaired.
             if isinstance(written := _written_to(out, group.snapshot), Path):
                 shutil.rmtree(written, ignore_errors=True)
             group = msgspec.structs.replace(

@@ -23,6 +23,8 @@ from stillframe.store import parquet
 PROCESSES, CHANNELS, MESSAGES = "processes", "channels", "messages"
 PLAIN = (PROCESSES, CHANNELS, MESSAGES)
 """The files of every snapshot; all others are of keyed fields."""
+_OTHER_BYTES = 2**16
+"""How much more than twice its length the same table may have."""
 _COUNTS = ("sent_count", "received_count", "message_count")
 _ORDER = {
     CHANNELS: ("source", "target"),
@@ -76,27 +78,31 @@ def merge_files(
         table = table.sort_by([(name, "ascending") for name in order])
     content = parquet.to_parquet(table)
     if isinstance(target, ObjectPath):
-        _put(target, content)
+        content = _put(target, content)
     else:
         # A unique name: the same task may be run twice, at the same time.
         replace_by(target.with_name(f".{target.name}.{secrets.token_hex(8)}"), target, content)
     return Merged(snapshot, target.name, len(content), sha256(content).hexdigest())
 
 
-def _put(target: ObjectPath, content: bytes) -> None:
-    """Write a file once: the same task may be run twice, and writes the same bytes."""
+def _put(target: ObjectPath, content: bytes) -> bytes:
+    """Write a file once, and return what is there. An earlier attempt, or an earlier run, may have
+    written the same rows, perhaps with another release of Arrow."""
     storage = storage_of(target)
     try:
         try:
             storage.put_if_absent(target, content)
         except FileExistsError:
-            if storage.read(target, bytes_max=len(content))[0] != content:
-                raise StoreError(
-                    f"{target} was written by another program meanwhile: assemble again",
-                    path=target,
-                ) from None
+            there = storage.read(target, bytes_max=_OTHER_BYTES + 2 * len(content))[0]
+            if there != content:
+                with parquet.as_written(target):
+                    is_same = parquet.read_parquet(there).equals(parquet.read_parquet(content))
+                if not is_same:
+                    raise StoreError(f"{target} holds other rows", path=target) from None
+            return there
     except OSError as error:
         raise StoreError(f"{target} could not be written: {error.strerror}", path=target) from error
+    return content
 
 
 def _table(fragment: FragmentFiles, snapshot: str, what: str, schema: pa.Schema) -> pa.Table:

@@ -61,14 +61,23 @@ class BucketWriter:
     """The writer of a store in an object store; see ``writer.StoreWriter``.
 
     With a `head` the store is made; it may exist without a snapshot (``layout.continued``). `lost`
-    is called, by any thread, when another writer has taken the store over. Raises Unavailable if
-    another program writes to the store, and UsageError if the object store cannot be used.
+    is called, by any thread, when another writer has taken the store over. If it `keeps_files`, the
+    files of a snapshot that never began stay. Raises Unavailable if another program writes to the
+    store, and UsageError if the object store cannot be used.
     """
 
     notes_are_needed = True
 
-    def __init__(self, path: ObjectPath, *, head: Head | None, lost: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        path: ObjectPath,
+        *,
+        head: Head | None,
+        lost: Callable[[], object],
+        keeps_files: bool = False,
+    ) -> None:
         self._path = path
+        self._keeps_files = keeps_files
         self._snapshots = path / SNAPSHOTS
         self._storage = storage_of(path)
         self._head = OwnedObject(path / HEAD)
@@ -272,6 +281,8 @@ class BucketWriter:
             if 0 < files.get(MANIFEST, 0) <= TOMBSTONE_BYTES_MAX:
                 pass
             elif MANIFEST not in files:
+                if self._keeps_files:
+                    continue
                 # The listing may be old: only the tombstone shows that no manifest is there.
                 self._bury(snapshot)
                 if is_published(self._path, snapshot):
