@@ -1,5 +1,6 @@
 """Fragments in an object store are those of a directory, whatever the object store does."""
 
+import contextlib
 import itertools
 import secrets
 from pathlib import Path
@@ -186,6 +187,21 @@ def test_only_the_newest_stay(directory: ObjectPath, monkeypatch: pytest.MonkeyP
     put_one(writer(directory, 2), 8, epoch=2)
     assert numbers(directory) == [5, 6, 8]
     assert not [name for name in names(directory) if "A-4" in name and PROCESSES in name]
+
+
+def test_fragments_of_another_run_stay(
+    directory: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs began before either had written, so each was told that the place is free. Whichever
+    is later writes nothing there, and makes no room there."""
+    monkeypatch.setattr(fragments, "KEPT_COUNT", 1)
+    first = writer(directory)
+    second = FragmentWriter(directory, FragmentSource("A", 1, "other", None), TOPOLOGY)
+    put_one(first, 1)
+    for number in (1, 2, 3):
+        with contextlib.suppress(StoreError):
+            put_one(second, number)
+    assert numbers(directory) == [1, 3]
 
 
 def test_no_listing_while_fragments_are_written(directory: ObjectPath) -> None:

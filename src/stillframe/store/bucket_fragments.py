@@ -32,7 +32,7 @@ class BucketFragments:
         self._epoch = epoch
         self._own = directory / f"e{epoch}" / process
         self._storage = storage_of(directory)
-        self._kept: deque[tuple[ObjectPath, tuple[str, ...]]] = deque()
+        self._kept: deque[NewObjects] = deque()
 
     def begin(self, topology: str, content: bytes, *, replaces: bool) -> None:
         """See ``fragments.DirectoryFragments``."""
@@ -49,10 +49,11 @@ class BucketFragments:
         """See ``fragments.DirectoryFragments``. Other fragments than those of this object are left
         alone."""
         while len(self._kept) >= kept_count:
-            path, names = self._kept[0]
-            # First: no reader may see it disappear file by file.
-            self._storage.delete([path / MANIFEST])
-            self._storage.delete(path / name for name in names)
+            oldest = self._kept[0]
+            if oldest.is_tried:
+                # First: no reader may see it disappear file by file.
+                self._storage.delete([oldest.directory / MANIFEST])
+            self._storage.delete(oldest.directory / name for name in oldest.names)
             self._kept.popleft()
 
     @contextlib.contextmanager
@@ -70,7 +71,7 @@ class BucketFragments:
                 path=path,
             ) from error
         finally:
-            self._kept.append((path, new.names))
+            self._kept.append(new)
 
     def _clear_up(self, own: ObjectPath) -> None:
         """Remove what the process left unfinished in an earlier epoch."""

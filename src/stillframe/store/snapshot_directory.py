@@ -108,18 +108,18 @@ class NewDirectory:
 
 
 class NewObjects:
-    """The objects of a snapshot or fragment; like ``NewDirectory``.
+    """The objects of a snapshot or fragment, in its `directory`; like ``NewDirectory``.
 
     Nothing is replaced: FileExistsError if an object is there. `executor` writes them side by side;
-    None: one after the other. `names` are those of the tables that may be there, and `is_tried` is
-    set as soon as the manifest may be.
+    None: one after the other. `names` are those of the tables that may be there, written by this
+    program, and `is_tried` says the same of the manifest.
     """
 
     def __init__(self, directory: ObjectPath, executor: Executor | None) -> None:
-        self._directory = directory
+        self.directory = directory
         self._executor = executor
         self._storage = storage_of(directory)
-        self.names: tuple[str, ...] = ()
+        self.names: set[str] = set()
         self.is_tried = False
 
     def write_tables(
@@ -129,11 +129,15 @@ class NewObjects:
 
         def write(name: str) -> FileRecord:
             content = to_parquet(name, tables[name])
-            # Only if nothing is there: a late duplicate of an attempt that failed changes nothing.
-            self._storage.put_if_absent(self._directory / name, content)
+            self.names.add(name)
+            try:
+                # If nothing is there: a late duplicate of an attempt that failed changes nothing.
+                self._storage.put_if_absent(self.directory / name, content)
+            except FileExistsError:
+                self.names.discard(name)
+                raise
             return record_of(name, content)
 
-        self.names = tuple(tables)
         if self._executor is None:
             return tuple(map(write, tables))
         futures = [self._executor.submit(write, name) for name in tables]
@@ -144,7 +148,11 @@ class NewObjects:
         """Write the manifest. When this returns, the directory is published."""
         content = seal(manifest)
         self.is_tried = True
-        self._storage.put_if_absent(self._directory / MANIFEST, content)
+        try:
+            self._storage.put_if_absent(self.directory / MANIFEST, content)
+        except FileExistsError:
+            self.is_tried = False
+            raise
 
 
 @contextlib.contextmanager
