@@ -12,15 +12,16 @@ import sys
 import threading
 import traceback
 import types
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from stillframe.storage import object_store
-from stillframe.storage.location import ObjectPath, locate
+from stillframe.storage.location import ObjectPath, io_advice, locate
 from stillframe.storage.opened import object_store_of, storage_of
-from stillframe.storage.storage import Changed, RequestCounts, Storage
+from stillframe.storage.storage import Changed, Listed, RequestCounts, Storage
 from tests.faulty_proxy import (
     CUT_AFTER,
     CUT_BEFORE,
@@ -412,3 +413,32 @@ os.waitpid(child, 0)
         timeout=60,
     )
     assert said.stdout.count("cannot use object stores that its parent has used") == 2, said.stderr
+
+
+def put_foreign(proxy: FaultyProxy, directory: ObjectPath, name: str) -> None:
+    """Put an empty object, or one with a byte, as other programs name them."""
+    url = f"http://127.0.0.1:{proxy.port}/{str(directory).removeprefix('s3://')}/{name}"
+    content = b"" if name.endswith("/") else b"x"
+    urllib.request.urlopen(urllib.request.Request(url, content, method="PUT"), timeout=30).close()
+
+
+def test_marks_of_directories_are_no_files(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath
+) -> None:
+    """Other programs make them, also for an empty directory."""
+    storage.put(place / "full" / "x", b"1")
+    for name in ("", "full/", "empty/"):
+        put_foreign(proxy, place, name)
+    assert storage.files_below(place) == [Listed(place / "full" / "x", 1)]
+    assert storage.children(place) == [Listed(place / "empty", None), Listed(place / "full", None)]
+
+
+@pytest.mark.parametrize("name", ["c//d", "c/../d"])
+def test_a_name_that_no_path_can_have_is_shown(
+    proxy: FaultyProxy, storage: Storage, place: ObjectPath, name: str
+) -> None:
+    """A listing cannot leave it out: the object store's library does not return any other."""
+    put_foreign(proxy, place, name)
+    with pytest.raises(OSError, match=f"a name that no path can have: 'a/b/{name}'") as raised:
+        storage.files_below(place)
+    assert io_advice(place, raised.value) == "delete that object, or rename it"

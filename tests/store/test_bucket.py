@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.errors import Damaged, Fenced, Unavailable, UsageError
+from stillframe.errors import Damaged, Fenced, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath
@@ -97,6 +97,14 @@ def test_a_place_that_is_something_else_is_refused(place: ObjectPath) -> None:
         Store.open_writer(place)
     with pytest.raises(UsageError, match=r"not empty and is not a store; it contains notes\.txt"):
         Store.create(place, description=DESCRIPTION)
+
+
+def test_a_lease_that_is_none_is_named(store: Store, place: ObjectPath) -> None:
+    """That object is to be deleted, and not the store."""
+    store.close()
+    storage_of(place).put(place / "lease.json", b"{}")
+    with pytest.raises(StoreError, match=r"lease\.json is not a lease .*: delete that object"):
+        Store.open_writer(place)
 
 
 def test_a_store_with_snapshots_is_not_made_anew(store: Store, place: ObjectPath) -> None:

@@ -191,7 +191,7 @@ class Lease:
             return msgspec.json.decode(content, type=_Holder), version
         except msgspec.DecodeError as error:
             raise OSError(
-                errno.EINVAL, f"it is not a lease ({error}): delete it", str(self._location)
+                errno.EINVAL, f"{self._location} is not a lease ({error})", str(self._location)
             ) from None
 
     def _put(self, version: Version | None, *, released: bool = False) -> None:

@@ -174,6 +174,8 @@ def io_advice(location: Location, error: OSError) -> str:
             return "another program has written there: give another address"
         case errno.EACCES:
             return "check the credentials in the environment, and what they permit"
+        case errno.EINVAL:
+            return "delete that object, or rename it"
         case errno.ENXIO:
             return "create the bucket, or give another address"
         case _:

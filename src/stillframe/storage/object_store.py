@@ -61,6 +61,7 @@ _WRITE_MARK = "stillframewrite"
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_PATH = re.compile(r'Path "(.{1,1024}?)"(?: contained|:)', re.DOTALL)
 _CUT_SHORT = "it cut the answer short"
 _MEANINGS = {
     "Connect,": "it cannot be reached",
@@ -266,8 +267,8 @@ class ObjectStore:
 
     def _listed(self, objects: Iterable[Any], key: str) -> Iterator[Listed]:
         for one in objects:
-            # Hadoop marks a directory by an object with its name.
-            if one["path"] != key and not (one["size"] == 0 and one["path"].endswith("/")):
+            # Hadoop and others mark a directory by an empty object, without the last "/" here.
+            if one["path"] != key and one["size"]:
                 yield Listed(ObjectPath(self._root, one["path"]), one["size"])
 
     def _put(self, location: Location, content: bytes, mode: Any, token: str | None) -> Version:
@@ -378,6 +379,10 @@ class ObjectStore:
         if isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
             sentence = "the credentials do not allow it, or are wrong or missing"
             return False, PermissionError(errno.EACCES, sentence, where)
+        if isinstance(error, known.InvalidPathError):
+            name = found[1] if (found := _PATH.search(text)) else ""
+            sentence = f"an object there has a name that no path can have: {name!r}"
+            return False, OSError(errno.EINVAL, sentence, where)
         if status == _ELSEWHERE or _BARE_REDIRECT in text:
             return False, OSError(errno.EIO, "the bucket is in another region", where)
         if status is not None:

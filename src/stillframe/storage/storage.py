@@ -59,7 +59,8 @@ class Storage(Protocol):
         ...
 
     def files_below(self, directory: Location) -> list[Listed]:
-        """Return all files below a directory, by name; none if there is no such one."""
+        """Return all files below a directory, by name; none if there is no such one. Empty objects
+        are left out, here and by ``children``: other programs mark directories with them."""
         ...
 
     def put(self, location: Location, content: bytes) -> Version:
