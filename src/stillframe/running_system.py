@@ -354,7 +354,7 @@ def run(
     keep: int | None = None,
     migrate: bool = False,
     take_over: bool = False,
-    pipeline: str | Path | None = None,
+    pipeline: str | Location | None = None,
     log: str | Path | None = None,
     fragments: str | Path | None = None,
     listen: str | None = None,
@@ -388,8 +388,8 @@ def run(
         take_over: whether to take over processes that kept running when their supervisor died. If
             that is not possible, the system continues from its newest snapshot, or starts from the
             initial states.
-        pipeline: the directory of the pipeline in which processes are services. It takes the
-            snapshots, and decides where the system starts.
+        pipeline: the directory of the pipeline in which processes are services, or its address. It
+            takes the snapshots, and decides where the system starts.
         log: the directory of an event log to write, or an address in an object store.
         fragments: the same for the fragments of every snapshot.
         listen: the address at which other machines reach this one, ``ADDRESS[:PORT]``; needs `tls`.
@@ -432,7 +432,7 @@ def run(
         keep_count=keep,
         may_migrate=migrate,
         takes_over=take_over,
-        pipeline=None if pipeline is None else local_path(pipeline),
+        pipeline=None if pipeline is None else locate(pipeline),
         outputs=OutputDirs(
             log=None if log is None else str(locate(log).absolute()),
             fragments=None if fragments is None else str(locate(fragments).absolute()),

@@ -343,7 +343,9 @@ def test_a_pipeline_survives_the_death_of_its_first_writer(tmp_path: Path) -> No
 
 CONTINUED: dict[str, Callable[[Path], object]] = {
     "service": lambda path: recording.sell(Pipeline(path), 12),
-    "process": lambda path: pipeline_logs.PipelineLogs(path, "till", system="till"),
+    "process": lambda path: pipeline_logs.PipelineLogs(
+        path, "till", system="till", epoch=Pipeline(path).epoch
+    ),
     "snapshot": lambda path: Pipeline(path).snapshot("unaligned"),
     "restore": lambda path: Pipeline(path).restore("gold"),
     "query": lambda path: spark.to_channel(Pipeline(path.parent / "counted.pipeline"), "counted"),

@@ -28,6 +28,7 @@ class Faults:
         self.count = 0
         self.with_reads = False
         self.names: list[str] = []
+        self.is_tested: Callable[[str], bool] = lambda thread: thread != "lease"
         self._at = -1
         self._happens: Callable[[Callable[[], Any]], Any] = lambda write: write()
         self._is_on = self._is_down = False
@@ -47,7 +48,7 @@ class Faults:
 
     def request(self, name: str, perform: Callable[[], Any]) -> Any:
         """Perform a request, or not."""
-        if not self._is_on or threading.current_thread().name == "lease":
+        if not self._is_on or not self.is_tested(threading.current_thread().name):
             return perform()
         if self._is_down:
             raise lost()
@@ -59,6 +60,11 @@ class Faults:
             return perform()
         self._is_down = self._stays
         return self._happens(perform)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the program under test is cut off."""
+        return self._is_on and self._is_down
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -198,6 +198,23 @@ def test_a_barrier_whose_answer_was_lost_is_appended_once(faults: Faults, shop: 
         writer.append_barrier(SnapshotId("shop", 2), Mode.ALIGNED)
 
 
+def test_what_could_not_be_read_is_received_later(faults: Faults, shop: Pipeline) -> None:
+    """A service that goes on after the error has lost nothing."""
+    leave_behind(shop, 5, 7)
+    faults.with_reads = True
+
+    def lose_data(read: Callable[[], Any]) -> Any:
+        raise OSError(5, "it does not answer")
+
+    with join("till", pipeline=shop.path, state=Account()) as till:
+        till.boundary()
+        # The first read is that of the entry, the second one that of its data.
+        with faults.at(1, lose_data), pytest.raises(StoreError, match="does not answer"):
+            till.receive(timeout_s=0)
+        found = [till.receive(timeout_s=0) for _ in range(2)]
+    assert [one[1]["amount"].to_pylist() for one in found if one is not None] == [[5], [7]]
+
+
 def test_an_idle_service_polls_seldom(shop: Pipeline) -> None:
     """One request for the pipeline, and one for each channel, ten times a second."""
     with join("till", pipeline=shop.path, state=Account()) as till:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from stillframe.errors import StillframeError
-from stillframe.model import Abandoned, ProcessId, Snapshot
+from stillframe.model import Abandoned, ProcessId, Snapshot, SnapshotId
 from stillframe.process import Process, attach
 from stillframe.protocol.policy import Policy
 from stillframe.restore import Start
@@ -19,6 +19,7 @@ from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.host import Host
 from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
+from stillframe.runtime.process.pipeline_logs import PipelineLogs
 from stillframe.runtime.process.process_runtime import ProcessRuntime
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -50,7 +51,7 @@ class LocalSystem:
 
     Args:
         topology: fresh, since its processes run here.
-        directory: where the store is made.
+        directory: where the store is made; or the store of an earlier epoch.
         detour: where connections to a process go instead.
         starts: where each process begins; None for a fresh start.
         timeout_s: how long a snapshot may take.
@@ -62,10 +63,14 @@ class LocalSystem:
         traces: what they write of themselves.
     """
 
+    is_bound = False
+    """Whether it takes its snapshots for a pipeline."""
+    restored_from: SnapshotId | None = None
+
     def __init__(
         self,
         topology: Topology,
-        directory: Path,
+        directory: Path | Store,
         *,
         detour: Detour = lambda port: port,
         starts: dict[ProcessId, Start] | None = None,
@@ -78,7 +83,9 @@ class LocalSystem:
         traces: OutputDirs = NO_OUTPUT,
     ) -> None:
         self.topology = topology
-        self.store = Store.create(directory / "store", description=topology.description)
+        if isinstance(directory, Path):
+            directory = Store.create(directory / "store", description=topology.description)
+        self.store = directory
         self.events: list[events.Event] = []
         self.failures: list[StillframeError] = []
         self.departed: list[tuple[ProcessId, control.Failure | None]] = []
@@ -96,7 +103,7 @@ class LocalSystem:
 
     async def __aenter__(self) -> Self:
         """Start all; returns when every channel is connected, or a process has failed."""
-        self.store.raise_epoch(None)
+        self.store.raise_epoch(self.restored_from)
         self.history = self.store.history
         self.coordinator = Coordinator(
             self.store,
@@ -111,6 +118,7 @@ class LocalSystem:
                 first_number=self.store.next_number(),
             ),
             check=self.topology.check_state,
+            is_bound=self.is_bound,
         )
         self.address = await self.coordinator.membership.listen(ANY_PORT, self._certificates)
         self.port = self.address.port
@@ -167,6 +175,10 @@ class LocalSystem:
         secret = SECRET if certificates is None else b""
         return Credentials(process, self.store.epoch, hash_, secret, certificates)
 
+    def logs_of(self, _: ProcessId) -> PipelineLogs | None:
+        """Return the logs of a process that is a service of a pipeline."""
+        return None
+
     async def _start(self, name: ProcessId) -> None:
         """As ``child.py`` does."""
         member = self.members[name] = LocalMember(
@@ -188,6 +200,14 @@ class LocalSystem:
             outgoing=tuple(host.outgoing),
             send=host.send,
             snapshot=lambda: member.report(control.SnapshotRequested()),
+            append=None if (logs := self.logs_of(name)) is None else logs.append,
         )
+
+        def begin() -> None:
+            host.begin(is_fresh=start is None)
+            if logs is not None:
+                assert isinstance(host, HandlerHost)
+                host.read_logs(logs)
+
         member.failed.add_done_callback(lambda done: self.failures.append(done.result()))
-        await member.run(host, lambda: host.begin(is_fresh=start is None))
+        await member.run(host, begin)

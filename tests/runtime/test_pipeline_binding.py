@@ -24,6 +24,7 @@ from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.supervisor import pipeline_binding
 from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.storage.location import locate
 from stillframe.store.store import Store
 from tests.analytics.test_log_checks import faults_in, found_in
 from tests.runtime.links import until
@@ -82,7 +83,7 @@ def money(pipeline: Pipeline, manifest: Manifest) -> int:
         for item in log.entries(cut.position, cut.barrier):
             total += sum(log.table(item)["amount"].to_pylist())
     (part,) = manifest.systems
-    snapshot = Store.open(Path(part.store)).load(part.snapshot)
+    snapshot = Store.open(locate(part.store)).load(part.snapshot)
     return total + snapshot.state.message_count
 
 

@@ -50,7 +50,8 @@ UNTIL = option(
 DURATION = option("DURATION", "Stop after this time.  [default: run until Ctrl-C]", "--duration")
 PIPELINE = option(
     "DIR",
-    "Pipeline in which processes of this system are services. It then takes the snapshots.",
+    "Pipeline in which processes of this system are services, or its address. It then takes the "
+    "snapshots.",
     "--pipeline",
 )
 INTERVAL = ("--interval", "--every")

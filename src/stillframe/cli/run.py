@@ -66,7 +66,7 @@ def run(
     snapshots: options.SnapshotOptions,
     until: str | None = options.UNTIL,
     keep: int | None = options.KEEP,
-    pipeline: Path | None = options.PIPELINE,
+    pipeline: Location | None = options.PIPELINE,
     traces: options.TraceOptions,
     placement: options.PlacementOptions,
 ) -> None:
@@ -94,7 +94,7 @@ def restore(
     snapshots: options.SnapshotOptions,
     until: str | None = options.UNTIL,
     keep: int | None = options.KEEP,
-    pipeline: Path | None = options.PIPELINE,
+    pipeline: Location | None = options.PIPELINE,
     traces: options.TraceOptions,
     dry_run: bool = flag(
         "--dry-run", "Report what a restore with the current code would do, without doing it."
@@ -301,7 +301,7 @@ def _stdout_for_json() -> Iterator[None]:
             ours.close()
 
 
-def _foretell(path: Location, name: str | None, pipeline: Path | None) -> None:
+def _foretell(path: Location, name: str | None, pipeline: Location | None) -> None:
     """Print what a restore would do. Everything is read and decoded, and nothing is changed."""
     if pipeline is not None:
         raise UsageError("--dry-run is for systems outside a pipeline: leave out --pipeline")

@@ -17,7 +17,14 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import replace_durably, sync, write_new
-from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError, describe
+from stillframe.errors import (
+    Damaged,
+    NotConsistent,
+    StoreError,
+    Unavailable,
+    UsageError,
+    describe,
+)
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
 from stillframe.pipeline.locks import OBJECT_POLL_S, POLL_S, coordinating
@@ -34,9 +41,10 @@ from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
-from stillframe.storage.files import exists, replace
+from stillframe.storage.files import replace
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import is_there
 from stillframe.store.history import SnapshotAbandoned, shortened
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
@@ -82,21 +90,21 @@ def abandoned_snapshots(root: Location) -> tuple[SnapshotAbandoned, ...]:
     """Return the last abandoned snapshots of the pipeline at `root`, the oldest first; Damaged if
     the file is not what was written."""
     path = root / ABANDONED_FILE
-    return read_sealed(path, AbandonedSnapshots).snapshots if exists(path) else ()
+    return read_sealed(path, AbandonedSnapshots).snapshots if is_there(path) else ()
 
 
 def _remember(root: Location, abandoned: Abandoned) -> Abandoned:
     """Add an abandoned snapshot to the list, if that can be written, and return it."""
     path = root / ABANDONED_FILE
-    try:
-        before = abandoned_snapshots(root)
-    except Damaged:
-        before = ()
     ended = SnapshotAbandoned(
         abandoned.snapshot, abandoned.reason.name, abandoned.missing, shortened(abandoned.detail)
     )
-    kept = (*before, ended)[-ABANDONED_COUNT_MAX:]
-    with contextlib.suppress(OSError, TooLarge):
+    with contextlib.suppress(OSError, StoreError, TooLarge):
+        try:
+            before = abandoned_snapshots(root)
+        except Damaged:
+            before = ()
+        kept = (*before, ended)[-ABANDONED_COUNT_MAX:]
         replace(path, seal(AbandonedSnapshots(snapshots=kept)))
     return abandoned
 

@@ -31,10 +31,10 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
 from stillframe.protocol.aligner import Mode
-from stillframe.storage.files import Place, below, exists, mapped, names
+from stillframe.storage.files import Place, below, mapped, names
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
-from stillframe.storage.reading import read_file
+from stillframe.storage.reading import is_there, read_file
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, read_sealed, seal
 
@@ -168,12 +168,12 @@ class LogReader:
         log may seem to end where an entry is missing (``check_whole``)."""
         first = max(self._tail, position)
         step = 1
-        while exists(self.entry_path(first + step - 1)):
+        while is_there(self.entry_path(first + step - 1)):
             step *= 2
         # Entries are without a gap: the tail is in the half of the last step that was too far.
         numbers = range(first + step // 2, first + step - 1)
         self._tail = numbers.start + bisect.bisect_left(
-            numbers, 1, key=lambda number: 0 if exists(self.entry_path(number)) else 1
+            numbers, 1, key=lambda number: 0 if is_there(self.entry_path(number)) else 1
         )
         return self._tail
 
@@ -206,7 +206,7 @@ class LogReader:
     def first_missing(self, start: int, end: int) -> int | None:
         """Return the first missing one of the entries ``start .. end - 1``; it opens none."""
         numbers = range(start, end)
-        found = mapped(self._root, lambda number: exists(self.entry_path(number)), numbers)
+        found = mapped(self._root, lambda number: is_there(self.entry_path(number)), numbers)
         return next((n for n, is_there in zip(numbers, found, strict=True) if not is_there), None)
 
     def entries(self, start: int, end: int) -> Iterator[LogEntry]:

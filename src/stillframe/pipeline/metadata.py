@@ -129,6 +129,11 @@ class ObjectMetadata(Metadata, frozen=True, kw_only=True, forbid_unknown_fields=
             for number in range(first, last + 1)
         ]
 
+    def has_published(self, snapshot: SnapshotId) -> bool:
+        """Return whether a snapshot is published."""
+        ranges = self.published.get(snapshot.initiator, ())
+        return any(first <= snapshot.number <= last for first, last in ranges)
+
     def published_with(self, snapshot: SnapshotId) -> dict[str, tuple[tuple[int, int], ...]]:
         """Return what is published together with a snapshot that has a higher number than all."""
         *before, last = self.published.get(snapshot.initiator) or [(0, 0)]

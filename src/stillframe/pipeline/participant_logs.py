@@ -73,7 +73,8 @@ class ParticipantLogs(ABC):
         self._kind = kind
         self._identity: tuple[int, int] | None = None
         self._known: tuple[ObjectMetadata, Version] | None = None
-        self._recorded: SnapshotId | None = None
+        self.recorded: SnapshotId | None = None
+        """The last snapshot for which its fragment was submitted here."""
 
     @abstractmethod
     def positions(self) -> dict[str, int]:
@@ -134,7 +135,7 @@ class ParticipantLogs(ABC):
         request = self._pending_request()
         if (
             request is None
-            or request.snapshot == self._recorded
+            or request.snapshot == self.recorded
             or request.epoch != self.metadata.epoch
             or time.time() > request.deadline_at + OVERDUE_S
             or pending_snapshot.has_recorded(self._root, request.snapshot, self._participant)
@@ -182,7 +183,7 @@ class ParticipantLogs(ABC):
             **more,
         )
         pending_snapshot.submit_fragment(self._root, fragment)
-        self._recorded = request.snapshot
+        self.recorded = request.snapshot
 
 
 def writers_of(root: Location, metadata: Metadata, participant: str) -> dict[str, LogWriter]:
@@ -361,7 +362,7 @@ class ServiceLogs(ParticipantLogs):
     def at_boundary(self, record: Callable[[Request], None]) -> dict[str, int]:
         """Record or limit between two actions, as ``record_or_limit``; Refused after a restore."""
         if isinstance(self._root, ObjectPath):
-            if not self._is_poll_due():
+            if not self.is_poll_due():
                 return self._limits
         else:
             self.check_epoch()
@@ -370,7 +371,7 @@ class ServiceLogs(ParticipantLogs):
         self._found_more = self._may_read()
         return self._limits
 
-    def _is_poll_due(self) -> bool:
+    def is_poll_due(self) -> bool:
         """Return whether to look at the object store again: now and then, and when everything is
         read that was found the last time. Until then the limits of that time hold, also for
         barriers: they are at entries that did not exist yet."""
@@ -387,8 +388,10 @@ class ServiceLogs(ParticipantLogs):
             self._last = next((log for log in ready if log > self._last), ready[0])
             reader = self.readers[self._last]
             entry = reader.entry(self._positions[self._last])
+            # First: what cannot be read is not received, and may be read later.
+            table = reader.table(entry) if entry.files else None
             self._positions[self._last] += 1
             reader.forget(self._positions[self._last])
-            if entry.files:
-                return self._last, reader.table(entry)
+            if table is not None:
+                return self._last, table
         return None

@@ -25,15 +25,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stillframe.durable_files import sync, write_new
+from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.metadata import Request as Request  # noqa: PLC0414 - it belongs here
 from stillframe.pipeline.metadata import check_positions, read_object_metadata
-from stillframe.storage.files import Place, below, exists, replace
+from stillframe.storage.files import Place, below
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.storage.owned import OwnedObject
+from stillframe.storage.reading import is_there
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
@@ -116,7 +118,7 @@ def has_recorded(root: Location, snapshot: SnapshotId, participant: str) -> bool
     """Return whether a participant has submitted its fragment, or the snapshot has ended. In an
     object store a fragment outlives its snapshot's end by a moment, so the order does not matter.
     """
-    if exists(fragment_path(root, snapshot, participant)):
+    if is_there(fragment_path(root, snapshot, participant)):
         return True
     if isinstance(root, ObjectPath):
         request = pending_request(root)
@@ -151,11 +153,11 @@ def submit_fragment(root: Location, fragment: ParticipantFragment) -> None:
 
 def _read_pending(path: Location, kind: type[_Content]) -> _Content | None:
     """Return the content of a file; None if it is not there, or was removed while it was read."""
-    if exists(path):
+    if is_there(path):
         try:
             return read_sealed(path, kind)
         except Damaged:
-            if exists(path):
+            if is_there(path):
                 raise
     return None
 
@@ -197,7 +199,8 @@ class Outcome(enum.Enum):
 
 class SystemCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A system's share of a pipeline's snapshot: its own snapshot, in its own store, whose
-    absolute path this has. `name` is the first of its services, `detail` why it was abandoned."""
+    absolute path or address this has. `name` is the first of its services, `detail` why it was
+    abandoned."""
 
     format: int = FORMAT
     name: str
@@ -218,16 +221,30 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
     return attached
 
 
-def announce_cut(root: Location, request: Request, cut: SystemCut) -> None:
-    """Report the state of a system's snapshot; if the pipeline's has ended, nothing is written."""
-    path = request_path(root, request.snapshot) / SYSTEMS / f"{cut.name}.json"
-    with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
-        if isinstance(path, Path):
-            path.parent.mkdir(exist_ok=True)
-        replace(path, seal(cut))
+class CutReport:
+    """Reports the state of a system's snapshot, again and again."""
+
+    def __init__(self, root: Location, request: Request, name: str) -> None:
+        self._path = _cut_path(root, request.snapshot, name)
+        # A late attempt at an unconditional write could undo the one after it.
+        self._object = OwnedObject(self._path)
+
+    def write(self, cut: SystemCut) -> None:
+        """Replace what was reported; if the pipeline's snapshot has ended, it means nothing."""
+        path, content = self._path, seal(cut)
+        with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
+            if isinstance(path, Path):
+                path.parent.mkdir(exist_ok=True)
+                replace_durably(path, content)
+            else:
+                self._object.replace(content)
 
 
 def system_cut(root: Location, snapshot: SnapshotId, name: str) -> SystemCut | None:
     """Return the state of a system's snapshot; None if it has not started, or the snapshot has
     ended."""
-    return _read_pending(request_path(root, snapshot) / SYSTEMS / f"{name}.json", SystemCut)
+    return _read_pending(_cut_path(root, snapshot, name), SystemCut)
+
+
+def _cut_path(root: Location, snapshot: SnapshotId, name: str) -> Location:
+    return below(request_path(root, snapshot), SYSTEMS, f"{name}.json")

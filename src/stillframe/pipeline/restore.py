@@ -51,7 +51,7 @@ from stillframe.pipeline.snapshot_manifest import (
 )
 from stillframe.pipeline.stopped import place_services
 from stillframe.storage.files import below, copy_all, names
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import PROBE, check_conditional_writes
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import read_sealed, seal
@@ -72,7 +72,7 @@ def restore(root: Location, manifest: Manifest, progress: Callable[[int], None])
             )
         _verify(root, manifest, progress)
         for cut in manifest.systems:
-            Store.open(Path(cut.store)).verify(cut.snapshot)
+            Store.open(locate(cut.store)).verify(cut.snapshot)
         if writer is not None:
             _restore_objects(writer, manifest)
             return

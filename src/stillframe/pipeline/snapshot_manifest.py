@@ -280,7 +280,7 @@ def listing(root: Location) -> tuple[list[Manifest], dict[SnapshotId, Damaged]]:
 def is_published(root: Location, snapshot: SnapshotId) -> bool:
     """Return whether there is a published snapshot of that id."""
     if isinstance(root, ObjectPath):
-        return snapshot in read_object_metadata(root)[0].published_ids()
+        return read_object_metadata(root)[0].has_published(snapshot)
     return snapshot_path(root, snapshot).exists()
 
 

@@ -24,10 +24,11 @@ from stillframe.pipeline.participant_logs import (
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
 from stillframe.pipeline.snapshot_manifest import Manifest, is_published, read_manifest
-from stillframe.storage.files import below, exists, names, remove_tree
+from stillframe.storage.files import below, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
+from stillframe.storage.reading import is_there
 from stillframe.storage.storage import Changed
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import (
@@ -192,7 +193,7 @@ def place_services(root: Location, metadata: Metadata, manifest: Manifest, left:
 
 def has_joined(root: Location, metadata: Metadata, name: str) -> bool:
     """Return whether a service has a state: it joined at some time, or was restored."""
-    return exists(_record_path(root, metadata.epoch, name))
+    return is_there(_record_path(root, metadata.epoch, name))
 
 
 def stopped_service(
@@ -202,7 +203,7 @@ def stopped_service(
     NotAtRest if it died."""
     path = _record_path(root, metadata.epoch, name)
     kind = ObjectServiceRecord if isinstance(path, ObjectPath) else ServiceRecord
-    record = read_sealed(path, kind) if exists(path) else None
+    record = read_sealed(path, kind) if is_there(path) else None
     return _state_in(path, metadata, name, record)
 
 

@@ -290,8 +290,9 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     """The configuration of a child process, as one line of JSON on its standard input.
 
     `supervisor` watches over it, and `orphaned_s` is how long it runs without a coordinator, in
-    seconds. `pipeline` is the directory of the pipeline in which this process is a service, and
-    `system` the name of its system there. `outputs` says where it writes its event log and
+    seconds. `pipeline` is the place of the pipeline in which this process is a service,
+    `pipeline_epoch` its epoch, from which the state of the process is, and `system` the name of its
+    system there. `outputs` says where it writes its event log and
     fragments. A process that `is_elsewhere` than the coordinator waits for it, prints its own
     messages, and determines the hash of its topology itself.
     """
@@ -304,6 +305,7 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     supervisor: OsProcess
     orphaned_s: float
     pipeline: str | None = None
+    pipeline_epoch: int = 0
     system: str = ""
     outputs: OutputDirs = NO_OUTPUT
     is_elsewhere: bool = False

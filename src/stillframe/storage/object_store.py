@@ -80,17 +80,21 @@ _AFTER_THE_END = "Wanted range starting at"
 """What obstore itself says of a range that begins after the end of an object."""
 
 
-_unlimited = threading.local()
+class _Thread(threading.local):
+    is_unlimited = False
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
 def unlimited() -> Iterator[None]:
     """Let requests of this thread not wait for others: few, small, and with a deadline."""
-    _unlimited.is_on = True
+    before, _thread.is_unlimited = _thread.is_unlimited, True
     try:
         yield
     finally:
-        del _unlimited.is_on
+        _thread.is_unlimited = before
 
 
 class ObjectStore:
@@ -330,7 +334,7 @@ class ObjectStore:
         failing_s = 0.0  # without what it waited for others
         for number in itertools.count():
             count = 0
-            with contextlib.nullcontext() if hasattr(_unlimited, "is_on") else self._free:
+            with contextlib.nullcontext() if _thread.is_unlimited else self._free:
                 from_s = time.monotonic()
                 try:
                     answer = _interruptible(attempt)

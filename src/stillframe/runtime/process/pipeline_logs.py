@@ -4,15 +4,21 @@ A process that is a service of a pipeline has channels of two kinds: over TCP to
 of its system, and logs. When it records its state for a snapshot of the system that belongs to one
 of the pipeline, it puts the barrier on its logs in the same atomic step. When a barrier is in sight
 in a log, it begins the system's snapshot itself, as if a marker had come.
+
+An object store may take its time, or not answer. It is looked at in a thread meanwhile, so that the
+channels over TCP are served. What the process itself does there, in its actions, keeps it waiting.
 """
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from stillframe.durable_files import shell_command
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import Damaged, Refused, StoreError, Unavailable, UsageError
 from stillframe.model import ProcessState, SnapshotId
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, begin_taking_part, read_metadata
@@ -20,24 +26,24 @@ from stillframe.pipeline.participant_logs import ServiceLogs
 from stillframe.pipeline.pending_snapshot import (
     Request,
     ServiceState,
-    has_recorded,
+    SystemCut,
     pending_request,
     system_cut,
 )
 from stillframe.pipeline.snapshot_manifest import read_manifest
-from stillframe.pipeline.stopped import (
-    ServiceRecord,
-    is_as_restored,
-    stopped_service,
-    write_service_record,
-)
+from stillframe.pipeline.stopped import OwnRecord, is_as_restored
+from stillframe.storage.location import Location
 
 
-def check_unused(root: Path, head: Metadata, service: str) -> None:
-    """Refuse to run a service as a process of a system if it ran alone in this epoch. The system
-    starts where the epoch started, and would do everything a second time. UsageError if it left;
-    StillRunning if it died, or was the process of a system and died."""
-    resting = stopped_service(root, head, service)
+def check_unused(
+    root: Location,
+    head: Metadata,
+    service: str,
+    resting: tuple[dict[str, int], ServiceState] | None,
+) -> None:
+    """Refuse to run a service, whose record is `resting`, as a process of a system if it ran alone
+    in this epoch. The system starts where the epoch started, and would do everything a second time.
+    """
     if resting is None:
         return
     if head.restored_from is not None:
@@ -52,21 +58,33 @@ def check_unused(root: Path, head: Metadata, service: str) -> None:
     )
 
 
+class _Look(NamedTuple):
+    """The state of the pipeline: where each log may be read up to, and the snapshots to record.
+    Each comes with the system's part in it, if that was announced."""
+
+    ends: dict[str, int]
+    wanted: list[tuple[Request, SystemCut | None]]
+
+
 class PipelineLogs:
-    """The logs that one process of a system, a service of the pipeline at `root`, reads and writes;
-    `system` is the name of the system (``pipeline.pending_snapshot``).
+    """The logs that one process of a system, a service of the pipeline at `root`, reads and writes.
+    `system` is the name of the system (``pipeline.pending_snapshot``). The state of the process
+    belongs to this `epoch` of the pipeline.
 
     Raises:
         UsageError: the pipeline has no such service, or it ran alone in this epoch, and left.
         NotAtRest: it died in this epoch, and its state with it.
         Unavailable: another program runs it.
+        Refused: the pipeline was restored since the system began to start.
         Damaged: an item that it has still to read is missing.
     """
 
-    def __init__(self, root: Path, process: str, *, system: str) -> None:
+    def __init__(self, root: Location, process: str, *, system: str, epoch: int) -> None:
         self._root = root
         self._process = process
         self._system = system
+        self._looking: Future[_Look] | None = None
+        self._found: _Look | None = None
         read_metadata(root).dataflow.check_participant(process, "service")
         begin_taking_part(root)
         self._lock = participant_lock(root, process)
@@ -74,10 +92,17 @@ class PipelineLogs:
             raise Unavailable(f"another program runs service {process}: stop that one first")
         try:
             self._metadata = read_metadata(root)
-            check_unused(root, self._metadata, process)
+            if self._metadata.epoch != epoch:
+                raise Refused(
+                    f"the system begins with its state in epoch {epoch} of the pipeline {root}, "
+                    f"which was restored meanwhile and is in epoch {self._metadata.epoch}: start "
+                    "the system again"
+                )
+            record = OwnRecord(root, self._metadata, process)
+            check_unused(root, self._metadata, process, record.stopped())
             self._ends = ServiceLogs(root, process, self._metadata, self._metadata.starts[process])
             self._ends.is_patient = False
-            write_service_record(root, process, ServiceRecord(epoch=self._metadata.epoch))
+            record.write()
         except BaseException:
             self._lock.release()
             raise
@@ -96,18 +121,53 @@ class PipelineLogs:
 
         `initiate` begins a snapshot of the system at this process, if it has not recorded it;
         `may_read` is false when there is no room for what the process may send. Raises Refused if
-        the pipeline was restored.
+        the pipeline was restored, and Unavailable if another program took this place.
         """
+        if self._lock.is_lost:
+            raise Unavailable(
+                f"another program took the place of process {self._process}, because this one did "
+                "not renew its lease in time",
+                path=self._root,
+                process=self._process,
+            )
+        found = self._look() if isinstance(self._root, Path) else self._last_look()
+        if found is None:
+            return None
+        for request, cut in found.wanted:
+            if cut is not None:
+                initiate(cut.snapshot)
+            if self._ends.recorded != request.snapshot:
+                return None  # nothing more is read until the state before it is recorded
+        try:
+            return self._ends.take(found.ends) if may_read else None
+        except StoreError as error:
+            self._check_passes(error)
+            self._found = None
+            return None
+
+    def _look(self) -> _Look:
         self._ends.report()
         wanted: list[Request] = []
         ends = self._ends.at_boundary(wanted.append)
-        for request in wanted:
-            cut = system_cut(self._root, request.snapshot, self._system)
-            if cut is not None:
-                initiate(cut.snapshot)
-            if not has_recorded(self._root, request.snapshot, self._process):
-                return None  # nothing more is read until the state before it is recorded
-        return self._ends.take(ends) if may_read else None
+        return _Look(
+            ends, [(one, system_cut(self._root, one.snapshot, self._system)) for one in wanted]
+        )
+
+    def _last_look(self) -> _Look | None:
+        """Return what was found in the object store, and look again when it is time to; None while
+        there is no answer. If there is an error, the process runs on."""
+        if self._looking is None:
+            if self._found is not None and not self._ends.is_poll_due():
+                return self._found
+            self._looking = _begun(self._look)
+        elif self._looking.done():
+            looking, self._looking, self._found = self._looking, None, None
+            try:
+                self._found = looking.result()
+            except StoreError as error:
+                self._check_passes(error)
+            return self._found
+        return None
 
     def recorded(self, snapshot: SnapshotId, state: ProcessState) -> None:
         """Put the barrier on every log that is written, and submit the fragment.
@@ -115,6 +175,19 @@ class PipelineLogs:
         Called in the step in which the process recorded its state and sent its markers. Does
         nothing for a snapshot of the system that belongs to none of the pipeline.
         """
+        try:
+            self._submit(snapshot, state)
+        except StoreError as error:
+            # Without this fragment the pipeline's snapshot is abandoned, and nothing is read before
+            # its end.
+            self._check_passes(error)
+
+    def _check_passes(self, error: StoreError) -> None:
+        """Raise an error, unless it is of an object store, which may be back later."""
+        if isinstance(error, Damaged) or isinstance(self._root, Path):
+            raise error
+
+    def _submit(self, snapshot: SnapshotId, state: ProcessState) -> None:
         request = pending_request(self._root)
         if request is None or request.epoch != self._metadata.epoch:
             return
@@ -124,3 +197,17 @@ class PipelineLogs:
         encoded = ServiceState(state.kind, state.encoded)
         positions = self._ends.positions()
         self._ends.submit(request, positions, service=encoded, system=self._system)
+
+
+def _begun(look: Callable[[], _Look]) -> "Future[_Look]":
+    """Look in a thread, for which the end of the program does not wait."""
+    found: Future[_Look] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(look())
+        except BaseException as error:  # raised again by ``poll``
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="pipeline", daemon=True).start()
+    return found

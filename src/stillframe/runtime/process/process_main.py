@@ -12,7 +12,6 @@ import queue
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 import uvloop
@@ -28,6 +27,7 @@ from stillframe.runtime.os_process import OsProcess, require_channel_files, wait
 from stillframe.runtime.process.handlers import HandlerHost
 from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime, RetryLater, traceback_of
+from stillframe.storage.location import locate
 
 EXIT_ORPHANED = 1
 RETRY_S_MIN = 0.1
@@ -160,7 +160,8 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
         # Loaded only by the service of a pipeline: it needs Arrow, and most processes do not.
         from stillframe.runtime.process.pipeline_logs import PipelineLogs  # noqa: PLC0415
 
-        logs = PipelineLogs(Path(launch.pipeline), launch.me.process, system=launch.system)
+        root, epoch = locate(launch.pipeline), launch.pipeline_epoch
+        logs = PipelineLogs(root, launch.me.process, system=launch.system, epoch=epoch)
     kind: type[HandlerHost | AsyncHandlerHost]
     kind = AsyncHandlerHost if has_async_handlers(process) else HandlerHost
     outputs, reference = launch.outputs, launch.reference

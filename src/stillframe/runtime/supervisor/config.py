@@ -9,6 +9,7 @@ from stillframe.runtime.control import NO_OUTPUT, ORPHANED_S, OutputDirs
 from stillframe.runtime.coordinator.membership import CoordinatorConfig
 from stillframe.runtime.network.addresses import ANY_PORT, Address
 from stillframe.runtime.network.certificates import check_own
+from stillframe.storage.location import Location
 from stillframe.topology import Description, ExternalProcess, Topology
 
 
@@ -47,7 +48,7 @@ class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
     """The settings for running a system.
 
     `restore` is the snapshot to start from, None for the store's current one or a fresh start; with
-    `may_migrate` one that was taken with other code. The `pipeline` is the directory of that in
+    `may_migrate` one that was taken with other code. The `pipeline` is the place of that in
     which some processes are services, and then determines the snapshot. `tolerated_count` is how
     many consecutive abandoned snapshots are tolerated: one more stops the system; None: any number.
     If it `takes_over`, it continues with what an earlier supervisor left running if that is
@@ -57,7 +58,7 @@ class SupervisorConfig(CoordinatorConfig, frozen=True, kw_only=True):
 
     restore: SnapshotId | None = None
     may_migrate: bool = False
-    pipeline: Path | None = None
+    pipeline: Location | None = None
     outputs: OutputDirs = NO_OUTPUT
     tolerated_count: int | None = None
     placement: Placement = LOCAL

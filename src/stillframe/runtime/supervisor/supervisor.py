@@ -270,7 +270,9 @@ class Epoch:
         if binding is None or process not in binding.services:
             return launch
         root, name = str(binding.root), binding.name
-        return msgspec.structs.replace(launch, pipeline=root, system=name)
+        return msgspec.structs.replace(
+            launch, pipeline=root, pipeline_epoch=binding.epoch, system=name
+        )
 
     def _name_late(self, coordinator: Coordinator, waited_s: float) -> None:
         """Report which processes are awaited; a child that is too late is taken for dead."""

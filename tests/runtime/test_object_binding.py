@@ -1,0 +1,378 @@
+"""A system and a pipeline in one object store: each may die or be overtaken at any step.
+
+The system is in one event loop; the coordinator of the pipeline and the restores run in threads, as
+the other programs. So the object store can be in memory.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self, TypeVar
+
+import msgspec
+import pytest
+
+import stillframe
+from stillframe.errors import StillframeError, StoreError, Unavailable
+from stillframe.model import Abandoned, ProcessId, SnapshotId
+from stillframe.pipeline import Pipeline, coordinator, locks
+from stillframe.pipeline.service import join
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.runtime.process.pipeline_logs import PipelineLogs
+from stillframe.runtime.supervisor import pipeline_binding
+from stillframe.runtime.supervisor.pipeline_binding import PipelineBinding
+from stillframe.runtime.supervisor.recovery import plan_recovery
+from stillframe.storage import files, lease
+from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.store.store import Store
+from tests.pipeline.faulty_store import Faults, before, faults
+from tests.runtime.local import LocalSystem
+from tests.runtime.mixed import CHANNELS, SERVICES, START, Bank, Mint, Till
+from tests.runtime.test_pipeline_binding import money
+
+__all__ = ["faults"]
+pytestmark = pytest.mark.slow
+OTHER = "other"
+"""The name of the threads of the other programs."""
+_Result = TypeVar("_Result")
+
+
+class BoundSystem(LocalSystem):
+    """The system of ``mixed`` as a part of a pipeline, from the snapshot with which the epoch of
+    the pipeline begins."""
+
+    is_bound = True
+
+    def __init__(self, pipeline: Pipeline, store: Store) -> None:
+        self.till, self.bank = Till(), Bank()
+        topology = stillframe.Topology({"till": self.till, "bank": self.bank}, [("till", "bank")])
+        self.binding = PipelineBinding(pipeline.path, store)
+        self.restored_from = self.binding.initial_snapshot()
+        self.logs: list[PipelineLogs] = []
+        starts = None
+        if self.restored_from is not None:
+            plan = plan_recovery(store, self.restored_from, topology, may_migrate=False)
+            starts = dict(plan.starts)
+        super().__init__(topology, store, starts=starts, may_fail=True)
+
+    def logs_of(self, process: ProcessId) -> PipelineLogs:
+        """See ``LocalSystem``."""
+        binding = self.binding
+        logs = PipelineLogs(binding.root, process, system=binding.name, epoch=binding.epoch)
+        self.logs.append(logs)
+        return logs
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run it until the body has ended, and let its services leave nothing."""
+        try:
+            async with self:
+                follow = self.binding.follow(self.coordinator, self.events.append)
+                following = asyncio.ensure_future(follow)
+                try:
+                    yield
+                finally:
+                    following.cancel()
+        finally:
+            for logs in self.logs:
+                logs._lock.release()
+
+
+class Inline:
+    """Does the work of a pool in the thread that asks for it, whose name tells whose it is."""
+
+    def __init__(self, _: int) -> None:
+        self.map = map
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class World:
+    """What happens to one of the programs."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self._ended: set[str] = set()
+        self.dies = True
+        self.test_system()
+
+    def test_system(self) -> None:
+        """Let faults happen to the system."""
+        self.faults.is_tested = lambda thread: thread not in ("lease", OTHER)
+
+    def test_coordinator(self) -> None:
+        """Let faults happen to the coordinator of the pipeline."""
+        self.faults.is_tested = lambda thread: thread == OTHER
+
+    def lapse(self, place: Location, *names: str) -> None:
+        """Let the leases below a place lapse: all of these names, or all."""
+        storage = storage_of(place)
+        for one in storage.files_below(place):
+            name = one.location.name
+            if name.endswith(".lease") and (not names or name in names):
+                content, _ = storage.read(one.location, bytes_max=4096)
+                self._ended.add(msgspec.json.decode(content)["token"])
+
+    def has_ended(self, holder: Any) -> bool:
+        """Return whether the holder of a lease has released it, died or lost it."""
+        is_dead = self.dies and self.faults.is_down
+        return holder.released or is_dead or holder.token in self._ended
+
+
+@pytest.fixture
+def world(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> World:
+    """An object store whose requests may fail, and programs that look often."""
+    found = World(faults)
+    monkeypatch.setattr(files, "ThreadPoolExecutor", Inline)
+    # One that is frozen renews no lease.
+    monkeypatch.setattr(lease, "LEASE_S", 60.0)
+    monkeypatch.setattr(
+        lease.Lease,
+        "_has_lapsed",
+        lambda self, holder, _: found.has_ended(holder),
+    )
+    for module in (coordinator, locks, pipeline_binding):
+        monkeypatch.setattr(module, "OBJECT_POLL_S", 0.002)
+    return found
+
+
+async def elsewhere(act: Callable[[], _Result]) -> _Result:
+    """Let another program do something."""
+    done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+
+    def finish(set_it: Callable[[Any], None], found: Any) -> None:
+        done.get_loop().call_soon_threadsafe(set_it, found)
+
+    def run() -> None:
+        try:
+            finish(done.set_result, act())
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+            finish(done.set_exception, error)
+
+    threading.Thread(target=run, name=OTHER, daemon=True).start()
+    return await done
+
+
+async def take(pipeline: Pipeline, timeout_s: float = 30.0) -> Manifest | Abandoned:
+    """Take a snapshot of the pipeline."""
+    return await elsewhere(lambda: pipeline.snapshot("unaligned", timeout_s=timeout_s))
+
+
+def made() -> tuple[Pipeline, Store]:
+    """Make a pipeline, whose mint has been there and left, and the store of the system."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "")
+    pipeline = Pipeline.create(place / "coins", services=SERVICES, channels=CHANNELS)
+    with join("mint", pipeline=pipeline.path, state=Mint()):
+        pass
+    topology = stillframe.Topology({"till": Till(), "bank": Bank()}, [("till", "bank")])
+    return pipeline, Store.create(place / "store", description=topology.description)
+
+
+async def whole(pipeline: Pipeline, total: int = START) -> None:
+    """Check that a snapshot is published, which has all the money."""
+    found = await take(pipeline)
+    assert isinstance(found, Manifest), str(found)
+    assert await elsewhere(lambda: money(pipeline, found)) == total
+
+
+async def restored(pipeline: Pipeline, place: Location) -> None:
+    """Restore both, and check that they run, and that every snapshot has all the money."""
+    await elsewhere(pipeline.restore)
+    with contextlib.closing(await elsewhere(lambda: Store.open_writer(place))) as store:
+        system = BoundSystem(pipeline, store)
+        async with system.running():
+            await whole(pipeline)
+    for manifest in pipeline.snapshots():
+        assert money(pipeline, manifest) == START
+
+
+def test_one_cut_through_tcp_and_an_object_store(world: World) -> None:
+    """Snapshots while money moves, and a restore of both from the last one."""
+
+    async def main() -> None:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+        async with system.running():
+            await system.until(lambda: system.till.balance < START - 30)
+            for _ in range(3):
+                await whole(pipeline)
+        await restored(pipeline, store.path)
+
+    assert world.faults.count == 0
+    asyncio.run(asyncio.wait_for(main(), 15))
+
+
+class Interlude:
+    """What another program does while the one under test is frozen."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.is_over = asyncio.Event()
+        self._act = act
+        self._loop = asyncio.get_running_loop()
+        self._error: Exception | None = None
+
+    def __call__(self, write: Callable[[], Any]) -> Any:
+        """Do it before a write."""
+        other = threading.Thread(target=self._run, name=OTHER)
+        other.start()
+        other.join()
+        self._loop.call_soon_threadsafe(self.is_over.set)
+        return write()
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except Exception as error:  # noqa: BLE001 - raised again in ``check``
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self._error is not None:
+            raise self._error
+
+
+def test_a_system_may_die_at_each_of_its_writes(world: World) -> None:
+    """As when its supervisor is killed, with which its processes end: both are restored to the same
+    snapshot, the old one or the new one."""
+
+    async def dies_at(number: int) -> bool:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+        with contextlib.ExitStack() as life, contextlib.suppress(StillframeError, OSError):
+            async with system.running():
+                await whole(pipeline)
+                life.enter_context(world.faults.at(number, before, stays=True))
+                await take(pipeline, timeout_s=0.3)
+                is_late = world.faults.count <= number
+        await restored(pipeline, store.path)
+        return is_late
+
+    async def main() -> None:
+        number = 0
+        while not await dies_at(number):
+            number += 1
+        assert number > 10
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_system_that_wakes_up_does_no_harm(world: World) -> None:
+    """It was frozen at any of its writes, for so long that the pipeline was restored, and a second
+    supervisor took over its store: it publishes nothing, and its processes end."""
+
+    async def wakes_at(number: int) -> bool:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+        published: list[SnapshotId] = []
+
+        def take_over() -> None:
+            world.lapse(store.path.parent)
+            with world.faults.paused():
+                asyncio.run(restored(pipeline, store.path))
+            published.extend(one.id for one in Store.open(store.path).entries())
+
+        interlude = Interlude(take_over)
+        async with system.running():
+            await whole(pipeline)
+            with world.faults.at(number, interlude):
+                with contextlib.suppress(Unavailable):  # as frozen as the system
+                    await take(pipeline, timeout_s=0.3)
+                is_late = world.faults.count <= number
+                if not is_late:
+                    await interlude.is_over.wait()
+                    interlude.check()
+                    await system.until(lambda: len(system.failures) > 0)
+        if not is_late:
+            assert [one.id for one in Store.open(store.path).entries()] == published
+        await restored(pipeline, store.path)
+        return is_late
+
+    async def main() -> None:
+        number = 0
+        while not await wakes_at(number):
+            number += 1
+        assert number > 10
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_an_outage_costs_snapshots_and_nothing_else(world: World) -> None:
+    """It begins at any write of the system in a snapshot, and lasts longer than that one."""
+    world.dies = False
+
+    async def main() -> None:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+        system.till.balance = 25
+        async with system.running():
+            # No append is in the way: without an answer, the action of the process fails.
+            await system.until(lambda: system.bank.balance == 5 and system.till.balance == 0)
+            number = 0
+            while number <= world.faults.count:
+                with world.faults.at(number, before, stays=True):
+                    await take(pipeline, timeout_s=0.1)
+                assert system.failures == []
+                await whole(pipeline, 25)
+                number += 1
+            assert number > 10
+        store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_coordinator_may_die_at_each_of_its_writes(world: World) -> None:
+    """While the system runs on: the next one takes a snapshot."""
+    world.test_coordinator()
+
+    async def main() -> None:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+        async with system.running():
+            number = 0
+            while number <= world.faults.count:
+                with (
+                    contextlib.suppress(StoreError, OSError),
+                    world.faults.at(number, before, stays=True),
+                ):
+                    await take(pipeline)
+                await whole(pipeline)
+                number += 1
+            assert number > 5
+        await restored(pipeline, store.path)
+
+    asyncio.run(asyncio.wait_for(main(), 15))
+
+
+def test_a_coordinator_that_wakes_up_does_no_harm(world: World) -> None:
+    """It was frozen at any of its writes while another one took a snapshot."""
+    world.test_coordinator()
+
+    async def main() -> None:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+
+        def come_between(write: Callable[[], Any]) -> Any:
+            world.lapse(pipeline.path, locks.COORDINATOR_LEASE, "mint.lease")
+            with world.faults.paused():
+                other = pipeline.snapshot("unaligned")
+                assert isinstance(other, Manifest), str(other)
+            return write()
+
+        async with system.running():
+            number = 0
+            while number <= world.faults.count:
+                with contextlib.suppress(Unavailable), world.faults.at(number, come_between):
+                    await take(pipeline)
+                await whole(pipeline)
+                number += 1
+            assert number > 5
+        await restored(pipeline, store.path)
+
+    asyncio.run(asyncio.wait_for(main(), 15))
