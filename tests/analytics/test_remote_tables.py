@@ -19,7 +19,7 @@ from stillframe.analytics.compaction import (
     version_path,
 )
 from stillframe.analytics.verified_parquet import write_here
-from stillframe.errors import Damaged, Unavailable, UsageError
+from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import read_hashed
@@ -182,6 +182,34 @@ def test_whatever_request_fails_the_catalog_lists_what_is_there(
         if len(requests.sent) < number:
             break
     assert number > 6
+
+
+@pytest.mark.parametrize("method", ["list", "delete"])
+def test_tables_are_published_although_nothing_can_be_deleted(
+    tmp_path: Path, place: ObjectPath, method: str
+) -> None:
+    """The credentials may not allow it. That is no failure, and the next one deletes it."""
+    with exclusive_writer(place, tmp_path / "s") as crashed:
+        written(crashed, "crashed")
+    with (
+        faulty(place, lambda request: Fault.DENIED if request.method == method else None),
+        exclusive_writer(place, tmp_path / "s") as writer,
+    ):
+        writer.publish(written(writer, "good"))
+    check_all_there(place)
+    for name in ("next", "last"):
+        with exclusive_writer(place, tmp_path / "s") as writer:
+            writer.publish(written(writer, name))
+    assert not [name for name in names_in(place) if "crashed" in name]
+
+
+def test_a_file_that_cannot_be_written_says_what_to_do(place: ObjectPath) -> None:
+    """In an object store that is no advice about a disk."""
+    with (
+        faulty(place, lambda _: Fault.DENIED),
+        pytest.raises(StoreError, match=r"do not allow it.*: check the credentials in the env"),
+    ):
+        write_here(pa.table({"x": [1]}), place / "x.parquet")
 
 
 def test_what_else_is_there_is_refused(tmp_path: Path, place: ObjectPath) -> None:

@@ -10,6 +10,7 @@ from stillframe.storage import object_store
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
 from stillframe.storage.owned import check_conditional_writes
+from stillframe.store.copying import copy_store
 from stillframe.store.store import Store
 from tests.store.samples import DESCRIPTION
 
@@ -56,6 +57,10 @@ def test_one_that_ignores_a_condition_is_refused(
     with pytest.raises(StoreError, match=r"use an object store with conditional writes"):
         Store.create(place, description=DESCRIPTION)
     assert not storage_of(place).exists(place / "store.json")
+    original = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    Store.create(original, description=DESCRIPTION).close()
+    with pytest.raises(StoreError, match=r"use an object store with conditional writes"):
+        copy_store(original, place, lambda *_: None)
 
 
 def test_one_that_never_replaces_is_refused(

@@ -75,6 +75,19 @@ def test_a_publication_takes_few_requests(store: Store, place: ObjectPath) -> No
     assert bucket.counts.requests - before - 1 <= file_count + 3
 
 
+def test_a_list_takes_one_request_for_each_snapshot(store: Store, place: ObjectPath) -> None:
+    """And about twenty."""
+    bucket = object_store_of(place)
+    for number in range(1, 11):
+        store.publish(snapshot_of(number))
+    before = bucket.counts.requests
+    reader = Store.open(place)
+    assert len(reader.listing()[0]) == 10
+    assert reader.current() is not None
+    assert reader.epoch == 1
+    assert bucket.counts.requests - before <= 20 + 10
+
+
 def test_the_epoch_and_savepoints_last(store: Store, place: ObjectPath) -> None:
     """A new writer continues with what the one before left."""
     store.publish(snapshot_of(1))

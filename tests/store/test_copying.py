@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.errors import Damaged, Unavailable, UsageError
+from stillframe.errors import Damaged, Fenced, Unavailable, UsageError
+from stillframe.storage import lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.copying import copy_store
 from stillframe.store.history import EpochBegan, readable_history
+from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.store.writer import local
 from tests.storage.faulty import Died, Fault, faulty, nth, restarted
@@ -98,4 +100,23 @@ def test_damage_is_not_copied(original: Path) -> None:
     target = bucket()
     with pytest.raises(Damaged, match=r"A-2/processes\.parquet was changed"):
         copy_store(original, target, no_progress)
+    assert not storage_of(target).exists(target / "store.json")
+
+
+def test_a_copy_of_a_store_that_was_taken_over_is_refused(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program was frozen for so long, and its lease has not told it: else the copy would have a
+    history with snapshots that it lacks."""
+    source, target = bucket(), bucket()
+    copy_store(original, source, no_progress)
+
+    def frozen(entry: SnapshotEntry, _: int) -> None:
+        if entry.id.number == 3:
+            with contextlib.closing(Store.open_writer(source)) as other:
+                publish(other, 4)
+
+    monkeypatch.setattr(lease, "_has_ended", lambda _: True)
+    with pytest.raises(Fenced, match=r"has taken over memory://.*: the copy is not complete"):
+        copy_store(source, target, frozen)
     assert not storage_of(target).exists(target / "store.json")

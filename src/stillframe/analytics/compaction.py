@@ -381,6 +381,12 @@ class _ObjectTables:
                 f"another program has compacted into {self._out} meanwhile: compact again, or give "
                 "another directory"
             ) from None
+        # It is published: what cannot be deleted now is deleted by a later one.
+        with contextlib.suppress(OSError):
+            self._remove_others(now)
+
+    def _remove_others(self, now: Compacted) -> None:
+        """Remove all versions before the former one, and what `now` does not list."""
         listed = {
             self._new / table / file.name
             for table in (INDEX, *now.columns)

@@ -28,10 +28,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from stillframe.durable_files import disk_advice, sync
+from stillframe.durable_files import sync
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable
 from stillframe.spark.session import add_package
-from stillframe.storage.location import Location, ObjectPath, location_of
+from stillframe.storage.location import Location, ObjectPath, io_advice, location_of
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import read_hashed
 from stillframe.store.parquet import as_written, check_row_count, row_groups
@@ -325,8 +325,8 @@ def _write_file(tables: Iterable[pa.Table], path: Location, schema: pa.Schema) -
         is_local = isinstance(path, Path)
         why = os.strerror(error.errno) if is_local and error.errno else error.strerror or error
         raise StoreError(
-            f"{path} could not be written: {why}: {disk_advice(error)}; the tables published "
-            "there before are unchanged",
+            f"{path} could not be written: {why}: {io_advice(path, error)}; the tables "
+            "published there before are unchanged",
             path=path,
         ) from error
     return Written(path.name, row_count, byte_count, digest)

@@ -16,7 +16,7 @@ from stillframe.errors import Fenced, UsageError
 from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
-from stillframe.storage.owned import OwnedObject
+from stillframe.storage.owned import OwnedObject, check_conditional_writes
 from stillframe.storage.reading import is_there, read_file, read_hashed
 from stillframe.storage.storage import Storage
 from stillframe.store import layout
@@ -73,6 +73,8 @@ def copy_store(
                     with explain_io_errors(target / name, "written"):
                         other.replace(_as_known_there(content, target))
             _check(lost, source, target)
+            if layout.read_head(source) != head:  # a frozen program is not told that it lost
+                raise _overtaken(source)
             _put_head(target, head)
         return entries
 
@@ -84,7 +86,11 @@ def _check_no_store(target: Location) -> None:
 
 def _check(lost: threading.Event, source: Location, target: Location) -> None:
     if lost.is_set():
-        raise Fenced(f"another program has taken over {source} or {target}: nothing was copied")
+        raise _overtaken(f"{source} or {target}")
+
+
+def _overtaken(where: object) -> Fenced:
+    return Fenced(f"another program has taken over {where}: the copy is not complete")
 
 
 @contextlib.contextmanager
@@ -96,6 +102,7 @@ def _alone(target: Location, lost: threading.Event) -> Iterator[dict[str, OwnedO
             lease = Lease(target / LEASE, lost=lost.set)
             lease.acquire(lambda holder: layout.in_use(target, holder))
             held.callback(lease.close)
+            check_conditional_writes(target / SNAPSHOTS)
         else:
             target.mkdir(parents=True, exist_ok=True)
             held.callback(os.close, layout.take_lock(target))
