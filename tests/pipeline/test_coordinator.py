@@ -1,5 +1,6 @@
 """What a coordinator leaves, how often it looks, and for whom it waits."""
 
+import itertools
 import shutil
 import threading
 import time
@@ -151,6 +152,23 @@ def test_moments_come_at_intervals_and_leave_room_between(monkeypatch: pytest.Mo
         begun.append(round(clock[0] - 100, 3))
         clock[0] += 10.0
     assert begun == [0.05, 10.1, 20.15]
+
+
+def test_a_clock_that_is_set_back_delays_no_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set back after the snapshot began."""
+    pipeline, now = line(tmp_path / "run"), time.time()
+    times = itertools.chain([now], itertools.repeat(now - 3600))
+    monkeypatch.setattr(coordinator, "time", mock.Mock(wraps=time, time=lambda: next(times)))
+    until = time.monotonic() + 10
+
+    def check(_: object) -> None:
+        assert time.monotonic() < until
+
+    outcome = pipeline.snapshot(timeout_s=0.1, progress=check)
+    assert isinstance(outcome, Abandoned)
+    assert outcome.reason is Reason.DEADLINE
 
 
 def test_a_damaged_counter_does_not_stop_snapshots(tmp_path: Path) -> None:

@@ -215,6 +215,17 @@ def test_what_could_not_be_read_is_received_later(faults: Faults, shop: Pipeline
     assert [one[1]["amount"].to_pylist() for one in found if one is not None] == [[5], [7]]
 
 
+def test_a_service_with_much_to_read_starts_with_few_requests(shop: Pipeline) -> None:
+    """A listing shows that no entry is missing, and not one request for each."""
+    leave_behind(shop, *[1] * 60)
+    before = requests_to(shop.path)
+    with join("till", pipeline=shop.path, state=Account()):
+        after = requests_to(shop.path)
+    assert before is not None
+    assert after is not None
+    assert after.requests - before.requests < 30
+
+
 def test_an_idle_service_polls_seldom(shop: Pipeline) -> None:
     """One request for the pipeline, and one for each channel, ten times a second."""
     with join("till", pipeline=shop.path, state=Account()) as till:

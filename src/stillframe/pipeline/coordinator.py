@@ -381,6 +381,8 @@ def _collect(
     participants = metadata.dataflow.participants
     fragments: _Fragments = {}
     reported_at = looked_at = -math.inf
+    # By this clock: the time of day may be set back.
+    until = time.monotonic() + request.deadline_at - request.initiated_at
     count = 0
     while True:
         now = time.monotonic()
@@ -405,7 +407,7 @@ def _collect(
             cut is not None and cut.outcome is Outcome.PUBLISHED for cut in systems
         ):
             return fragments
-        if time.time() > request.deadline_at:
+        if time.monotonic() > until:
             late = progress_of(root, metadata, request, fragments)
             sentence = late.straggler_sentence()
             return Abandoned(request.snapshot, Reason.DEADLINE, late.awaited, sentence)

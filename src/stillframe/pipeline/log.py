@@ -16,7 +16,7 @@ import os
 import re
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +193,9 @@ class LogReader:
         """Raise Damaged if a log has a gap at `position` or later, which ``tail`` may take for the
         end. Entries are appended one after the other, so all before an existing one must exist."""
         last = self._segments[-1]
-        newest = max(numbers_in(self._directories[last.epoch]), default=last.first - 1)
-        missing = self.first_missing(position, newest + 1)
+        listed = {n for n in numbers_in(self._directories[last.epoch]) if n >= last.first}
+        newest = max(listed, default=last.first - 1)
+        missing = self.first_missing(position, newest + 1, listed=listed)
         if missing is not None:
             raise Damaged(
                 f"{self.entry_path(missing)} is missing, but entry {newest} of channel "
@@ -203,9 +204,10 @@ class LogReader:
                 remedy=TO_MEND,
             )
 
-    def first_missing(self, start: int, end: int) -> int | None:
-        """Return the first missing one of the entries ``start .. end - 1``; it opens none."""
-        numbers = range(start, end)
+    def first_missing(self, start: int, end: int, *, listed: Collection[int] = ()) -> int | None:
+        """Return the first missing one of the entries ``start .. end - 1``; it opens none, and does
+        not look for those `listed`."""
+        numbers = [number for number in range(start, end) if number not in listed]
         found = mapped(self._root, lambda number: is_there(self.entry_path(number)), numbers)
         return next((n for n, is_there in zip(numbers, found, strict=True) if not is_there), None)
 
