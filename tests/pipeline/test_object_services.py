@@ -20,7 +20,7 @@ from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath, locate
 from stillframe.storage.opened import requests_to, storage_of
 from stillframe.store.sealed_json import seal
-from tests.pipeline.faulty_store import Faults, after, faults, lost
+from tests.pipeline.faulty_store import Faults, after, before, faults, lost
 from tests.pipeline.money import (
     SCHEMA,
     TOTAL,
@@ -97,6 +97,18 @@ def test_a_service_stops_if_another_program_appended(shop: Pipeline) -> None:
         run()
     with pytest.raises(NotAtRest), join("mint", pipeline=shop.path, state=Account()):
         pass
+
+
+def test_a_service_steps_over_a_barrier_that_came_late(shop: Pipeline) -> None:
+    """A coordinator that found it at rest was frozen before it appended that."""
+    metadata = read_metadata(shop.path)
+    leave_behind(shop, 5)
+    with join("mint", pipeline=shop.path, state=(state := Account())) as mint:
+        coordinator = LogWriter(shop.path, metadata.dataflow.log("coins"), metadata)
+        coordinator.append_barrier(SnapshotId("shop", 9), Mode.ALIGNED)
+        mint.append("coins", records(3))
+        state.balance -= 3
+    assert money_now(shop) == TOTAL
 
 
 def test_a_service_that_lost_its_lease_ends(
@@ -192,10 +204,15 @@ def test_a_barrier_whose_answer_was_lost_is_appended_once(faults: Faults, shop: 
     with pytest.raises(StoreError), faults.at(0, after):
         writer.append_barrier(SnapshotId("shop", 1), Mode.ALIGNED)
     assert writer.append_barrier(SnapshotId("shop", 1), Mode.ALIGNED) == 0
+    with pytest.raises(StoreError), faults.at(0, after):
+        writer.append_barrier(SnapshotId("shop", 2), Mode.ALIGNED)
+    assert writer.append(records(3)) == 2  # that snapshot was abandoned
     with pytest.raises(StoreError), faults.at(1, after):
         writer.append(records(5))
-    with pytest.raises(Unavailable, match="entry 1 was appended, although"):
-        writer.append_barrier(SnapshotId("shop", 2), Mode.ALIGNED)
+    with pytest.raises(StoreError), faults.at(1, before):
+        writer.append(records(7))
+    with pytest.raises(Unavailable, match="entry 3 was appended, although"):
+        writer.append_barrier(SnapshotId("shop", 3), Mode.ALIGNED)
 
 
 def test_what_could_not_be_read_is_received_later(faults: Faults, shop: Pipeline) -> None:

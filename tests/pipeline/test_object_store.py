@@ -26,6 +26,7 @@ from tests.pipeline.money import (
     money_now,
     records,
 )
+from tests.storage.test_probe import careless
 
 __all__ = ["faults"]
 Operation = Callable[[Pipeline], object]
@@ -217,3 +218,12 @@ def test_a_late_duplicate_undoes_nothing(faults: Faults, bucket: ObjectPath) -> 
             assert found is not None
             state.balance += sum(found[1]["amount"].to_pylist())
         assert money_now(pipeline) == TOTAL
+
+
+def test_a_fork_tests_the_object_store(bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ignores conditions is refused, and nothing is copied there."""
+    target = ObjectPath(f"memory://{secrets.token_hex(8)}", "fork")
+    careless(target, monkeypatch, str)
+    with pytest.raises(StoreError, match="use an object store with conditional writes"):
+        used(bucket).fork("run-1", target)
+    assert storage_of(target).files_below(target) == []

@@ -348,7 +348,7 @@ class LogWriter:
         self._epoch = metadata.epoch
         self._directory = epoch_directory(root, log.name, metadata.epoch)
         self._first = metadata.segments[log.name][-1].first
-        self._uncertain: Rows | Barrier | None = None
+        self._uncertain: list[Rows | Barrier] = []
         with explain_io_errors(self._directory, "made"):
             if isinstance(self._directory, Path):
                 (self._directory / DATA).mkdir(parents=True, exist_ok=True)
@@ -415,9 +415,9 @@ class LogWriter:
         return self._commit(Barrier(snapshot, mode, written), number)
 
     def settle(self) -> None:
-        """Make sure that no append that failed takes effect later. Unavailable if one has taken
-        effect."""
-        if self._uncertain is not None:
+        """Make sure that no append of records that failed takes effect later. Unavailable if one
+        has taken effect."""
+        if any(isinstance(content, Rows) for content in self._uncertain):
             self._commit(Rows(()), self._tail)
 
     def _commit(self, content: Rows | Barrier, number: int) -> int:
@@ -432,31 +432,36 @@ class LogWriter:
             try:
                 _write_once(path, seal(entry))
             except FileExistsError:
-                self._check_own(content, number)
+                entry = self._own(number)
             except OSError:
                 if isinstance(path, ObjectPath):
-                    self._uncertain = content  # it may be there, or come later
+                    self._uncertain.append(content)  # it may be there, or come later
                 raise
-        self._uncertain = None
+        self._uncertain.clear()
         self.reader.forget(number)
         self.reader.remember(entry)  # the next one needs its offsets
         self._tail = number + 1
-        return number
+        # What exists may be a barrier whose snapshot has ended.
+        return number if entry.content == content else self._commit(content, number + 1)
 
-    def _check_own(self, content: Rows | Barrier, number: int) -> None:
-        """Raise Unavailable unless the entry that exists is `content`, from an earlier attempt."""
-        if self._uncertain is not None:
-            found = self.reader.entry(number).content
-            if found == content:
-                return
-            if found == self._uncertain:
-                raise Unavailable(
-                    f"channel {self.log.name}: entry {number} was appended, although that was "
-                    f"reported as failed; the state of {self.log.source} may not match it",
-                    process=self.log.source,
-                    remedy="restore the pipeline from its last snapshot and start the service "
-                    "again",
-                ) from None
+    def _own(self, number: int) -> LogEntry:
+        """Return the entry that exists, if this writer may append after it; else Unavailable.
+
+        It may be a barrier, from an attempt that was reported as failed, or from a coordinator that
+        found the service at rest just before this writer was made. Neither is a second writer.
+        """
+        entry = self.reader.entry(number) if self._is_alone else None
+        if entry is not None and (
+            isinstance(entry.content, Barrier) or entry.content in self._uncertain
+        ):
+            if not entry.files:
+                return entry
+            raise Unavailable(
+                f"channel {self.log.name}: entry {number} was appended, although that was "
+                f"reported as failed; the state of {self.log.source} may not match it",
+                process=self.log.source,
+                remedy="restore the pipeline from its last snapshot and start the service again",
+            ) from None
         raise Unavailable(
             f"channel {self.log.name}: another program has just written entry {number}; "
             "a channel has one writer: stop the other one"
