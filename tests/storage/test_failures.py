@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from stillframe.errors import UsageError
 from stillframe.storage import object_store
 from stillframe.storage.location import ObjectPath, io_advice, locate
 from stillframe.storage.opened import object_store_of, storage_of
@@ -442,3 +443,31 @@ def test_a_name_that_no_path_can_have_is_shown(
     with pytest.raises(OSError, match=f"a name that no path can have: 'a/b/{name}'") as raised:
         storage.files_below(place)
     assert io_advice(place, raised.value) == "delete that object, or rename it"
+
+
+@pytest.mark.parametrize(
+    ("root", "variable", "value", "words"),
+    [
+        ("s3://b", "AWS_SECRET_ACCESS_KEY", None, "settings: Generic S3 error: Missing Secret"),
+        ("s3://b", "AWS_SECRET_ACCESS_KEY", "secret\n", "AWS_SECRET_ACCESS_KEY in the environment"),
+        ("s3://b", "AWS_ENDPOINT_URL", "ftp://secret", "AWS_ENDPOINT_URL does not begin with http"),
+        ("abfss://b@c.dfs.core.windows.net", "AZURE_STORAGE_ACCOUNT_KEY", "secret", "Access Key"),
+        ("gs://b", "GOOGLE_APPLICATION_CREDENTIALS", "/none", "service account file from /none"),
+    ],
+)
+def test_wrong_settings_are_named(
+    moto_server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    root: str,
+    variable: str,
+    value: str | None,
+    words: str,
+) -> None:
+    """Before any request, and without their values."""
+    use(moto_server, monkeypatch)
+    monkeypatch.delenv(variable, raising=False)
+    if value is not None:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=words) as raised:
+        object_store.ObjectStore(root)
+    assert "secret" not in str(raised.value)

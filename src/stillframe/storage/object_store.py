@@ -33,7 +33,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stillframe.errors import Unavailable
+from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Version
 
@@ -70,6 +70,10 @@ _MEANINGS = {
     "body error": _CUT_SHORT,
 }
 _PASSING = {408, 409, 425, 429, *range(500, 600)} - {501, 505}
+_S3_SETTINGS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"),
+    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _ELSEWHERE = 301
 _BARE_REDIRECT = "BareRedirect"
@@ -465,16 +469,23 @@ def _client_of(root: str, silent_s: float) -> Any:
     limits = {"client_options": client_options, "retry_config": retries}
     if scheme == "memory":
         return _memory.setdefault(bucket, kinds.MemoryStore())
-    if scheme == "gs":
-        kind, settings = kinds.GCSStore, _gcs_settings()
-    elif scheme == "abfss":
-        bucket, _, host = bucket.partition("@")
-        kind, settings = kinds.AzureStore, _azure_settings(host.partition(".")[0])
-    else:
-        kind, settings = kinds.S3Store, _s3_settings()
-    places = settings.get("endpoint", ""), settings.get("service_account_key", "")
-    client_options["allow_http"] = any("http://" in place for place in places)
-    return kind(bucket, **settings, **limits)
+    try:
+        if scheme == "gs":
+            kind, settings = kinds.GCSStore, _gcs_settings()
+        elif scheme == "abfss":
+            bucket, _, host = bucket.partition("@")
+            kind, settings = kinds.AzureStore, _azure_settings(host.partition(".")[0])
+        else:
+            kind, settings = kinds.S3Store, _s3_settings()
+        places = settings.get("endpoint", ""), settings.get("service_account_key", "")
+        client_options["allow_http"] = any("http://" in place for place in places)
+        return kind(bucket, **settings, **limits)
+    except StillframeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of obstore, or of boto3
+        # The first line names a setting, and holds no credentials.
+        why = str(error).partition("\n")[0]
+        raise UsageError(f"{root} cannot be used with these settings: {why}") from None
 
 
 def _gcs_settings() -> dict[str, Any]:
@@ -501,8 +512,14 @@ def _azure_settings(account: str) -> dict[str, Any]:
 def _s3_settings() -> dict[str, Any]:
     """Return the settings that obstore itself does not take from the environment."""
     settings: dict[str, Any] = {}
+    for name in _S3_SETTINGS:
+        # Such a one ends in a panic of obstore. The last line of a file often has a line break.
+        if re.fullmatch("[!-~]*", os.environ.get(name, "")) is None:
+            raise UsageError(f"{name} in the environment has a space, a line break or the like")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
+        if not endpoint.startswith(("http://", "https://")):
+            raise UsageError("AWS_ENDPOINT_URL does not begin with http:// or https://")
         settings["endpoint"] = endpoint
     has_files = any(
         Path("~/.aws", name).expanduser().exists() for name in ("credentials", "config")
