@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from stillframe.errors import Refused, StoreError, Unavailable, UsageError
-from stillframe.pipeline import Pipeline
+from stillframe.model import SnapshotId
+from stillframe.pipeline import Pipeline, stopped
+from stillframe.pipeline.metadata import Metadata
+from stillframe.pipeline.pending_snapshot import fragment_path
 from stillframe.pipeline.service import join
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
@@ -227,3 +230,79 @@ def test_a_fork_tests_the_object_store(bucket: ObjectPath, monkeypatch: pytest.M
     with pytest.raises(StoreError, match="use an object store with conditional writes"):
         used(bucket).fork("run-1", target)
     assert storage_of(target).files_below(target) == []
+
+
+def test_an_attempt_at_a_restore_keeps_its_epoch(faults: Faults, bucket: ObjectPath) -> None:
+    """The next one, to another snapshot, finds no states of the one that died."""
+    pipeline = used(bucket)
+    last = writes_of(faults, restore, bucket) - 1
+    with pytest.raises(StoreError), faults.at(last, before, stays=True):
+        restore(pipeline)
+    pipeline.restore("run-2")
+    assert pipeline.epoch == 3
+    check(pipeline)
+
+
+def replacing(faults: Faults, other: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Let another program act when the one under test has replaced ``pipeline.json``, and is frozen
+    right after that. Its first write is that of the lease."""
+
+    def come_between(write: Callable[[], Any]) -> Any:
+        answer = write()
+        with faults.paused():
+            other()
+        return answer
+
+    return faults.at(1, come_between)
+
+
+def test_one_that_deletes_spares_what_came_later(faults: Faults, bucket: ObjectPath) -> None:
+    """A snapshot that was published meanwhile, and a fragment of one that is pending."""
+    pipeline = used(bucket)
+    fragment = fragment_path(pipeline.path, SnapshotId("run", 4), "mint")
+
+    def other() -> None:
+        publish(pipeline)
+        storage_of(bucket).put(fragment, b"of the next one")
+
+    with replacing(faults, other):
+        delete(pipeline)
+    assert storage_of(bucket).exists(fragment)
+    storage_of(bucket).delete([fragment])
+    assert [one.snapshot.number for one in pipeline.snapshots()] == [2, 3]
+    check(pipeline)
+
+
+def test_one_that_trims_spares_a_later_epoch(faults: Faults, bucket: ObjectPath) -> None:
+    """It was restored meanwhile, and a service has appended since."""
+    pipeline = used(bucket)
+
+    def other() -> None:
+        pipeline.restore("run-2")
+        step(pipeline)
+
+    with replacing(faults, other):
+        delete(pipeline)
+    check(pipeline)
+
+
+def test_the_barrier_of_a_service_at_rest_is_where_its_state_was(
+    bucket: ObjectPath, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after its state was read it ran again, and appended: then nothing is published."""
+    pipeline = used(bucket)
+    read = stopped.stopped_service
+
+    def then_it_runs(root: ObjectPath, metadata: Metadata, name: str) -> Any:
+        found = read(root, metadata, name)
+        if name == "mint":
+            monkeypatch.setattr(stopped, "stopped_service", read)
+            with join("mint", pipeline=root, state=(state := Account())) as mint:
+                state.balance -= 3
+                mint.append("coins", records(3))
+        return found
+
+    monkeypatch.setattr(stopped, "stopped_service", then_it_runs)
+    with pytest.raises(Unavailable, match="another program has just written entry"):
+        publish(pipeline)
+    check(pipeline)

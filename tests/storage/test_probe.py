@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from stillframe.errors import StoreError
+from stillframe.pipeline import Pipeline
 from stillframe.storage import object_store
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
 from stillframe.storage.owned import check_conditional_writes
 from stillframe.store.copying import copy_store
 from stillframe.store.store import Store
+from tests.pipeline.money import Account
 from tests.store.samples import DESCRIPTION
 
 
@@ -50,13 +52,16 @@ def test_one_that_honours_conditions_is_accepted(place: ObjectPath) -> None:
 def test_one_that_ignores_a_condition_is_refused(
     place: ObjectPath, monkeypatch: pytest.MonkeyPatch, ignored: type, words: str
 ) -> None:
-    """Also when a store is made there; nothing is left."""
+    """Also when a store or a pipeline is made there; nothing is left."""
     careless(place, monkeypatch, ignored)
     with pytest.raises(StoreError, match=words):
         check_conditional_writes(place)
     with pytest.raises(StoreError, match=r"use an object store with conditional writes"):
         Store.create(place, description=DESCRIPTION)
+    with pytest.raises(StoreError, match=r"use an object store with conditional writes"):
+        Pipeline.create(place.parent / "shop", services={"mint": Account}, channels=[])
     assert not storage_of(place).exists(place / "store.json")
+    assert storage_of(place).files_below(place.parent / "shop") == []
     original = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
     Store.create(original, description=DESCRIPTION).close()
     with pytest.raises(StoreError, match=r"use an object store with conditional writes"):
