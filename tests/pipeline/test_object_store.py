@@ -202,6 +202,14 @@ def test_a_probe_that_was_left_is_in_nobodys_way(bucket: ObjectPath) -> None:
     line(pipeline.path.parent / "new")
 
 
+def test_what_no_coordinator_has_left_stays(bucket: ObjectPath) -> None:
+    """Here it is another pipeline, in a place that looks like a snapshot."""
+    pipeline = used(bucket)
+    inner = line(pipeline.path / "snapshots" / "copy-1")
+    pipeline.delete("run-1")
+    assert Pipeline(inner.path).snapshots() == []
+
+
 def test_a_late_duplicate_undoes_nothing(faults: Faults, bucket: ObjectPath) -> None:
     """A request of a restore arrives a second time when a service runs."""
     pipeline = used(bucket)

@@ -121,15 +121,17 @@ class _ObjectBook:
     def delete(self, chosen: list[SnapshotId]) -> None:
         unwanted = set(chosen)
         kept = [one for one in self.metadata.published_ids() if one not in unwanted]
+        initiators = {self.metadata.name, *self.metadata.published}
         self._writer.replace(published=as_ranges(kept), request=None)
         # Also what crashed coordinators left. Higher numbers are those of a later one.
         known, last = {str(one) for one in kept}, self.metadata.last_snapshot
         for directory in (SNAPSHOTS, PENDING):
             with explain_io_errors(self.root / directory, "changed"):
                 for name in names(self.root / directory):
-                    number = name.rpartition("-")[2]
-                    is_old = number.isdecimal() and int(number) <= last
-                    if is_old and not (directory == SNAPSHOTS and name in known):
+                    initiator, _, number = name.rpartition("-")
+                    is_own = initiator in initiators and number.isdecimal()
+                    is_kept = directory == SNAPSHOTS and name in known
+                    if is_own and int(number) <= last and not is_kept:
                         remove_tree(self.root / directory / name)
 
 
