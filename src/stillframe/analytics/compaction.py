@@ -24,7 +24,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
@@ -49,6 +48,7 @@ from stillframe.analytics.verified_parquet import Written, write, write_here
 from stillframe.durable_files import link_or_copy, partial_path, replace_durably, sync
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
+from stillframe.storage.files import side_by_side
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import is_there, read_hashed
@@ -359,8 +359,8 @@ class _ObjectTables:
             # Another writer may do the same: it is the same file.
             self._storage.copy(self._old / table / file.name, self._new / table / file.name)
 
-        with ThreadPoolExecutor(_COPY_COUNT) as pool:
-            list(pool.map(copy, files))
+        for _ in side_by_side(copy, files, _COPY_COUNT):
+            pass
 
     def name_files(
         self, table: str, written: Sequence[Written], number: int

@@ -5,7 +5,6 @@ Executors of a cluster could not: they know nothing of what seals a manifest.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from stillframe.analytics.snapshot_verdicts import Expected, Topology
 from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StoreError, UsageError
 from stillframe.model import ProcessId, SnapshotId
+from stillframe.storage.files import side_by_side
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.store import layout
 from stillframe.store.fragments import (
@@ -148,8 +148,7 @@ def read_published(store_path: str | Location) -> Published:
 
 def _side_by_side(read: Callable[[_Place], _Answer], places: Sequence[_Place]) -> list[_Answer]:
     is_remote = any(isinstance(place, ObjectPath) for place in places)
-    with ThreadPoolExecutor(_OBJECT_READER_COUNT if is_remote else _READER_COUNT) as pool:
-        return list(pool.map(read, places))
+    return [*side_by_side(read, places, _OBJECT_READER_COUNT if is_remote else _READER_COUNT)]
 
 
 def expected_of(head: Head) -> Expected:

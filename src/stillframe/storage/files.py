@@ -3,10 +3,13 @@
 In a directory they are renamed and linked, as ever. Errors are OSErrors, as those of ``storage``.
 """
 
+import contextlib
 import os
 import shutil
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -17,6 +20,8 @@ from stillframe.storage.opened import storage_of
 _COPIED_BYTES_MAX = 2**32
 _CONCURRENT_COUNT = 16
 """Requests to an object store at a time: each answer takes long, but they can overlap."""
+_AHEAD_COUNT = 64
+"""Maximum results that wait for their turn."""
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Place = TypeVar("Place", bound=Location)
@@ -100,6 +105,41 @@ def mapped(
     if isinstance(place, Path) or len(items) < 2:
         yield from map(function, items)
         return
-    with ThreadPoolExecutor(_CONCURRENT_COUNT) as pool:
-        for first in range(0, len(items), _CONCURRENT_COUNT):
-            yield from pool.map(function, items[first : first + _CONCURRENT_COUNT])
+    for first in range(0, len(items), _AHEAD_COUNT):
+        yield from side_by_side(function, items[first : first + _AHEAD_COUNT], _CONCURRENT_COUNT)
+
+
+def side_by_side(
+    function: Callable[[_Item], _Result], items: Sequence[_Item], thread_count: int
+) -> Iterator[_Result]:
+    """Yield the results of a function in order, of several items at a time. After an error, it
+    waits for what has begun; after Ctrl-C it does not, since an object store may be silent."""
+    futures: list[Future[_Result]] = [Future() for _ in items]
+    left = deque(zip(futures, items, strict=True))
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # nothing is left
+            while True:
+                future, item = left.popleft()
+                try:
+                    result = function(item)
+                except BaseException as error:  # noqa: BLE001 - raised again by the caller
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+    # Python waits for the threads of a pool before it ends.
+    count = min(thread_count, len(items))
+    threads = [threading.Thread(target=work, name="files", daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        for future in futures:
+            yield future.result()
+    except Exception:
+        left.clear()
+        for thread in threads:
+            thread.join()
+        raise
+    finally:
+        left.clear()

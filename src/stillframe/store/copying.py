@@ -8,11 +8,11 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stillframe.durable_files import partial_path, sync
 from stillframe.errors import Fenced, UsageError
+from stillframe.storage.files import side_by_side
 from stillframe.storage.lease import Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
@@ -24,6 +24,7 @@ from stillframe.store.history import NEWER, OLDER, READ_BYTES_MAX
 from stillframe.store.layout import ASSEMBLED, HEAD, LEASE, SNAPSHOTS, explain_io_errors
 from stillframe.store.manifest import (
     MANIFEST,
+    FileRecord,
     Head,
     Manifest,
     SnapshotEntry,
@@ -53,7 +54,7 @@ def copy_store(
         store.lost = lost.set
         entries = store.entries()
         head = layout.read_head(source)
-        with _alone(target, lost) as others, ThreadPoolExecutor(_THREAD_COUNT) as pool:
+        with _alone(target, lost) as others:
             foreign = {*layout.published_names(target / SNAPSHOTS)} - {str(e.id) for e in entries}
             if foreign:
                 raise UsageError(
@@ -65,7 +66,7 @@ def copy_store(
             for entry in entries:
                 _check(lost, source, target)
                 manifest = read_manifest(entry.directory, head.described)
-                _copy_snapshot(entry, manifest, target / SNAPSHOTS / str(entry.id), pool)
+                _copy_snapshot(entry, manifest, target / SNAPSHOTS / str(entry.id))
                 progress(entry, len(entries))
             for name, other in others.items():
                 if is_there(source / name):
@@ -116,9 +117,7 @@ def _alone(target: Location, lost: threading.Event) -> Iterator[dict[str, OwnedO
         yield others
 
 
-def _copy_snapshot(
-    entry: SnapshotEntry, manifest: Manifest, target: Location, pool: ThreadPoolExecutor
-) -> None:
+def _copy_snapshot(entry: SnapshotEntry, manifest: Manifest, target: Location) -> None:
     sealed = read_file(entry.directory / MANIFEST, bytes_max=SEALED_BYTES_MAX)
     if is_there(target / MANIFEST):
         if read_file(target / MANIFEST, bytes_max=SEALED_BYTES_MAX) != sealed:
@@ -131,13 +130,13 @@ def _copy_snapshot(
         place = partial_path(target)
     storage = storage_of(target)
 
-    def copy(name: str, byte_count: int, digest: str) -> None:
-        content = read_hashed(entry.directory / name, byte_count, digest)
-        _put_once(storage, place / name, content)
+    def copy(file: FileRecord) -> None:
+        content = read_hashed(entry.directory / file.name, file.bytes, file.hash)
+        _put_once(storage, place / file.name, content)
 
     with explain_io_errors(target, "written"):
-        for done in [pool.submit(copy, r.name, r.bytes, r.hash) for r in manifest.files]:
-            done.result()
+        for _ in side_by_side(copy, manifest.files, _THREAD_COUNT):
+            pass
         _put_once(storage, place / MANIFEST, sealed)
         if isinstance(target, Path):
             local(place).rename(target)

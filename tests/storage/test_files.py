@@ -1,0 +1,59 @@
+"""Many files at a time: in order, with the first error, and Ctrl-C waits for none."""
+
+import signal
+import threading
+
+import pytest
+
+from stillframe.storage.files import side_by_side
+
+
+def test_results_come_in_order() -> None:
+    """Whichever is ready first, and with more items than threads."""
+    second = threading.Event()
+
+    def wait(number: int) -> int:
+        if number == 0:
+            assert second.wait(10)
+        second.set()
+        return number * 2
+
+    assert list(side_by_side(wait, range(9), 2)) == [*range(0, 18, 2)]
+    assert list(side_by_side(wait, [], 2)) == []
+
+
+def test_an_error_ends_it_when_no_item_is_in_the_works() -> None:
+    """Nothing happens later."""
+    began, released = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def act(number: int) -> None:
+        if number == 0:
+            began.wait()
+            raise OSError("first")
+        began.set()
+        released.wait()
+        ended.append(number)
+
+    threading.Timer(0.05, released.set).start()
+    with pytest.raises(OSError, match="first"):
+        list(side_by_side(act, [0, 1], 2))
+    assert ended == [1]
+
+
+def test_ctrl_c_waits_for_no_item() -> None:
+    """An object store may never answer."""
+    began, never = threading.Event(), threading.Event()
+
+    def wait(_: int) -> None:
+        began.set()
+        never.wait()
+
+    def interrupt() -> None:
+        began.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(side_by_side(wait, [1, 2, 3], 2))
+    never.set()
