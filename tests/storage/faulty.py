@@ -95,7 +95,7 @@ class Requests:
         """Call a function of obstore, or fail."""
         with self._lock:
             if self.is_dead:
-                self._die()
+                raise self._death()
             key = keys[0] if isinstance(keys, list) else keys or ""
             request = Request(len(self.sent) + 1, method, str(key))
             self.sent.append(request)
@@ -103,26 +103,26 @@ class Requests:
             self.is_dead = fault is Fault.DEATH_BEFORE
         errors = importlib.import_module("obstore.exceptions")
         if fault is Fault.DEATH_BEFORE:
-            self._die()
+            raise self._death()
         if fault is Fault.REFUSED:
             raise errors.GenericError(_STATUS.format(_SENTENCES[503], "SlowDown"))
         if fault is Fault.DENIED:
             raise errors.PermissionDeniedError(_STATUS.format("403 Forbidden", "AccessDenied"))
-        answer = call()
-        if fault is Fault.DEATH_AFTER:
-            self.is_dead = True
-            self._die()
+        if fault is None:
+            return call()
+        with contextlib.suppress(Exception):  # its answer does not come, whatever it is
+            call()
         if fault is Fault.FAILED:
             raise errors.GenericError(_STATUS.format(_SENTENCES[500], "InternalError"))
         if fault is Fault.LOST:
             raise errors.GenericError("error sending request: IncompleteMessage")
-        return answer
+        self.is_dead = True
+        raise self._death()
 
-    def _die(self) -> None:
+    def _death(self) -> BaseException:
         # Threads of the storage would end with an error that no test expects.
-        if threading.current_thread().name in ("lease", "history"):
-            raise OSError("the program has died")
-        raise Died
+        is_ours = threading.current_thread().name in ("lease", "history")
+        return OSError("the program has died") if is_ours else Died()
 
 
 @contextlib.contextmanager

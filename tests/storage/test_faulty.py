@@ -1,5 +1,6 @@
 """The faults that tests of object stores inject, and what the storage makes of each."""
 
+import contextlib
 import secrets
 
 import pytest
@@ -54,3 +55,13 @@ def test_the_dead_send_nothing(place: ObjectPath, fault: Fault) -> None:
     assert requests.is_dead
     expected = b"two" if fault is Fault.DEATH_AFTER else b"one"
     assert storage.read(place, bytes_max=9)[0] == expected
+
+
+@pytest.mark.parametrize("fault", [*DEATHS, *ONCE])
+def test_a_request_without_success_fails_too(place: ObjectPath, fault: Fault) -> None:
+    """A test that lets each request fail in turn must not end at the first one that is refused."""
+    storage = storage_of(place)
+    with faulty(place, nth(1, fault)) as requests, contextlib.suppress(Died, FileNotFoundError):
+        storage.read(place, bytes_max=9)
+    assert requests.is_dead == (fault in DEATHS)
+    assert len(requests.sent) == (1 if fault in DEATHS else 2)

@@ -1,22 +1,40 @@
-"""Every request of a writer of a store in an object store fails once, or is its last one."""
+"""Every request of a writer of a store in an object store fails once, or is its last one.
+
+At night this is also done on a real server, where a proxy lets the requests fail.
+"""
 
 import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from unittest import mock
 
 import pytest
 
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
+from stillframe.storage import object_store
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store import store as store_module
 from stillframe.store.history import SnapshotBegan, SnapshotPublished
 from stillframe.store.store import Store
+from tests import faulty_proxy
 from tests.nightly import by_night
-from tests.storage.faulty import DEATHS, ONCE, Died, Fault, faulty, nth, restarted, since
+from tests.s3_servers import S3Server, at_night, use
+from tests.storage.faulty import (
+    DEATHS,
+    ONCE,
+    Died,
+    Fault,
+    Plan,
+    Request,
+    faulty,
+    nth,
+    restarted,
+    since,
+)
 from tests.store import keyed_samples as keyed
 
 Operation = Callable[[Store], object]
@@ -60,10 +78,63 @@ OPERATIONS: dict[str, Operation] = {
 CHOSEN = by_night(tuple(OPERATIONS), check=("publish", "keep"))
 
 
+PROXIED = {
+    Fault.REFUSED: faulty_proxy.Fault(503, is_forwarded=False),
+    Fault.FAILED: faulty_proxy.Fault(500),
+    Fault.LOST: faulty_proxy.CUT_AFTER,
+}
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Buckets in memory, or on a server behind a proxy."""
+
+    server: S3Server | None = None
+    proxy: faulty_proxy.FaultyProxy | None = None
+
+    def new_store(self) -> ObjectPath:
+        """Return a place in a bucket of its own."""
+        if self.server is None:
+            return ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+        return ObjectPath(f"s3://{self.server.new_bucket()}", "store")
+
+    @contextlib.contextmanager
+    def failing(
+        self, place: ObjectPath, plan: Plan, *, repeat_s: float = object_store.REPEAT_S
+    ) -> Iterator[Callable[[], int]]:
+        """Let requests fail until the block ends; the value returns how many there were."""
+        if (proxy := self.proxy) is None:
+            with faulty(place, plan, repeat_s=repeat_s) as requests:
+                yield lambda: len(requests.sent)
+            return
+        first = len(proxy.requests)
+
+        def over_http(request: faulty_proxy.Request) -> faulty_proxy.Fault | None:
+            fault = plan(Request(request.number - first, request.method, request.path))
+            return None if fault is None else PROXIED[fault]
+
+        with faulty(place, repeat_s=repeat_s):
+            proxy.plan = over_http
+            yield lambda: len(proxy.requests) - first
+            proxy.plan = lambda request: None
+
+
+@pytest.fixture(params=["memory", *at_night("versitygw_server")])
+def buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buckets]:
+    """Where the stores of a test are."""
+    if request.param == "memory":
+        yield Buckets()
+        return
+    server = request.getfixturevalue(request.param)
+    with faulty_proxy.faulty_proxy(server.port) as proxy:
+        use(server, monkeypatch, port=proxy.port)
+        yield Buckets(server, proxy)
+
+
 @pytest.fixture
-def place() -> ObjectPath:
+def place(buckets: Buckets) -> ObjectPath:
     """A closed store with 1 and 3 full, 2 based on 1, and 4 on 3."""
-    found = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    found = buckets.new_store()
     with contextlib.closing(Store.create(found, description=keyed.DESCRIPTION)) as store:
         store.raise_epoch(None)
         for number, base in ((1, None), (2, 1), (3, None), (4, 3)):
@@ -71,7 +142,7 @@ def place() -> ObjectPath:
     return found
 
 
-def copies(place: ObjectPath) -> Iterator[ObjectPath]:
+def copies(place: ObjectPath, buckets: Buckets) -> Iterator[ObjectPath]:
     """Yield copies of a store, each in a bucket of its own, without end."""
     storage = storage_of(place)
     content = {
@@ -79,7 +150,7 @@ def copies(place: ObjectPath) -> Iterator[ObjectPath]:
         for one in storage.files_below(place)
     }
     while True:
-        copy = ObjectPath(f"memory://{secrets.token_hex(8)}", place.key)
+        copy = buckets.new_store()
         for location, found in content.items():
             assert isinstance(location, ObjectPath)
             storage_of(copy).put(ObjectPath(copy.root, location.key), found)
@@ -114,10 +185,12 @@ def check_goes_on(copy: ObjectPath) -> object:
 @pytest.mark.slow
 @pytest.mark.nightly(part="storage")
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_death_at_any_request_leaves_the_old_or_the_new(place: ObjectPath, name: str) -> None:
+def test_a_death_at_any_request_leaves_the_old_or_the_new(
+    place: ObjectPath, buckets: Buckets, name: str
+) -> None:
     """Before or after the request took effect; the next writer clears up, and goes on."""
     found: list[object] = []
-    act, places = OPERATIONS[name], copies(place)
+    act, places = OPERATIONS[name], copies(place, buckets)
     old = state_of(Store.open(place))
     with contextlib.closing(Store.open_writer(next(places))) as writer:
         act(writer)
@@ -144,30 +217,36 @@ def test_a_death_at_any_request_leaves_the_old_or_the_new(place: ObjectPath, nam
 @pytest.mark.slow
 @pytest.mark.nightly(part="storage")
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_fault_that_passes_changes_nothing(place: ObjectPath, name: str) -> None:
+def test_a_fault_that_passes_changes_nothing(
+    place: ObjectPath, buckets: Buckets, name: str
+) -> None:
     """It is repeated, or its outcome found out; the result is that of an untroubled one."""
-    act, places = OPERATIONS[name], copies(place)
+    act, places = OPERATIONS[name], copies(place, buckets)
     with contextlib.closing(Store.open_writer(next(places))) as writer:
         act(writer)
         whole = state_of(writer)
     for fault in by_night(ONCE, check=(Fault.LOST,)):
         for number in itertools.count(1):
             with contextlib.closing(Store.open_writer(copy := next(places))) as store:
-                with faulty(copy, nth(number, fault)) as requests:
+                with buckets.failing(copy, nth(number, fault)) as count:
                     act(store)
+                    is_over = count() < number
                 assert state_of(store) == whole
             assert check_goes_on(copy) == whole
-            if len(requests.sent) < number:
+            if is_over:
                 break
 
 
+@pytest.mark.parametrize("buckets", ["memory"], indirect=True)
 @pytest.mark.parametrize("fault", by_night([*ONCE, Fault.DENIED], check=[Fault.LOST]))
 @pytest.mark.slow
 @pytest.mark.nightly(part="storage")
 @pytest.mark.parametrize("name", CHOSEN)
-def test_after_an_outage_it_goes_on(place: ObjectPath, name: str, fault: Fault) -> None:
+def test_after_an_outage_it_goes_on(
+    place: ObjectPath, buckets: Buckets, name: str, fault: Fault
+) -> None:
     """From any request on, all fail until the operation gives up; then the same writer goes on."""
-    act, places = OPERATIONS[name], copies(place)
+    act, places = OPERATIONS[name], copies(place, buckets)
     for number in itertools.count(1):
         with contextlib.closing(Store.open_writer(copy := next(places))) as store:
             plan = since(number, fault)
@@ -184,11 +263,13 @@ def test_after_an_outage_it_goes_on(place: ObjectPath, name: str, fault: Fault) 
             break
 
 
-def test_what_was_reported_as_abandoned_is_not_published(place: ObjectPath) -> None:
+def test_what_was_reported_as_abandoned_is_not_published(
+    place: ObjectPath, buckets: Buckets
+) -> None:
     """The manifest was written, and all answers were lost: the next publication removes it."""
     with contextlib.closing(Store.open_writer(place)) as store:
         with (
-            faulty(
+            buckets.failing(
                 place,
                 lambda request: Fault.LOST if request.key.endswith("manifest.json") else None,
                 repeat_s=0.0,
@@ -204,10 +285,12 @@ def test_what_was_reported_as_abandoned_is_not_published(place: ObjectPath) -> N
 @pytest.mark.slow
 @pytest.mark.nightly(part="storage")
 @pytest.mark.parametrize("fault", by_night(DEATHS, check=DEATHS[1:]))
-def test_a_death_at_any_request_of_a_start_leaves_room(place: ObjectPath, fault: Fault) -> None:
+def test_a_death_at_any_request_of_a_start_leaves_room(
+    place: ObjectPath, buckets: Buckets, fault: Fault
+) -> None:
     """While a store is made, and while one is opened for writing."""
     for number in itertools.count(1):
-        new = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+        new = buckets.new_store()
         with faulty(new, nth(number, fault)) as requests, contextlib.suppress(Died):
             Store.create(new, description=keyed.DESCRIPTION).close()
         with restarted(), contextlib.closing(Store.create(new, description=keyed.DESCRIPTION)) as s:
@@ -215,7 +298,7 @@ def test_a_death_at_any_request_of_a_start_leaves_room(place: ObjectPath, fault:
             publish(s, 1)
         if not requests.is_dead:
             break
-    places = copies(place)
+    places = copies(place, buckets)
     old = state_of(Store.open(place))
     for number in itertools.count(1):
         copy = next(places)

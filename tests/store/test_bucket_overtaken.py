@@ -22,9 +22,9 @@ from stillframe.store.history import SnapshotAbandoned, SnapshotBegan
 from stillframe.store.snapshot_directory import NewObjects
 from stillframe.store.store import Store
 from tests.storage.faulty import Died, Fault, faulty, restarted
-from tests.store.test_bucket_faults import place, publish
+from tests.store.test_bucket_faults import buckets, place, publish
 
-__all__ = ["place"]
+__all__ = ["buckets", "place"]
 
 
 def another(place: ObjectPath) -> Store:
@@ -151,7 +151,7 @@ def test_a_writer_that_opens_late_keeps_full_files(place: ObjectPath) -> None:
 
 
 def test_a_late_manifest_of_an_abandoned_snapshot_finds_a_tombstone(place: ObjectPath) -> None:
-    """Although its writer died, and had said that it was abandoned."""
+    """Although its writer died, and had said that it was abandoned; however late it is."""
     first, held = Store.open_writer(place), list[tuple[ObjectPath, bytes]]()
     at_once = mock.patch.object(object_store, "REPEAT_S", 0.0)
     with held_back("P-5/manifest.json", held), at_once, pytest.raises(StillframeError):
@@ -161,8 +161,15 @@ def test_a_late_manifest_of_an_abandoned_snapshot_finds_a_tombstone(place: Objec
     successor = another(place)
     with pytest.raises(FileExistsError):
         storage_of(place).put_if_absent(*held[0])
-    publish(successor, successor.history.last_number + 1)
-    assert verified(place) == [1, 2, 3, 4, 7]
+    for number in (7, 8, 9):
+        publish(successor, number)
+    successor.keep(1)
+    successor.close()
+    kept = verified(place)
+    with contextlib.closing(another(place)), pytest.raises(FileExistsError):
+        storage_of(place).put_if_absent(*held[0])
+    assert verified(place) == kept
+    assert 9 in kept
 
 
 def test_a_stop_in_order_settles_what_is_unknown(place: ObjectPath) -> None:
