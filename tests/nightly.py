@@ -87,7 +87,8 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
             continue
         if marker.kwargs["part"] not in PARTS:
             raise pytest.UsageError(f"{item.nodeid}: the parts of a night are {', '.join(PARTS)}")
-        if SEED is None and marker.kwargs.get("only"):
+        only = any(one.kwargs.get("only") for one in item.iter_markers("nightly"))
+        if SEED is None and only:
             left_out.append(item)
     if left_out:
         kept = set(items) - set(left_out)

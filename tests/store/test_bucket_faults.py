@@ -76,6 +76,8 @@ OPERATIONS: dict[str, Operation] = {
 
 
 CHOSEN = by_night(tuple(OPERATIONS), check=("publish", "keep"))
+STEP = by_night(1, check=3)
+"""Of the requests of a start, each so many-th is tried."""
 
 
 PROXIED = {
@@ -289,7 +291,7 @@ def test_a_death_at_any_request_of_a_start_leaves_room(
     place: ObjectPath, buckets: Buckets, fault: Fault
 ) -> None:
     """While a store is made, and while one is opened for writing."""
-    for number in itertools.count(1):
+    for number in itertools.count(1, STEP):
         new = buckets.new_store()
         with faulty(new, nth(number, fault)) as requests, contextlib.suppress(Died):
             Store.create(new, description=keyed.DESCRIPTION).close()
@@ -300,7 +302,7 @@ def test_a_death_at_any_request_of_a_start_leaves_room(
             break
     places = copies(place, buckets)
     old = state_of(Store.open(place))
-    for number in itertools.count(1):
+    for number in itertools.count(1, STEP):
         copy = next(places)
         with faulty(copy, nth(number, fault)) as requests, contextlib.suppress(Died):
             Store.open_writer(copy).close()
