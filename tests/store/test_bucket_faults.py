@@ -254,6 +254,8 @@ def test_after_an_outage_it_goes_on(
             plan = since(number, fault)
             with faulty(copy, plan, repeat_s=0.0) as r, contextlib.suppress(StillframeError):
                 act(store)
+            if name == "epoch":
+                act(store)  # as a supervisor does after an error: the head may have either epoch
             publish(store, store.history.last_number + 1)
             with contextlib.suppress(StillframeError):  # the error of what failed before
                 store.settle()
