@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stillframe.pipeline import coordinator, locks
-from stillframe.storage import files, lease, opened
+from stillframe.storage import files, lease, object_store, opened
 from stillframe.storage.object_store import ObjectStore
 
 WRITES = ("put", "put_if_absent", "replace_if_unchanged", "copy", "delete")
@@ -118,6 +118,8 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr(opened, "_object_store", lambda r, pid: _FaultyStore(real(r, pid), found))
     monkeypatch.setattr(lease, "_has_ended", lambda holder: True)
     monkeypatch.setattr(files, "_CONCURRENT_COUNT", 1)
+    # Memory answers at once; a thread for each request would take half of the time.
+    monkeypatch.setattr(object_store, "_interruptible", lambda call: call())
     for module in (coordinator, locks):
         monkeypatch.setattr(module, "OBJECT_POLL_S", 0.0)
     monkeypatch.setattr(coordinator, "STOPPED_S", 0.0)

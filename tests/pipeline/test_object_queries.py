@@ -13,9 +13,10 @@ import pytest
 from stillframe.errors import Damaged, Refused, StoreError, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
-from stillframe.pipeline.metadata import checkpoint_path
+from stillframe.pipeline.pending_snapshot import QueryState
+from stillframe.pipeline.query_runs import first_checkpoint
 from stillframe.pipeline.service import join
-from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path
 from stillframe.storage.files import below
 from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
@@ -36,13 +37,6 @@ from tests.storage.faulty import faulty
 __all__ = ["faults"]
 READ = 2
 """How many of the three entries of its channel the query has read."""
-
-
-@pytest.fixture(autouse=True)
-def _queries_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory can hold no checkpoint of Spark, but these."""
-    for module in ("pipeline", "restore"):
-        monkeypatch.setattr(f"stillframe.pipeline.{module}.check_place", lambda root, flow: None)
 
 
 def as_of(batch: int) -> tuple[dict[str, bytes], set[str]]:
@@ -80,7 +74,7 @@ def made(root: Location) -> Pipeline:
     with join("mint", pipeline=root, state=Account()) as mint:
         for amount in (3, 5, 7):
             mint.append("coins", records(amount))
-    write(checkpoint_path(root, 1, "sums"), as_of(PINNED)[0])
+    write(first_checkpoint(root, 1, "sums"), as_of(PINNED)[0])
     return pipeline
 
 
@@ -93,7 +87,7 @@ def taken(pipeline: Pipeline) -> Manifest:
 
 def pinned(root: Location, manifest: Manifest) -> Location:
     """Return where a snapshot has the checkpoint."""
-    return pinned_path(snapshot_path(root, manifest.snapshot), "sums")
+    return manifest.pinned(root, "sums")
 
 
 def names_below(directory: Location) -> set[str]:
@@ -104,7 +98,7 @@ def names_below(directory: Location) -> set[str]:
 
 def check_continues(pipeline: Pipeline, batch: int = PINNED) -> None:
     """Check that a query can continue from what a restore has made."""
-    path = checkpoint_path(pipeline.path, pipeline.epoch, "sums")
+    path = first_checkpoint(pipeline.path, pipeline.epoch, "sums")
     assert names_below(path) == as_of(batch)[1]
     assert checkpoint.last_committed(path) == checkpoint.Committed(batch, {"coins": READ})
     assert checkpoint.contradiction(path) is None
@@ -173,16 +167,17 @@ def test_an_edited_checkpoint_is_not_restored(name: str, content: bytes | None, 
     with pytest.raises(Damaged, match=what):
         pipeline.restore()
     assert pipeline.epoch == 1
-    assert names_below(checkpoint_path(pipeline.path, 2, "sums")) == set()
+    assert names_below(first_checkpoint(pipeline.path, 2, "sums")) == set()
 
 
 def test_what_another_program_of_the_query_pinned_is_noticed() -> None:
     """It was left over, and had committed another micro-batch than the one that is recorded."""
     pipeline = made(in_memory())
-    path = checkpoint_path(pipeline.path, 1, "sums")
-    checkpoint.pin(path, PINNED, pinned_path(pipeline.path / "snapshots" / "run-1", "sums"))
-    write(path, as_of(DONE)[0])
-    checkpoint.pin(path, DONE, pinned_path(pipeline.path / "snapshots" / "run-2", "sums"))
+    path = first_checkpoint(pipeline.path, 1, "sums")
+    for number, batch in enumerate((PINNED, DONE), start=1):
+        write(path, as_of(batch)[0])
+        place = pipeline.path / "snapshots" / f"run-{number}"
+        checkpoint.pin(path, batch, pinned_path(place, "sums", QueryState(batch, run=0)))
     assert {file.name for file in taken(pipeline).files} == as_of(DONE)[1]
     storage = storage_of(path)
     storage.delete([below(path, f"commits/{DONE}")])
@@ -191,19 +186,15 @@ def test_what_another_program_of_the_query_pinned_is_noticed() -> None:
     assert "still recording" in outcome.detail
 
 
-def test_queries_are_refused_until_spark_can_run_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("address", ["gs://bucket/shop", "abfss://a@b.dfs.core.windows.net/shop"])
+def test_queries_are_refused_where_spark_cannot_write(address: str, tmp_path: Path) -> None:
     """By what makes a pipeline, and by a fork."""
     source = made(tmp_path / "run")
     manifest = taken(source)
-    monkeypatch.undo()
-    target = in_memory()
-    with pytest.raises(UsageError, match="has the query sums: give a directory"):
-        source.fork(manifest.snapshot, target)
-    with pytest.raises(UsageError, match="has the query sums: give a directory"):
-        Pipeline.create(target, queries=["sums"], services={}, channels=[])
-    assert names_below(target) == set()
+    with pytest.raises(UsageError, match="cannot hold the checkpoint of the query sums"):
+        source.fork(manifest.snapshot, address)
+    with pytest.raises(UsageError, match="cannot hold the checkpoint of the query sums"):
+        Pipeline.create(address, queries=["sums"], services={}, channels=[])
 
 
 def publish(pipeline: Pipeline) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.errors import Damaged, Refused, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
-from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline import Pipeline
 from stillframe.pipeline.locks import OBJECT_POLL_S, LeasedLock, is_running
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import ObjectMetadata, read_metadata, read_object_metadata
@@ -22,7 +22,6 @@ from stillframe.storage.opened import requests_to, storage_of
 from stillframe.store.sealed_json import seal
 from tests.pipeline.faulty_store import Faults, after, before, faults, lost
 from tests.pipeline.money import (
-    SCHEMA,
     TOTAL,
     Account,
     leave_behind,
@@ -257,11 +256,8 @@ def test_an_idle_service_polls_seldom(shop: Pipeline) -> None:
 
 
 def test_what_is_not_possible_there() -> None:
-    """Queries; a place that holds something else; another pipeline."""
+    """A place that holds something else; another pipeline."""
     root = place()
-    log = channel("coins", SCHEMA, source="mint", targets=["sums"])
-    with pytest.raises(UsageError, match="has the query sums: give a directory"):
-        Pipeline.create(root, queries=["sums"], services={"mint": Account}, channels=[log])
     storage_of(root).put(root / "notes.txt", b"mine")
     with pytest.raises(UsageError, match=r"it contains notes\.txt"):
         line(root)

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.spark.session import spark_session
+from stillframe.storage.location import Location, locate
 from tests.spark import flows
 
 TIMEOUT_S = 300.0
@@ -68,7 +68,7 @@ SHORT_CASE = Case(MIXED, 1, 3, (Mode.UNALIGNED,))
 ``test_barriers``."""
 
 
-def judge(spark: SparkSession, root: Path, case: Case) -> None:
+def judge(spark: SparkSession, root: Location, case: Case) -> None:
     """Run, take snapshots, run to the end, go back, run to the end again; judge it all.
 
     Raises:
@@ -239,12 +239,15 @@ def _windows(rows: list[dict[str, Any]]) -> dict[datetime.datetime, int]:
 
 
 def main() -> None:
-    """Judge every case, one after the other."""
+    """Judge every case, one after the other, or the named ones; below an address, or in a directory
+    of their own."""
+    where, *names = sys.argv[1:] or [""]
     spark = spark_session(app_name="exactness", master="local[2]")
-    for case in EVERY_CASE:
+    for case in (one for one in [SHORT_CASE, *EVERY_CASE] if str(one) in names or not names):
         with tempfile.TemporaryDirectory() as directory:
-            judge(spark, Path(directory) / "flows.pipeline", case)
+            judge(spark, locate(where or directory) / f"{case}.pipeline", case)
         sys.stdout.write(f"{case}: exact\n")
+        sys.stdout.flush()
     spark.stop()
 
 

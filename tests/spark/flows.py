@@ -18,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -30,11 +29,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
-from stillframe.pipeline.metadata import checkpoint_path, read_metadata
+from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import pending_request
+from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.service import JoinedService, join
-from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import read_channels, start_query
+from stillframe.spark.session import checkpoint_address
+from stillframe.storage.location import Location
+from stillframe.storage.reading import read_file
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 EVENT = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -104,7 +107,7 @@ def totals_processor() -> StatefulProcessor:
     return Totals()
 
 
-def make_pipeline(root: Path, *, left: int, right: int, has_totals: bool) -> Pipeline:
+def make_pipeline(root: Location, *, left: int, right: int, has_totals: bool) -> Pipeline:
     """Make the pipeline; `left` and `right` are the partition counts of those logs."""
     totals = ["totals"] if has_totals else []
     ends = [channel("totalled", COUNTED, source="totals")] if has_totals else []
@@ -261,7 +264,7 @@ def wait_until(is_true: Callable[[], bool], timeout_s: float = 300.0) -> None:
 
 def committed_turns(pipeline: Pipeline) -> int:
     """Return how many items of `left` the query `counts` has accounted for."""
-    path = checkpoint_path(pipeline.path, pipeline.epoch, "counts")
+    path = current_run(pipeline.path, pipeline.epoch, "counts").checkpoint
     found = checkpoint.last_committed(path)
     return 0 if found is None else found.positions["left"]
 
@@ -271,11 +274,11 @@ def can_be_late(pipeline: Pipeline) -> bool:
 
     Spark compares them with the watermark that the micro-batch before had.
     """
-    path = checkpoint_path(pipeline.path, pipeline.epoch, "windows")
+    path = current_run(pipeline.path, pipeline.epoch, "windows").checkpoint
     found = checkpoint.last_committed(path)
     if found is None:
         return False
-    plan = (path / "offsets" / str(found.batch)).read_text().split("\n")
+    plan = read_file(path / "offsets" / str(found.batch), bytes_max=2**20).decode().split("\n")
     return int(json.loads(plan[1])["batchWatermarkMs"]) > 0
 
 
@@ -353,9 +356,9 @@ def state_of(
     assert state is not None
     if state.batch is None:
         return []
-    path = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), query)
+    path = checkpoint_address(manifest.pinned(pipeline.path, query))
     reader = spark.read.format("statestore").option("batchId", state.batch).options(**options)
-    rows = reader.load(str(path)).select("key", "value").collect()
+    rows = reader.load(path).select("key", "value").collect()
     return [_columns(row["key"]) | _columns(row["value"]) for row in rows]
 
 

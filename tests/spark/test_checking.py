@@ -53,6 +53,12 @@ def snapshot(pipeline: Pipeline) -> Manifest:
     return taken
 
 
+def check(pipeline: Pipeline) -> None:
+    """Check the checkpoint of the present epoch, as the start of the query does."""
+    path = checkpoint_path(pipeline.path, pipeline.epoch, "sum")
+    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum", path)
+
+
 def take_back(pipeline: Pipeline) -> None:
     """Delete by hand the last two micro-batches of the first epoch."""
     for name in ("offsets", "commits"):
@@ -63,10 +69,10 @@ def take_back(pipeline: Pipeline) -> None:
 def test_a_damaged_manifest_keeps_no_query_from_starting(pipeline: Pipeline) -> None:
     """The others still show that the checkpoint was taken back."""
     changed(pipeline.path / "snapshots/run-3/manifest.json")
-    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
+    check(pipeline)
     take_back(pipeline)
     with pytest.raises(Damaged, match="snapshot run-2 has micro-batch 1"):
-        check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
+        check(pipeline)
 
 
 def test_the_snapshot_that_was_restored_may_be_gone(pipeline: Pipeline) -> None:
@@ -75,7 +81,7 @@ def test_the_snapshot_that_was_restored_may_be_gone(pipeline: Pipeline) -> None:
     snapshot(pipeline)
     pipeline.keep(1)
     assert [str(one.snapshot) for one in pipeline.snapshots()] == ["run-4"]
-    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
+    check(pipeline)
 
 
 @pytest.mark.parametrize("is_read", [False, True], ids=["before-it-is-read", "after"])
@@ -93,14 +99,14 @@ def test_a_snapshot_may_be_dropped_meanwhile(
 
     place = "stillframe.spark.queries.read_manifest"
     monkeypatch.setattr(place, dropped_meanwhile)
-    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
+    check(pipeline)
     assert [str(one.snapshot) for one in pipeline.snapshots()] == ["run-1", "run-2"]
     commit(checkpoint_path(pipeline.path, 1, "sum"), 1, 7)
     with pytest.raises(Damaged, match="snapshot run-2 has a different micro-batch 1"):
-        check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
+        check(pipeline)
 
 
 def test_a_plan_that_spark_deleted_contradicts_nothing(pipeline: Pipeline) -> None:
     """Spark keeps the last hundred; snapshots may be older."""
     (checkpoint_path(pipeline.path, 1, "sum") / "offsets" / "0").unlink()
-    check_checkpoint(pipeline.path, read_metadata(pipeline.path), "sum")
+    check(pipeline)

@@ -51,7 +51,7 @@ def test_sessions_that_share_executors_send_it_once() -> None:
         *("analytics.fragment_merge", "analytics.predicate_eval"),
         *("analytics.verdict_stream", "analytics.verified_parquet"),
         *("analytics.wait_for_graphs", "spark.session"),
-        *("spark.slices", "spark.source"),
+        *("spark.sink", "spark.slices", "spark.source"),
     ],
 )
 def test_what_tasks_run_can_be_imported_with_arrow_alone(module: str) -> None:

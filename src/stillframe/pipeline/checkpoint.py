@@ -212,6 +212,23 @@ def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
     copy_all([(below(checkpoint, last), below(target, last))])
 
 
+def continue_in(checkpoint: Location, target: Location) -> None:
+    """Copy into `target` every file with which a query continues from where its checkpoint ends.
+    These are those of the last committed micro-batch, as ``pin`` has them, and the plan of the next
+    one, with which Spark runs that again. Nothing is copied if Spark has written none yet."""
+    if not exists(checkpoint / _METADATA):
+        return
+    last = max(_numbers(checkpoint / _COMMITS), default=-1)
+    planned = f"{_OFFSETS}/{last + 1}"
+
+    def copy_needed() -> None:
+        found = list(_files_below(checkpoint))
+        needed = [*_needed(checkpoint, last, found), *(name for name in found if name == planned)]
+        copy_all([(below(checkpoint, name), below(target, name)) for name in needed])
+
+    _until_found(checkpoint, copy_needed)
+
+
 def _until_found(checkpoint: Location, take: Callable[[], None]) -> None:
     """Call `take` again while files are missing: Spark's maintenance deletes files older than the
     newest full one."""

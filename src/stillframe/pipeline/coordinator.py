@@ -36,8 +36,15 @@ from stillframe.pipeline.metadata import (
     begin_writing,
     read_metadata,
 )
-from stillframe.pipeline.pending_snapshot import Outcome, ParticipantFragment, Request, SystemCut
+from stillframe.pipeline.pending_snapshot import (
+    Outcome,
+    ParticipantFragment,
+    QueryState,
+    Request,
+    SystemCut,
+)
 from stillframe.pipeline.progress import Progress, progress_of
+from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import Manifest, PinnedFile
 from stillframe.pipeline.stopped import NotAtRest, record_stopped
 from stillframe.protocol.aligner import Mode
@@ -274,10 +281,10 @@ class _ObjectBook:
 
     def pinned_files(self, request: Request, fragments: _Fragments) -> tuple[PinnedFile, ...]:
         directory = snapshot_manifest.snapshot_path(self.root, request.snapshot)
-        if not (pinned := _check_pinned(directory, fragments)):
+        if not (states := _check_pinned(directory, fragments)):
             return ()
         before = _files_before(self.root)
-        return tuple(snapshot_manifest.hashed_objects(directory, pinned, before))
+        return tuple(snapshot_manifest.hashed_objects(directory, states, before))
 
     def publish(self, manifest: Manifest) -> None:
         path = snapshot_manifest.snapshot_path(self.root, manifest.snapshot)
@@ -310,15 +317,17 @@ class _ObjectBook:
         ]
 
 
-def _check_pinned(directory: Location, fragments: _Fragments) -> dict[str, int]:
-    """Check what the queries have pinned; return the last micro-batch of each one that has any."""
-    batches = {}
+def _check_pinned(directory: Location, fragments: _Fragments) -> dict[str, QueryState]:
+    """Check what the queries have pinned; return the state of each one that has committed a
+    micro-batch."""
+    states = {}
     for name, fragment in fragments.items():
-        if fragment.query is not None and fragment.query.batch is not None:
-            expected = checkpoint.Committed(fragment.query.batch, fragment.positions)
-            checkpoint.check_pinned(snapshot_manifest.pinned_path(directory, name), expected)
-            batches[name] = fragment.query.batch
-    return batches
+        if (state := fragment.query) is not None and state.batch is not None:
+            expected = checkpoint.Committed(state.batch, fragment.positions)
+            pinned = snapshot_manifest.pinned_path(directory, name, state)
+            checkpoint.check_pinned(pinned, expected)
+            states[name] = state
+    return states
 
 
 def _ask(root: Path, request: Request) -> None:
@@ -364,13 +373,26 @@ def _fragment_of(
     recorded here, if `is_looking`."""
     try:
         fragment = pending_snapshot.read_fragment(book.root, request.snapshot, name)
+        fragment = _that_counts(book, fragment)
         if fragment is None and is_looking:
             fragment = record_stopped(book.root, book.metadata, request, name)
+            fragment = _that_counts(book, fragment)
     except NotAtRest as error:
         return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
     if fragment is not None and fragment.failure is not None:
         return Abandoned(request.snapshot, Reason.NOT_RECORDED, (name,), fragment.failure)
     return fragment
+
+
+def _that_counts(
+    book: _DirectoryBook | _ObjectBook, fragment: ParticipantFragment | None
+) -> ParticipantFragment | None:
+    """Return a fragment, unless a driver submitted it whose query was started again by another one.
+    That is asked after it was read: then a later run continues a checkpoint that contains it."""
+    if fragment is None or fragment.query is None or isinstance(book.root, Path):
+        return fragment
+    run = current_run(book.root, book.metadata.epoch, fragment.participant)
+    return fragment if run.has(fragment) else None
 
 
 def _collect(

@@ -7,10 +7,12 @@ Entries are numbered from 0 without a gap. An entry appears in one step, by a ha
 if the number is taken, so that no reader sees half of one and two writers never both win. A record
 is identified by partition and offset; an entry holds the offset of each partition before it.
 
-In an object store the entry is written with the condition that there is none of that number.
+In an object store the entry is written with the condition that there is none of that number. One
+of a query also names the query's run (``query_runs``), and the runs of a log never fall.
 """
 
 import bisect
+import contextlib
 import io
 import os
 import re
@@ -80,13 +82,15 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of a log; `offsets` is the number of records of each partition before it."""
+    """One entry of a log; `offsets` is the number of records of each partition before it. In an
+    object store `run` is that of the query which appended it; no other entry has it."""
 
     format: int = FORMAT
     number: int
     epoch: int
     offsets: tuple[int, ...]
     content: Rows | Barrier
+    run: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def record_count(self) -> int:
@@ -337,13 +341,21 @@ class LogReader:
 class LogWriter:
     """Appends to a log in the current epoch. The caller holds the lock of the log's source. One
     that `is_alone` appends after what it has seen when it was made, and after its own entries. An
-    entry of another writer is an Unavailable, and one that was reported as failed, too."""
+    entry of another writer is an Unavailable, and one that was reported as failed, too. One of a
+    `run` appends nothing after an entry of a later run."""
 
     def __init__(
-        self, root: Location, log: Log, metadata: Metadata, *, is_alone: bool = False
+        self,
+        root: Location,
+        log: Log,
+        metadata: Metadata,
+        *,
+        is_alone: bool = False,
+        run: int | None = None,
     ) -> None:
         self.log = log
         self._is_alone = is_alone
+        self._run = msgspec.UNSET if run is None else run
         self.reader = LogReader(root, log, metadata.segments[log.name])
         self._epoch = metadata.epoch
         self._directory = epoch_directory(root, log.name, metadata.epoch)
@@ -367,9 +379,14 @@ class LogWriter:
         return self._tail
 
     def last_batch(self) -> int | None:
-        """Return the newest micro-batch of this epoch whose records are in the log."""
-        number = self.tail() - 1
-        return self.reader.entry(number).content.batch if number >= self._first else None
+        """Return the newest micro-batch of this epoch whose records are in the log. Unavailable if
+        a later run has appended."""
+        number = self.tail()
+        self._check_run(number)
+        return self._batch_before(number)
+
+    def _batch_before(self, number: int) -> int | None:
+        return self.reader.entry(number - 1).content.batch if number > self._first else None
 
     def append(self, table: pa.Table) -> int:
         """Append the records of a table, and return the number of the entry; UsageError if its
@@ -396,15 +413,28 @@ class LogWriter:
         two micro-batches."""
         return self._commit(Rows(tuple(files), batch), self._tail)
 
+    def fence(self) -> None:
+        """Append an entry without records: after it no earlier run of the query appends anything.
+        Unavailable if a later run has appended."""
+        while True:
+            batch = self.last_batch()
+            with contextlib.suppress(Unavailable):  # an earlier run has appended meanwhile
+                self._commit(Rows((), batch), self._tail)
+                return
+
     def append_barrier(self, snapshot: SnapshotId, mode: Mode, *, batch: int | None = None) -> int:
         """Append a barrier, unless the last entry is that one; return its position. `batch` is the
         micro-batch after which a query has recorded its state; NotConsistent if the log holds
         records of a later one."""
         number = self.tail()
-        last = self.reader.entry(number - 1).content if number > self._first else None
-        if isinstance(last, Barrier) and last.snapshot == snapshot:
-            return number - 1
-        written = None if last is None else last.batch
+        self._check_run(number)
+        written = self._batch_before(number)
+        for before in range(number - 1, self._first - 1, -1):
+            last = self.reader.entry(before).content
+            if isinstance(last, Barrier) and last.snapshot == snapshot:
+                return before
+            if isinstance(last, Barrier) or last.files:
+                break  # else the query was started again after the barrier
         if written is not None and (batch is None or written > batch):
             raise NotConsistent(
                 f"channel {self.log.name} holds records of micro-batch {written} of query "
@@ -426,6 +456,7 @@ class LogWriter:
             epoch=self._epoch,
             offsets=self.reader.offsets_at(number),
             content=content,
+            run=self._run,
         )
         path = self._directory / entry_name(number)
         with explain_io_errors(path, "written"):
@@ -466,6 +497,18 @@ class LogWriter:
             f"channel {self.log.name}: another program has just written entry {number}; "
             "a channel has one writer: stop the other one"
         ) from None
+
+    def _check_run(self, number: int) -> None:
+        """Raise Unavailable if the entry before is of a later run. A writer looks at it, and then
+        takes this number or fails: so no run appends after a later one."""
+        if self._run is msgspec.UNSET or number <= self._first:
+            return
+        before = self.reader.entry(number - 1).run
+        if before is not msgspec.UNSET and before > self._run:
+            raise Unavailable(
+                f"channel {self.log.name}: query {self.log.source} was started again by another "
+                "program, and this one writes nothing more: stop it"
+            )
 
 
 def _write_once(path: Location, content: bytes) -> None:

@@ -51,6 +51,8 @@ PIPELINE_FILE = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
 PUBLISHED_COUNT_MAX = 10_000_000
+_FOR_SPARK = ("s3", "memory")
+"""Object stores for pipelines with queries; in memory none can run, but all else works."""
 _ADVICE = (
     f"{FILE_ADVICE} made since the last restore, which replaces only this file: without it the "
     "pipeline and its snapshots cannot be used"
@@ -235,10 +237,11 @@ def _decoded(path: ObjectPath, sealed: bytes) -> ObjectMetadata:
 
 def check_place(root: Location, dataflow: Dataflow) -> None:
     """Raise UsageError if a pipeline of this kind cannot be at `root`."""
-    if isinstance(root, ObjectPath) and dataflow.queries:
+    is_elsewhere = isinstance(root, ObjectPath) and root.root.partition(":")[0] not in _FOR_SPARK
+    if is_elsewhere and dataflow.queries:
         raise UsageError(
-            f"{root} is in an object store, where a pipeline can have services only, and this one "
-            f"has the query {dataflow.queries[0]}: give a directory"
+            f"{root} cannot hold the checkpoint of the query {dataflow.queries[0]}, because Spark "
+            "can write it only into a directory or S3: give one of these"
         )
 
 
@@ -368,7 +371,8 @@ def begin_taking_part(root: Location) -> None:
 
 
 def checkpoint_path(root: Place, epoch: int, query: str) -> Place:
-    """Return the directory of a query's Spark checkpoint in an epoch."""
+    """Return the directory of a query's Spark checkpoint in an epoch; in an object store it holds
+    those of the query's runs (``query_runs``)."""
     return below(root, CHECKPOINTS, f"epoch-{epoch}", query)
 
 

@@ -34,11 +34,11 @@ from stillframe.pipeline.metadata import (
     Metadata,
     ObjectMetadata,
     check_positions,
-    checkpoint_path,
     read_metadata,
     read_object_metadata,
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState, Request
+from stillframe.pipeline.query_runs import QueryRun, current_run
 from stillframe.pipeline.snapshot_manifest import pinned_path, pinning_directory
 from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
 from stillframe.storage.files import below, replace
@@ -71,10 +71,17 @@ class ParticipantLogs(ABC):
         self._root = root
         self._participant = participant
         self._kind = kind
+        self.is_remote = isinstance(root, ObjectPath)
+        self._run: QueryRun | None = None
         self._identity: tuple[int, int] | None = None
         self._known: tuple[ObjectMetadata, Version] | None = None
         self.recorded: SnapshotId | None = None
         """The last snapshot for which its fragment was submitted here."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a snapshot was pending when the pipeline was last read; in an object store."""
+        return self._known is not None and self._known[0].request is not None
 
     @abstractmethod
     def positions(self) -> dict[str, int]:
@@ -83,7 +90,8 @@ class ParticipantLogs(ABC):
     @cached_property
     def writers(self) -> dict[str, LogWriter]:
         """A writer for every log that the participant appends to; made when it is first needed."""
-        return writers_of(self._root, self.metadata, self._participant)
+        run = None if self._run is None else self._run.number
+        return writers_of(self._root, self.metadata, self._participant, run)
 
     def check_whole(self) -> None:
         """Refuse logs with an entry missing that is still to be read; raises Damaged."""
@@ -138,7 +146,7 @@ class ParticipantLogs(ABC):
             or request.snapshot == self.recorded
             or request.epoch != self.metadata.epoch
             or time.time() > request.deadline_at + OVERDUE_S
-            or pending_snapshot.has_recorded(self._root, request.snapshot, self._participant)
+            or self._has_recorded(request.snapshot)
         ):
             return tails
         mode = request.mode if self.is_patient else Mode.UNALIGNED
@@ -149,6 +157,15 @@ class ParticipantLogs(ABC):
             return tails
         limits = {name: read_end(mode, reading) for name, reading in found.items()}
         return {name: tails[name] if end is None else end for name, end in limits.items()}
+
+    def _has_recorded(self, snapshot: SnapshotId) -> bool:
+        if self._run is not None and isinstance(self._root, ObjectPath):
+            # One of a driver that was replaced meanwhile does not count.
+            name = self._participant
+            fragment = pending_snapshot.read_fragment(self._root, snapshot, name)
+            if fragment is not None and not self._run.has(fragment):
+                return False
+        return pending_snapshot.has_recorded(self._root, snapshot, self._participant)
 
     def _readings(self, snapshot: SnapshotId, tails: dict[str, int]) -> dict[str, Reading]:
         """Return the participant's position, and the barrier's, on each log that it reads. A
@@ -186,20 +203,25 @@ class ParticipantLogs(ABC):
         self.recorded = request.snapshot
 
 
-def writers_of(root: Location, metadata: Metadata, participant: str) -> dict[str, LogWriter]:
-    """Return a writer for every log that a participant appends to."""
+def writers_of(
+    root: Location, metadata: Metadata, participant: str, run: int | None = None
+) -> dict[str, LogWriter]:
+    """Return a writer for every log that a participant appends to, in this run of a query."""
     # In an object store nothing but its number keeps an entry of a second writer out. A query has
     # a program for each of its sources; a service is the only one that appends to its logs.
     is_alone = isinstance(root, ObjectPath) and participant in metadata.dataflow.services
     outgoing = metadata.dataflow.outgoing(participant)
-    return {log.name: LogWriter(root, log, metadata, is_alone=is_alone) for log in outgoing}
+    return {
+        log.name: LogWriter(root, log, metadata, is_alone=is_alone, run=run) for log in outgoing
+    }
 
 
 def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, tail: int) -> int:
-    """Return `position`, past old barriers: no participant reads on merely to step over one."""
+    """Return `position`, past old barriers and other entries without records: no participant reads
+    on merely to step over one."""
     while position < tail:
         entry = reader.entry(position)
-        if entry.files or getattr(entry.content, "snapshot", snapshot) == snapshot:
+        if entry.files or getattr(entry.content, "snapshot", None) == snapshot:
             break
         position += 1
     return position
@@ -214,7 +236,11 @@ class QueryParticipant(ParticipantLogs):
         metadata = read_metadata(root)
         metadata.dataflow.check_participant(query, "query")
         super().__init__(root, metadata, query, "query")
-        self._checkpoint = checkpoint_path(root, metadata.epoch, query)
+        self._run = current_run(root, metadata.epoch, query)
+        self._checkpoint = self._run.checkpoint
+        self._state = QueryState(None)
+        if self._run.number is not None:
+            self._state = QueryState(None, self._run.number)
         self.check_whole()
 
     def positions(self) -> dict[str, int]:
@@ -253,10 +279,13 @@ class QueryParticipant(ParticipantLogs):
         """Record the state after the last committed micro-batch. All of it may be repeated after an
         interruption, as long as no other micro-batch has started."""
         batch, positions = self._committed()
+        state = msgspec.structs.replace(self._state, batch=batch)
         if batch is not None:
             directory = pinning_directory(self._root, request.snapshot)
-            checkpoint.pin(self._checkpoint, batch, pinned_path(directory, self._participant))
-        self.submit(request, positions, batch=batch, query=QueryState(batch))
+            checkpoint.pin(
+                self._checkpoint, batch, pinned_path(directory, self._participant, state)
+            )
+        self.submit(request, positions, batch=batch, query=state)
 
 
 def _names(logs: Iterable[str]) -> str:

@@ -36,8 +36,16 @@ from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
 from stillframe.storage.reading import is_there
+from stillframe.storage.storage import Changed
 from stillframe.store.layout import explain_io_errors
-from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
+from stillframe.store.sealed_json import (
+    FORMAT,
+    SEALED_BYTES_MAX,
+    TooLarge,
+    read_sealed,
+    read_sealed_bytes,
+    seal,
+)
 
 PENDING = "pending"
 REQUEST = "request.json"
@@ -61,9 +69,11 @@ class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QueryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last committed micro-batch of a query; None if it has not committed any."""
+    """The last committed micro-batch of a query; None if it has not committed any. In an object
+    store `run` is the one that recorded it (``query_runs``)."""
 
     batch: int | None
+    run: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +140,8 @@ def has_recorded(root: Location, snapshot: SnapshotId, participant: str) -> bool
 def submit_fragment(root: Location, fragment: ParticipantFragment) -> None:
     """Write a participant's fragment, unless there is one, or the snapshot has ended in the
     meantime; it is on the disk when this returns. If the state is too large to be read back, the
-    fragment says that instead, and the snapshot is abandoned."""
+    fragment says that instead, and the snapshot is abandoned. A later run of a query replaces the
+    fragment of an earlier one."""
     path = fragment_path(root, fragment.snapshot, fragment.participant)
     with explain_io_errors(path, "written"), contextlib.suppress(FileNotFoundError):
         try:
@@ -139,8 +150,8 @@ def submit_fragment(root: Location, fragment: ParticipantFragment) -> None:
             failure = f"the state of service {fragment.participant} is too large: {error}"
             content = seal(msgspec.structs.replace(fragment, service=None, failure=failure))
         if isinstance(path, ObjectPath):
-            with contextlib.suppress(FileExistsError):
-                storage_of(path).put_if_absent(path, content)
+            with contextlib.suppress(FileExistsError, Changed):
+                _put(path, content, _run_of(fragment))
             return
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         write_new(partial, content)
@@ -149,6 +160,21 @@ def submit_fragment(root: Location, fragment: ParticipantFragment) -> None:
             os.link(partial, path)
         partial.unlink()
         sync(path.parent)
+
+
+def _put(path: ObjectPath, content: bytes, run: int) -> None:
+    storage = storage_of(path)
+    try:
+        storage.put_if_absent(path, content)
+    except FileExistsError:
+        sealed, version = storage.read(path, bytes_max=SEALED_BYTES_MAX)
+        if _run_of(read_sealed_bytes(path, sealed, ParticipantFragment)) < run:
+            storage.replace_if_unchanged(path, content, version)
+
+
+def _run_of(fragment: ParticipantFragment) -> int:
+    run = fragment.query.run if fragment.query is not None else msgspec.UNSET
+    return -1 if run is msgspec.UNSET else run
 
 
 def _read_pending(path: Location, kind: type[_Content]) -> _Content | None:

@@ -82,7 +82,7 @@ class Pipeline:
 
         Args:
             path: its directory. On a cluster, one that every machine sees under the same path. Or
-                an address such as ``s3://bucket/shop``, for a pipeline without queries.
+                an address such as ``s3://bucket/shop``; with queries it must be in S3.
             queries: the names of the streaming queries.
             services: name -> the dataclass or Struct class whose fields are that service's state.
             channels: the logs between them, made with ``stillframe.pipeline.channel``.
@@ -90,7 +90,7 @@ class Pipeline:
 
         Raises:
             UsageError: parts do not fit together; or the directory holds another pipeline, or
-                something else; or there are queries and it is an address.
+                something else; or there are queries, and Spark cannot write there.
             StoreError: the disk is full or failed.
         """
         root = locate(path).absolute()

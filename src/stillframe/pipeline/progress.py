@@ -10,13 +10,14 @@ import msgspec
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.metadata import Metadata, checkpoint_path
+from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.pending_snapshot import (
     ParticipantFragment,
     Request,
     pending_request,
     read_fragment,
 )
+from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.location import Location
@@ -159,8 +160,8 @@ def progress_of(
         logs, is_query = flow.incoming(name), name in flow.queries
         positions: dict[str, int] = {}
         if is_query:
-            directory = checkpoint_path(root, metadata.epoch, name)
-            found = checkpoint.last_committed(directory)
+            run = current_run(root, metadata.epoch, name)
+            found = checkpoint.last_committed(run.checkpoint)
             positions = metadata.starts[name] if found is None else found.positions
         channels = tuple(
             AwaitedChannel(log.name, log.source, positions.get(log.name), barriers.get(log.name))

@@ -33,18 +33,16 @@ from stillframe.pipeline.metadata import (
     as_ranges,
     begin_writing,
     check_place,
-    checkpoint_path,
     claim_place,
     create_metadata,
     read_metadata,
     write_metadata,
 )
-from stillframe.pipeline.pending_snapshot import PINNED
+from stillframe.pipeline.query_runs import first_checkpoint
 from stillframe.pipeline.snapshot_manifest import (
     MANIFEST,
     Manifest,
     check_channels,
-    pinned_path,
     read_manifest,
     snapshot_path,
     verify_files,
@@ -209,9 +207,14 @@ def _copy_content(root: Location, manifest: Manifest, target: Location, new: Met
             link_tree(source, copy)
         else:
             # By name, so that it is noticed if it is being deleted.
-            pinned = [(f"{PINNED}/{file.query}", file.name) for file in manifest.files]
-            names_of = [(MANIFEST,), *pinned]
-            copy_all([(below(source, *parts), below(copy, *parts)) for parts in names_of])
+            pairs: list[tuple[Location, Location]] = [
+                (
+                    below(manifest.pinned(root, file.query), file.name),
+                    below(manifest.pinned(target, file.query), file.name),
+                )
+                for file in manifest.files
+            ]
+            copy_all([(source / MANIFEST, copy / MANIFEST), *pairs])
     place_services(target, new, manifest, 0)
     _export(root, manifest, target, new)
 
@@ -274,8 +277,8 @@ def _export(root: Location, manifest: Manifest, target: Location, metadata: Meta
             place.mkdir(parents=True)
         for query, batch in manifest.last_batches.items():
             checkpoint.export(
-                pinned_path(snapshot_path(root, manifest.snapshot), query),
-                checkpoint_path(target, metadata.epoch, query),
+                manifest.pinned(root, query),
+                first_checkpoint(target, metadata.epoch, query),
                 batch,
                 metadata.starts[query],
             )

@@ -15,6 +15,7 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.log import DATA, LogReader, entry_name, numbers_in
 from stillframe.pipeline.metadata import (
     CHANNELS,
+    CHECKPOINTS,
     Metadata,
     MetadataWriter,
     ObjectMetadata,
@@ -133,6 +134,17 @@ class _ObjectBook:
                     is_kept = directory == SNAPSHOTS and name in known
                     if is_own and int(number) <= last and not is_kept:
                         remove_tree(self.root / directory / name)
+        self._delete_checkpoints()
+
+    def _delete_checkpoints(self) -> None:
+        """Delete what Spark wrote in other epochs: snapshots have copies of what they need."""
+        directory = self.root / CHECKPOINTS
+        with explain_io_errors(directory, "changed"):
+            for name in names(directory):
+                epoch = name.removeprefix("epoch-")
+                is_known = epoch.isdecimal() and int(epoch) <= self.metadata.last_epoch
+                if is_known and int(epoch) != self.metadata.epoch:
+                    remove_tree(directory / name)
 
 
 def _book_of(root: Location) -> _DirectoryBook | _ObjectBook:

@@ -35,6 +35,7 @@ from stillframe.pipeline.metadata import (
 from stillframe.pipeline.pending_snapshot import (
     PINNED,
     ParticipantFragment,
+    QueryState,
     SystemCut,
     check_fragments,
     request_path,
@@ -210,6 +211,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         recorded = {one.participant: one.query for one in self.fragments if one.query is not None}
         return {n: state.batch for n, state in recorded.items() if state.batch is not None}
 
+    def pinned(self, root: Place, query: str) -> Place:
+        """Return where the pipeline at `root` keeps the checkpoint of a query in the snapshot."""
+        state = self.fragment(query).query
+        return pinned_path(snapshot_path(root, self.snapshot), query, state)
+
     @property
     def record_count(self) -> int:
         """How many records were in transit."""
@@ -245,9 +251,14 @@ def snapshot_path(root: Place, snapshot: SnapshotId) -> Place:
     return below(root, SNAPSHOTS, str(snapshot))
 
 
-def pinned_path(directory: Place, query: str) -> Place:
-    """Return where a snapshot, pending or published, keeps the checkpoint of a query."""
-    return below(directory, PINNED, query)
+def pinned_path(directory: Place, query: str, state: QueryState | None = None) -> Place:
+    """Return where a snapshot, pending or published, keeps the checkpoint of a query with this
+    recorded state. In an object store runs of the query have separate places, because two may have
+    recorded."""
+    place = below(directory, PINNED, query)
+    if state is None or state.run is msgspec.UNSET:
+        return place
+    return below(place, f"run-{state.run}")
 
 
 def pinning_directory(root: Location, snapshot: SnapshotId) -> Location:
@@ -381,7 +392,8 @@ def hashed_files(
     `known` from the snapshot before are not read again."""
     by_inode = {(f.inode, f.bytes, f.changed_at_ns): f.hash for f in known}
     found = []
-    for query, name, path in _pinned_files(directory, queries):
+    places = {query: pinned_path(directory, query) for query in queries}
+    for query, name, path in _pinned_files(places):
         with explain_io_errors(path, "read"):
             status = path.stat()
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -392,7 +404,7 @@ def hashed_files(
 
 
 def hashed_objects(
-    directory: ObjectPath, batches: Mapping[str, int], known: list[PinnedFile]
+    directory: ObjectPath, states: Mapping[str, QueryState], known: list[PinnedFile]
 ) -> list[PinnedFile]:
     """Return the pinned files in the `directory` of a snapshot that are needed after the last
     micro-batch of each query, with their hashes. Those with a unique name that are `known` from the
@@ -400,14 +412,16 @@ def hashed_objects(
     by_name = {(f.query, f.name): f for f in known if f.name.endswith(checkpoint.UNIQUE)}
 
     def hashed(place: tuple[str, str]) -> PinnedFile:
-        path = below(pinned_path(directory, place[0]), place[1])
+        query, name = place
+        path = below(pinned_path(directory, query, states[query]), name)
         with explain_io_errors(path, "read"):
             return by_name.get(place) or PinnedFile(*place, *_object_hash(path), 0, 0)
 
     found: list[PinnedFile] = []
-    for query, batch in sorted(batches.items()):
+    for query, state in sorted(states.items()):
+        assert state.batch is not None
         with explain_io_errors(directory, "read"):
-            named = checkpoint.pinned_files(pinned_path(directory, query), batch)
+            named = checkpoint.pinned_files(pinned_path(directory, query, state), state.batch)
         found += mapped(directory, hashed, [(query, name) for name in named])
     return found
 
@@ -424,10 +438,8 @@ def _object_hash(path: ObjectPath) -> tuple[int, str]:
 
 
 def _verify_objects(root: ObjectPath, manifest: Manifest, progress: Callable[[int], None]) -> None:
-    directory = snapshot_path(root, manifest.snapshot)
-
     def verify(file: PinnedFile) -> int:
-        path = below(pinned_path(directory, file.query), file.name)
+        path = below(manifest.pinned(root, file.query), file.name)
         with explain_io_errors(path, "read"):
             try:
                 found = _object_hash(path)
@@ -439,7 +451,7 @@ def _verify_objects(root: ObjectPath, manifest: Manifest, progress: Callable[[in
 
     expected = {(file.query, file.name) for file in manifest.files}
     for query, batch in manifest.last_batches.items():
-        pinned = pinned_path(directory, query)
+        pinned = manifest.pinned(root, query)
         with explain_io_errors(pinned, "read"):
             for name in checkpoint.pinned_files(pinned, batch):
                 if (query, name) not in expected:
@@ -476,9 +488,9 @@ def verify_files(root: Location, manifest: Manifest, progress: Callable[[int], N
     if isinstance(root, ObjectPath):
         _verify_objects(root, manifest, progress)
         return
-    directory = snapshot_path(root, manifest.snapshot)
     expected = {(file.query, file.name): file for file in manifest.files}
-    for query, name, path in _pinned_files(directory, manifest.queries):
+    places = {query: manifest.pinned(root, query) for query in manifest.queries}
+    for query, name, path in _pinned_files(places):
         record = expected.pop((query, name), None)
         if record is None:
             raise _added(path, manifest)
@@ -487,7 +499,7 @@ def verify_files(root: Location, manifest: Manifest, progress: Callable[[int], N
                 raise _changed(path, manifest)
         progress(record.bytes)
     for query, name in expected:
-        raise _missing(pinned_path(directory, query) / name, manifest)
+        raise _missing(places[query] / name, manifest)
 
 
 def file_hash(path: Path) -> str:
@@ -496,9 +508,8 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _pinned_files(directory: Path, queries: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
-    for query in queries:
-        pinned = pinned_path(directory, query)
+def _pinned_files(places: Mapping[str, Path]) -> Iterator[tuple[str, str, Path]]:
+    for query, pinned in places.items():
         for path in sorted(pinned.rglob("*")):
             if path.is_file():
                 yield query, path.relative_to(pinned).as_posix(), path

@@ -30,23 +30,21 @@ from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.locks import Lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
-from stillframe.pipeline.metadata import (
-    Metadata,
-    begin_taking_part,
-    checkpoint_path,
-    read_metadata,
-)
+from stillframe.pipeline.metadata import Metadata, begin_taking_part, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.snapshot_manifest import (
-    Manifest,
-    pinned_path,
-    published_ids,
-    read_manifest,
-    snapshot_path,
+from stillframe.pipeline.query_runs import QueryRun, begin_run, current_run
+from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
+from stillframe.spark.session import (
+    add_package,
+    check_reachable,
+    check_version,
+    checkpoint_address,
+    require_classic,
 )
-from stillframe.spark.session import add_package, check_version, require_classic
+from stillframe.spark.sink import WRITTEN, writer_into
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
+from stillframe.storage.location import Location, ObjectPath, locate
 
 EachBatch = Callable[[DataFrame, int], None]
 _STARTING = "Initializing sources"
@@ -68,8 +66,8 @@ _PIPELINE = re.compile(
 )
 _QUERY = re.compile(r"\bquery=([\w.-]+)(?:,|$)", re.IGNORECASE)
 _CHANNELS = re.compile(r"\bchannels=([\w., -]*)(?:,|$)", re.IGNORECASE)
-_lent: dict[tuple[Path, str], Lock] = {}
-"""The locks that ``to_channel`` took: a query may write several channels."""
+_lent: dict[tuple[Location, str], tuple[Lock, QueryRun]] = {}
+"""The locks that ``to_channel`` took, and the runs: a query may write several channels."""
 
 
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
@@ -148,20 +146,33 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     flow.check_participant(source, "query")
     key = (pipeline.path, source)
     if key not in _lent:
-        _lent[key] = _hold(pipeline, source)
+        lock = _hold(pipeline, source)
+        try:
+            _lent[key] = lock, _begin_run(pipeline.path, read_metadata(pipeline.path), source)
+        except BaseException:
+            lock.release()
+            raise
     # Now no restore of the pipeline can happen any more.
     head = read_metadata(pipeline.path)
-    return _appender(pipeline.path, head, head.dataflow.log(channel))
+    lock, run = _lent[key]
+    append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
+
+    def append_if_ours(batch: DataFrame, number: int) -> None:
+        _check_lease(lock, source)
+        append(batch, number)
+
+    return append_if_ours
 
 
 def checkpoint_location(pipeline: Pipeline, query: str) -> str:
-    """Return the directory that the checkpoint of a query must have in the present epoch.
+    """Return the place that the checkpoint of a query must have in the present epoch, as Spark
+    takes it.
 
-    Call it after ``to_channel``: from then on the epoch does not change.
+    Call it after ``to_channel``: from then on it does not change.
     """
     head = read_metadata(pipeline.path)
     head.dataflow.check_participant(query, "query")
-    return str(checkpoint_path(pipeline.path, head.epoch, query))
+    return checkpoint_address(current_run(pipeline.path, head.epoch, query).checkpoint)
 
 
 def start_query(
@@ -217,8 +228,11 @@ def start_query(
             if (wrong := schema_difference(log.arrow_schema, columns)) is not None:
                 raise UsageError(f"query {query} does not fit channel {log.name}: {wrong}")
         check_sources(frame, pipeline.path, head, query)
-        check_checkpoint(pipeline.path, head, query)
-        appenders = [_appender(pipeline.path, head, log) for log in outgoing]
+        check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
+        begun = _begin_run(pipeline.path, head, query)
+        if isinstance(pipeline.path, Path):
+            check_checkpoint(pipeline.path, head, query, begun.checkpoint)
+        appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
 
         def go(batch: DataFrame, number: int) -> None:
             with run.micro_batch(number), _kept(batch, len(appenders) + (each_batch is not None)):
@@ -229,7 +243,7 @@ def start_query(
 
         writer = frame.writeStream.queryName(query).outputMode(output_mode).foreachBatch(go)
         writer = writer.options(**(options or {})).option(
-            "checkpointLocation", str(checkpoint_path(pipeline.path, head.epoch, query))
+            "checkpointLocation", checkpoint_address(begun.checkpoint)
         )
         if trigger:
             writer = writer.trigger(**trigger)
@@ -288,6 +302,7 @@ class _Run:
                     f"micro-batch {number} of query {self._query} started after the end of its "
                     "run, and was not written: start the query again"
                 )
+            _check_lease(self._lock, self._query)
             yield
 
     def end(self) -> None:
@@ -316,8 +331,26 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
     return lock
 
 
-def _appender(root: Path, head: Metadata, log: Log) -> EachBatch:
-    writer = LogWriter(root, log, head)
+def _check_lease(lock: Lock, query: str) -> None:
+    """Raise Unavailable if another program took the lease of a query over, and may run it."""
+    if lock.is_lost:
+        raise Unavailable(
+            f"another program took the place of query {query}, because this one did not renew its "
+            "lease in time: stop this one",
+            process=query,
+        )
+
+
+def _begin_run(root: Location, head: Metadata, query: str) -> QueryRun:
+    """Return the run that starts now. In an object store its checkpoint is a copy, and the one from
+    which it is made is checked."""
+    if isinstance(root, ObjectPath):
+        return begin_run(root, head, query, lambda path: check_checkpoint(root, head, query, path))
+    return current_run(root, head.epoch, query)
+
+
+def _appender(root: Location, head: Metadata, log: Log, run: QueryRun) -> EachBatch:
+    writer = LogWriter(root, log, head, run=run.number)
 
     def append(frame: DataFrame, batch: int) -> None:
         written = writer.last_batch()
@@ -333,7 +366,7 @@ def _appender(root: Path, head: Metadata, log: Log) -> EachBatch:
     return append
 
 
-def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataFile]:
+def _write(frame: DataFrame, log: Log, directory: Location, name: str) -> list[DataFile]:
     """Let the executors write a micro-batch; return the files with records, by partition."""
     count = log.partition_count
     spread = (
@@ -341,6 +374,9 @@ def _write(frame: DataFrame, log: Log, directory: Path, name: str) -> list[DataF
         if log.key
         else frame.coalesce(count)
     )
+    if isinstance(directory, ObjectPath):
+        rows = spread.mapInArrow(writer_into(directory / name), WRITTEN).collect()
+        return [DataFile(f"{name}/{file}", *rest) for file, *rest in sorted(map(tuple, rows))]
     with _times_in_microseconds(frame.sparkSession):
         spread.write.option("compression", "zstd").parquet(f"file://{directory / name}")
     files = []
@@ -400,7 +436,7 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
             )
 
 
-def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> None:
+def check_sources(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
     """Refuse a DataFrame without a Stillframe source, with one of another query, or without a
     channel that the query is declared to read: its snapshots would never be complete.
 
@@ -444,15 +480,19 @@ def check_sources(frame: DataFrame, root: Path, head: Metadata, query: str) -> N
         )
 
 
-def _check_reader(options: str, root: Path, query: str) -> None:
+def _check_reader(options: str, root: Location, query: str) -> None:
     """Refuse a source that reads as another query, as far as its options can be seen."""
     found = _QUERY.search(options)
     name = found[1] if found else query
     found = _PIPELINE.search(options)
     place = found[1] if found else str(root)
     try:
-        is_other = not Path(place).samefile(root)
-    except (OSError, ValueError):
+        where = locate(place)
+        if isinstance(where, Path) and isinstance(root, Path):
+            is_other = not where.samefile(root)
+        else:
+            is_other = where != root
+    except (OSError, ValueError, UsageError):
         place, is_other = str(root), False
     if is_other or name != query:
         raise UsageError(
@@ -463,11 +503,10 @@ def _check_reader(options: str, root: Path, query: str) -> None:
         )
 
 
-def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
-    """Refuse a checkpoint that was rolled back or edited by hand. It is refused if it is behind the
-    snapshots of this epoch, the one that it began from, or the query's logs, or contradicts them.
-    Damaged manifests and snapshots that are dropped meanwhile are passed over."""
-    path = checkpoint_path(root, head.epoch, query)
+def check_checkpoint(root: Location, head: Metadata, query: str, path: Location) -> None:
+    """Refuse a checkpoint, in `path`, that was rolled back or edited by hand. It is refused if it
+    is behind the snapshots of this epoch, the one that it began from, or the query's logs, or
+    contradicts them. Damaged manifests and snapshots that are dropped meanwhile are passed over."""
     advice = (
         f"the checkpoint {path} was edited or deleted, and its state would be silently wrong: "
         "restore the pipeline from a snapshot instead"
@@ -482,20 +521,18 @@ def check_checkpoint(root: Path, head: Metadata, query: str) -> None:
             continue
         if found is None or found.batch < state.batch:
             raise Damaged(f"snapshot {manifest.snapshot} has micro-batch {state.batch}; {advice}")
-        if manifest.epoch == head.epoch:
-            pinned = pinned_path(snapshot_path(root, manifest.snapshot), query)
-            if not checkpoint.agrees(path, pinned, state.batch):
-                raise Damaged(
-                    f"snapshot {manifest.snapshot} has a different micro-batch {state.batch}; "
-                    f"{advice}"
-                )
+        pinned = manifest.pinned(root, query)
+        if manifest.epoch == head.epoch and not checkpoint.agrees(path, pinned, state.batch):
+            raise Damaged(
+                f"snapshot {manifest.snapshot} has a different micro-batch {state.batch}; {advice}"
+            )
     for log in head.dataflow.outgoing(query):
         written = LogWriter(root, log, head).last_batch()
         if written is not None and (planned is None or written > planned):
             raise Damaged(f"channel {log.name} has records of micro-batch {written}; {advice}")
 
 
-def _of_epoch(root: Path, head: Metadata) -> Iterator[Manifest]:
+def _of_epoch(root: Location, head: Metadata) -> Iterator[Manifest]:
     """Yield the snapshots of the present epoch, the newest first, then the one it began from."""
     for snapshot in reversed(published_ids(root)):
         manifest = _if_whole(root, snapshot)
@@ -509,7 +546,7 @@ def _of_epoch(root: Path, head: Metadata) -> Iterator[Manifest]:
             yield began
 
 
-def _if_whole(root: Path, snapshot: SnapshotId) -> Manifest | None:
+def _if_whole(root: Location, snapshot: SnapshotId) -> Manifest | None:
     """Return a manifest, or None if it is damaged or its snapshot was dropped."""
     try:
         return read_manifest(root, snapshot)

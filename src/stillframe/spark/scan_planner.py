@@ -1,9 +1,9 @@
 """Plan what ``source`` reads, and where micro-batches end. On the driver alone."""
 
 import functools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from pyspark.sql.types import IntegerType, LongType, StructType
 from stillframe.errors import UsageError
 from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
-from stillframe.pipeline.locks import is_running
+from stillframe.pipeline.locks import OBJECT_POLL_S, is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
@@ -33,7 +33,7 @@ from stillframe.spark.slices import (
     SlicesReader,
     TableSlice,
 )
-from stillframe.storage.location import Location, local_path, locate
+from stillframe.storage.location import Location, locate
 from stillframe.store.tables import to_array
 from stillframe.topology import Column
 
@@ -52,6 +52,10 @@ _CHANNELS_SCHEMA = pa.schema(
 _INT64 = range(-(2**63), 2**63)
 _KINDS = {bool: "bool", int: "int", float: "float", str: "text", bytes: "bytes", datetime: "time"}
 """The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
+
+IDLE_POLL_S = 0.5
+"""How often an idle query looks for records in an object store, in seconds. While a snapshot is
+pending it looks as often as services do."""
 
 BARRIER_COUNT_MAX = 100
 """How many barriers may stand before a query that has nothing else to read; then an empty micro-
@@ -89,7 +93,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 def channels_of(options: ReadOptions) -> list[Log]:
     """Return the logs that the options name, all with the same columns and read by the query."""
-    dataflow = read_metadata(local_path(options.pipeline)).dataflow
+    dataflow = read_metadata(locate(options.pipeline)).dataflow
     dataflow.check_participant(options.query, "query")
     if not options.channels and dataflow.incoming(options.query):
         raise UsageError(
@@ -125,6 +129,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._logs = [log.name for log in channels_of(self._options)]
         self._targets: dict[str, int] | None = None
         self._checked: dict[str, int] | None = None
+        self._looked_at = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
         """Return the offset at which a query without a checkpoint starts."""
@@ -151,6 +156,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next micro-batch ends; record and pass on a barrier if it is time."""
         positions = start[OFFSET_KEY]
         participant = self._participant
+        self._rest(positions)
         participant.check_epoch()
         if positions != self._checked:
             # Once for each micro-batch: Spark calls this every few milliseconds.
@@ -175,6 +181,14 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reader.forget(reached[log])
         return offset_of(new)
 
+    def _rest(self, positions: dict[str, int]) -> None:
+        """Wait until it is time to look for more to read. In an object store each look costs, and
+        an idle query would look every few milliseconds. After a micro-batch it is time at once."""
+        if positions == self._checked and self._participant.is_remote:
+            pause_s = OBJECT_POLL_S if self._participant.is_asked else IDLE_POLL_S
+            time.sleep(max(0.0, self._looked_at + pause_s - time.monotonic()))
+        self._looked_at = time.monotonic()
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each partition of each log."""
         slices: list[InputPartition] = []
@@ -194,7 +208,7 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @functools.cached_property
     def _participant(self) -> QueryParticipant:
-        query, root = self._options.query, Path(self._options.pipeline)
+        query, root = self._options.query, locate(self._options.pipeline)
         if not is_running(root, query):
             raise UsageError(
                 f"query {query} of {root} was not started with start_query, and its sink was not "

@@ -107,8 +107,10 @@ def checkpoint_address(location: Location) -> str:
 
 def check_reachable(spark: "SparkSession", address: str) -> None:
     """Raise Unavailable if a checkpoint is in S3, and the session lacks Hadoop's S3A."""
+    if not address.startswith(_S3A_SCHEME):
+        return
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - there is no public way
-    if address.startswith(_S3A_SCHEME) and hadoop.getClassByNameOrNull(_S3A) is None:
+    if hadoop.getClassByNameOrNull(_S3A) is None:
         raise Unavailable(
             f"Spark needs Hadoop's S3A for {address}, and it is not on its class path",
             remedy=_S3_PACKAGES,

@@ -1,5 +1,7 @@
 """The content of a snapshot, read from a Spark driver: query states, logs, differences."""
 
+from urllib.parse import quote
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.window import Window
@@ -7,10 +9,12 @@ from pyspark.sql.window import Window
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path, snapshot_path
+from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.queries import register
 from stillframe.spark.scan_planner import as_json
+from stillframe.spark.session import check_reachable, checkpoint_address
 from stillframe.spark.slices import LOG_FORMAT
+from stillframe.storage.location import ObjectPath
 
 _KEY_COLUMNS = ("key", "user_map_key")
 _PARTITION = "partition_id"
@@ -54,8 +58,10 @@ def query_state(
             f"query {query} had committed no micro-batch at snapshot {manifest.snapshot}, so it "
             "has no state there: take a snapshot after it has run"
         )
-    path = pinned_path(snapshot_path(pipeline.path, manifest.snapshot), query)
-    if path.as_uri() != f"file://{path}":
+    path = manifest.pinned(pipeline.path, query)
+    address = checkpoint_address(path)
+    parts = path.key if isinstance(path, ObjectPath) else address
+    if quote(parts, safe="/~") != parts:
         raise UsageError(
             f"Spark's state source cannot read below {path}: it confuses a space or another "
             "special character in a path with its percent code. Move the pipeline to a path "
@@ -64,7 +70,8 @@ def query_state(
     reader = spark.read.format("statestore").options(batchId=batch, operatorId=operator, **options)
     if store is not None:
         reader = reader.option("storeName", store)
-    return reader.load(f"file://{path}")
+    check_reachable(spark, address)
+    return reader.load(address if isinstance(path, ObjectPath) else f"file://{address}")
 
 
 def log_records(

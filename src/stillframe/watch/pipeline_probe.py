@@ -21,11 +21,11 @@ from stillframe.pipeline.metadata import (
     PIPELINE_FILE,
     Metadata,
     ObjectMetadata,
-    checkpoint_path,
     read_metadata,
     read_object_metadata,
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
+from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.stopped import service_status
 from stillframe.storage.files import exists
 from stillframe.storage.location import Location, ObjectPath
@@ -141,8 +141,8 @@ class PipelineProbe:
         runs = self._is_running(name)
         with _collecting(errors):
             if name in metadata.dataflow.queries:
-                directory = checkpoint_path(self._root, metadata.epoch, name)
-                return _query_sample(directory, metadata.starts[name], runs=runs)
+                run = current_run(self._root, metadata.epoch, name)
+                return _query_sample(run.checkpoint, metadata.starts[name], runs=runs)
             found = service_status(self._root, metadata, name)
             status = DEAD if found.is_dead else STOPPED if found.has_joined else ABSENT
             status = RUNNING if runs else status
