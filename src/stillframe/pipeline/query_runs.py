@@ -23,7 +23,7 @@ from stillframe.pipeline.locks import PARTICIPANTS
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import Metadata, checkpoint_path
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
-from stillframe.storage.files import below, names, remove_tree
+from stillframe.storage.files import below
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
@@ -110,11 +110,12 @@ def begin_run(
         checkpoint.continue_in(old, new)
     own.replace(checkpoint=own.record.run, recorded=recorded)
     with explain_io_errors(place, "cleared"):
-        for name in names(place):
-            number = name.removeprefix(_RUN)
-            # A higher one is of a program that has replaced this one.
-            if number.isdecimal() and int(number) < own.record.run:
-                remove_tree(place / name)
+        storage = storage_of(place)
+        storage.delete(
+            one.location
+            for one in storage.files_below(place)
+            if _is_of_earlier(str(one.location)[len(str(place)) + 1 :], own.record.run)
+        )
     return _run_in(root, query, own.record)
 
 
@@ -145,6 +146,13 @@ class _OwnRecord:
                     process=self._query,
                 ) from None
         self.record = changed
+
+
+def _is_of_earlier(name: str, run: int) -> bool:
+    """Return whether a file below the checkpoints of a query is of a run before `run`. Those of a
+    later one are of a program that has replaced this one."""
+    number = name.partition("/")[0].removeprefix(_RUN)
+    return number.isdecimal() and int(number) < run
 
 
 def _recorded(root: ObjectPath, query: str, before: QueryRecord) -> SnapshotId | None:
