@@ -1,6 +1,10 @@
 """Every kind of storage keeps the same promises."""
 
+import contextlib
+import json
 import secrets
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +17,7 @@ from stillframe.storage.storage import Changed, Listed, Storage, Version
 from tests.nightly import by_night
 from tests.s3_servers import at_night
 
+ROOT = Path(__file__).parent.parent.parent
 WRITER_COUNT = 8
 RACE_COUNT = by_night(1000, check=50)
 
@@ -209,6 +214,54 @@ def test_one_of_eight_writers_replaces(storage: Storage, root: Location) -> None
         content, version = storage.read(root / "head", bytes_max=99)
         assert winners == [content]
         version = storage.put(root / "head", b"begin %d" % _)
+
+
+class Racers:
+    """Programs that write at once, each in a process of its own."""
+
+    def __init__(self) -> None:
+        command, pipe = [sys.executable, "-m", "tests.storage.racer"], subprocess.PIPE
+        self.programs = [
+            subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+            for _ in range(WRITER_COUNT)
+        ]
+
+    def race(self, place: Location, version: Version | None) -> list[bytes]:
+        """Return what those wrote that won."""
+        contents = [f"writer {number}" for number in range(WRITER_COUNT)]
+        for program, content in zip(self.programs, contents, strict=True):
+            assert program.stdin is not None
+            program.stdin.write(json.dumps([str(place), content, version]) + "\n")
+        for program in self.programs:
+            assert program.stdin is not None
+            program.stdin.flush()
+        answers = [program.stdout.readline() for program in self.programs if program.stdout]
+        assert set(answers) <= {"won\n", "lost\n"}
+        pairs = zip(contents, answers, strict=True)
+        return [content.encode() for content, answer in pairs if answer == "won\n"]
+
+    def close(self) -> None:
+        """End them."""
+        for program in self.programs:
+            program.communicate()
+            assert program.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="storage", only=True)
+@pytest.mark.parametrize("where", ["tmp_path", "versitygw_bucket"])
+def test_one_of_eight_processes_wins(where: str, request: pytest.FixtureRequest) -> None:
+    """Exactly one is the first to write a manifest, or to replace a head: what it wrote is there.
+    Threads share one client and its connections, and processes share nothing."""
+    root = locate(request.getfixturevalue(where))
+    storage, head = storage_of(root), root / "head"
+    with contextlib.closing(Racers()) as racers:
+        for number in range(RACE_COUNT):
+            place = root / f"manifest-{number}"
+            winners = racers.race(place, None)
+            assert winners == [storage.read(place, bytes_max=99)[0]]
+            winners = racers.race(head, storage.put(head, b"head %d" % number))
+            assert winners == [storage.read(head, bytes_max=99)[0]]
 
 
 def test_the_end_of_a_file(storage: Storage, root: Location) -> None:
