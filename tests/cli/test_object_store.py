@@ -2,11 +2,14 @@
 
 import json
 import secrets
+import socket
 from pathlib import Path
 
 import pytest
 
+from stillframe.storage import object_store
 from tests.cli.conftest import Call
+from tests.s3_servers import S3Server, use
 
 
 @pytest.fixture
@@ -87,10 +90,17 @@ def test_pages_and_pictures(call: Call, remote: str, tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
 
 
-def test_no_system_is_run_in_the_memory_of_a_command(call: Call) -> None:
-    """Nothing could continue it."""
-    result = call("run", "tests.calm:bank", "--store", "memory://box/money")
-    assert (result.exit_code, "is lost when it ends" in result.stderr) == (2, True)
+@pytest.mark.parametrize("option", ["--store", "--event-log", "--fragment-dir", "--pipeline"])
+def test_no_system_is_run_in_the_memory_of_a_command(
+    call: Call, tmp_path: Path, option: str
+) -> None:
+    """Nothing could continue it, and its processes would not see what is there."""
+    places = {"--store": str(tmp_path / "store"), option: "memory://box/money"}
+    words = [word for pair in places.items() for word in pair]
+    result = call("run", "tests.calm:bank", *words)
+    assert result.exit_code == 2
+    assert "memory://box/money is in the memory of this command, and is lost" in result.stderr
+    assert not (tmp_path / "store").exists()
 
 
 def test_what_is_not_there_is_a_sentence(call: Call) -> None:
@@ -98,3 +108,21 @@ def test_what_is_not_there_is_a_sentence(call: Call) -> None:
     result = call("list", "memory://nothing/there")
     assert result.exit_code == 2
     assert "memory://nothing/there does not exist: give the directory" in result.stderr
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_a_list_says_what_it_waits_for(
+    call: Call, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
+    """Of a server that takes connections and never answers, before the error of that."""
+    monkeypatch.setattr(object_store, "NOTICE_S", 0.05)
+    monkeypatch.setattr(object_store, "SILENT_S", 0.3)
+    monkeypatch.setattr(object_store, "REPEAT_S", 0.2)
+    address = f"s3://{secrets.token_hex(8)}"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        use(S3Server(silent.getsockname()[1]), monkeypatch)
+        result = call("list", f"{address}/store", *how)
+    notice, error = result.stderr.splitlines()
+    assert notice == f"waiting for {address}: it has not answered yet; Ctrl-C ends this command"
+    assert "it did not answer in time" in error
+    assert result.exit_code == 2

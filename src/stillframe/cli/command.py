@@ -33,6 +33,7 @@ from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError
 from stillframe.storage.location import Location, local_path, locate
+from stillframe.storage.object_store import noticing
 
 Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1
@@ -137,7 +138,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
         for name, bundle in bundles.items():
             names = [field.name for field in dataclasses.fields(bundle)]
             values[name] = bundle(**{field: values.pop(field) for field in names})
-        with output.answering(is_json=is_json):
+        with output.answering(is_json=is_json), noticing(output.say):
             function(**values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)

@@ -24,6 +24,7 @@ from stillframe.cli.supervision import (
     StopCondition,
     StopSignals,
     SystemConfig,
+    check_shared,
     keep_running,
     output_dirs,
 )
@@ -71,11 +72,7 @@ def run(
     placement: options.PlacementOptions,
 ) -> None:
     """Start a system and take snapshots of it until Ctrl-C or SIGTERM."""
-    if str(store).startswith("memory://"):
-        raise UsageError(
-            f"{store} is in the memory of this command, and is lost when it ends: give a directory "
-            "or the address of an object store"
-        )
+    check_shared(store)
     config = SystemConfig.of(*(snapshots, traces, placement), keep_count=keep, pipeline=pipeline)
     add_cwd_to_path()
     topology = _load_topology(reference)

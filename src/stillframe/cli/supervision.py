@@ -23,7 +23,7 @@ from stillframe.detect.predicate import (
     if_present,
     resolve_predicate,
 )
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, UsageError
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.runtime import events
@@ -232,9 +232,16 @@ class SystemConfig(RunConfig, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, taking: SnapshotOptions, traces: TraceOptions, place: PlacementOptions, **others: Any
+        cls,
+        taking: SnapshotOptions,
+        traces: TraceOptions,
+        place: PlacementOptions,
+        *,
+        pipeline: Location | None = None,
+        **others: Any,
     ) -> "SystemConfig":
         """Return what the options say; `others` are fields as they are."""
+        check_shared(pipeline)
         parse = quantities.parse_duration
         duration = taking.duration
         address = addresses.ANY_PORT
@@ -253,12 +260,24 @@ class SystemConfig(RunConfig, frozen=True, kw_only=True):
             policy=taking.on_incomplete,
             tolerated_count=taking.max_abandoned,
             outputs=output_dirs(traces),
+            pipeline=pipeline,
             placement=Placement(address, certificates, tuple(place.external or ())),
             **others,
         )
 
 
+def check_shared(path: Location | None) -> None:
+    """Raise a UsageError if a place is in the memory of this command: the processes of a system do
+    not see it, and nothing could continue it."""
+    if path is not None and str(path).startswith("memory://"):
+        raise UsageError(
+            f"{path} is in the memory of this command, and is lost when it ends: give a directory "
+            "or the address of an object store"
+        )
+
+
 def _absolute(path: Location | None) -> str | None:
+    check_shared(path)
     return None if path is None else str(path.absolute())
 
 

@@ -21,6 +21,7 @@ import functools
 import importlib
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -51,6 +52,8 @@ REPEAT_S = 15.0
 """For how long a failing request is repeated."""
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 2.0
+NOTICE_S = 1.0
+"""After how long a command says that it waits for an object store."""
 CONCURRENT_COUNT_MAX = 32
 """Maximum requests of this program to one bucket at a time; more wait, but for those in
 ``unlimited``."""
@@ -101,6 +104,42 @@ def unlimited() -> Iterator[None]:
         _thread.is_unlimited = before
 
 
+class _Notice:
+    """Tells `say` once for each object store that keeps this program waiting."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.is_over = threading.Event()
+        self._say = say
+        self._watched: set[ObjectStore] = set()
+
+    def watch(self, store: "ObjectStore") -> None:
+        """Watch an object store, unless that is done already."""
+        if store not in self._watched:
+            self._watched.add(store)
+            threading.Thread(target=self._run, args=(store,), name="notice", daemon=True).start()
+
+    def _run(self, store: "ObjectStore") -> None:
+        while not self.is_over.wait(NOTICE_S / 4):
+            if why := store.why_waiting():
+                self._say(f"waiting for {why}; Ctrl-C ends this command")
+                return
+
+
+_notices: list[_Notice] = []
+
+
+@contextlib.contextmanager
+def noticing(say: Callable[[str], None]) -> Iterator[None]:
+    """Tell `say` if an object store keeps the body waiting: which one, and why."""
+    notice = _Notice(say)
+    _notices.append(notice)
+    try:
+        yield
+    finally:
+        _notices.remove(notice)
+        notice.is_over.set()
+
+
 class ObjectStore:
     """A bucket, by its `root` such as ``s3://bucket``; see ``storage.Storage``.
 
@@ -123,6 +162,17 @@ class ObjectStore:
         self._counting = threading.Lock()
         self._counts = RequestCounts()
         self._trouble = ""
+        self._begun: dict[object, float] = {}
+        self._answered_at = 0.0
+
+    def why_waiting(self) -> str:
+        """Return why this program waits for a request, with the name of the bucket, if it gets no
+        answer for a while; "" if not. A long answer is none, once the bucket has answered."""
+        begun = min(list(self._begun.values()), default=math.inf)
+        waited_s = time.monotonic() - max(begun, self._answered_at)
+        if waited_s < NOTICE_S or (self._answered_at and not self._trouble):
+            return ""
+        return f"{self._root}: {self._trouble or 'it has not answered yet'}"
 
     @property
     def trouble(self) -> str:
@@ -335,6 +385,22 @@ class ObjectStore:
         if not self._root.startswith("memory:") and _network.setdefault("pid", _pid()) != _pid():
             sentence = "a forked process cannot use object stores that its parent has used"
             raise OSError(errno.EIO, sentence, str(location))
+        for notice in _notices:
+            notice.watch(self)
+        this = object()
+        self._begun[this] = time.monotonic()
+        try:
+            return self._repeated(location, attempt, sent, received)
+        finally:
+            del self._begun[this]
+
+    def _repeated(
+        self,
+        location: Location,
+        attempt: Callable[[], _Answer],
+        sent: int,
+        received: Callable[[_Answer], int],
+    ) -> _Answer:
         failing_s = 0.0  # without what it waited for others
         for number in itertools.count():
             count = 0
@@ -343,11 +409,13 @@ class ObjectStore:
                 try:
                     answer = _interruptible(attempt)
                     count = received(answer)
-                    self._trouble = ""
+                    self._trouble, self._answered_at = "", time.monotonic()
                     return answer
                 except (OSError, self._api.exceptions.BaseError) as error:
                     passes, failure = self._explain(error, location)
-                    if not isinstance(failure, FileNotFoundError | FileExistsError | Changed):
+                    if isinstance(failure, FileNotFoundError | FileExistsError | Changed):
+                        self._trouble, self._answered_at = "", time.monotonic()
+                    else:
                         self._trouble = str(failure.strerror)
                 finally:
                     took_s = time.monotonic() - from_s
