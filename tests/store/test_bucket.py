@@ -12,6 +12,7 @@ from stillframe.model import SnapshotId
 from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
+from stillframe.store import layout
 from stillframe.store.history import (
     SnapshotBegan,
     SnapshotPublished,
@@ -73,6 +74,24 @@ def test_a_publication_takes_few_requests(store: Store, place: ObjectPath) -> No
     entry = store.publish(snapshot_of(2))
     file_count = len(storage_of(place).children(entry.directory)) - 1
     assert bucket.counts.requests - before - 1 <= file_count + 3
+
+
+def test_a_snapshot_that_is_published_meanwhile_is_not_damaged(
+    store: Store, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest came after a reader had found none: there were only its tables."""
+    store.publish(snapshot_of(1))
+    path, is_published_at = place / "snapshots" / "A-1" / "manifest.json", layout.is_published_at
+    content, _ = storage_of(path).read(path, bytes_max=2**20)
+
+    def publish(directory: ObjectPath) -> bool:
+        storage_of(path).put(path, content)
+        return is_published_at(directory)
+
+    storage_of(path).delete([path])
+    monkeypatch.setattr(layout, "is_published_at", publish)
+    entries, damages = Store.open(place).listing()
+    assert ([entry.id for entry in entries], damages) == ([ONE], {})
 
 
 def test_a_list_takes_one_request_for_each_snapshot(store: Store, place: ObjectPath) -> None:

@@ -36,7 +36,6 @@ from stillframe.store.manifest import (
     entry_of,
     file_names,
     reachable,
-    read_manifest,
 )
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX
 from stillframe.topology import Description
@@ -180,9 +179,9 @@ def read_complete(path: str | Location) -> Published:
 def _read(directory: Location, topologies: Mapping[str, Description]) -> Manifest | str | None:
     """Return a manifest, what is wrong with it, or None if its snapshot was dropped meanwhile."""
     try:
-        return read_manifest(directory, topologies)
+        return layout.read_published(directory, topologies)
     except Damaged as error:
-        return str(error) if layout.is_published_at(directory) else None
+        return str(error)
 
 
 def is_apart(out: Location, other: Location) -> bool:

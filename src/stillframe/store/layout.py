@@ -31,6 +31,7 @@ from stillframe.store.manifest import (
     Manifest,
     file_names,
     is_tombstone,
+    read_manifest,
 )
 from stillframe.store.sealed_json import TooLarge, read_sealed, seal
 from stillframe.topology import Description
@@ -292,6 +293,18 @@ def is_published_at(directory: Location) -> bool:
         with explain_io_errors(directory, "read"):
             return _has_manifest(directory)
     return directory.is_dir()
+
+
+def read_published(directory: Location, topologies: Mapping[str, Description]) -> Manifest | None:
+    """Return the manifest of the snapshot in `directory`, of a store with these topologies; None if
+    there is none, or it was removed meanwhile. Errors are as for ``read_manifest``."""
+    try:
+        return read_manifest(directory, topologies)
+    except Damaged:
+        if not is_published_at(directory):
+            return None
+    # In an object store it may have been published just now.
+    return read_manifest(directory, topologies)
 
 
 def remove_unfinished(path: Path) -> None:

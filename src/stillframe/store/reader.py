@@ -30,7 +30,6 @@ from stillframe.store.manifest import (
     check_chain,
     entry_of,
     reachable,
-    read_manifest,
 )
 from stillframe.store.snapshot_directory import SnapshotChain
 from stillframe.store.tables import Tables
@@ -262,14 +261,11 @@ class StoreReader:
 
     def _read_if_there(self, snapshot: SnapshotId) -> Manifest | None:
         """Return the manifest of a snapshot; None if that was dropped meanwhile."""
-        directory = self._snapshots / str(snapshot)
         try:
-            return read_manifest(directory, self._head.described)
+            return layout.read_published(self._snapshots / str(snapshot), self._head.described)
         except Damaged as error:
             error.locate(snapshot=snapshot)
-            if layout.is_published_at(directory):
-                raise
-            return None
+            raise
 
     def _current(self) -> SnapshotId | None:
         point = self._newest_restore_point()
