@@ -1,7 +1,9 @@
 """An object store in memory in which any one request can fail, or another program can come between.
 
 The program that a request fails in either stays cut off from then on, as if it had died there, or
-only lost that one answer.
+only lost that one answer. These are faults that the storage could not repair, in all buckets and
+for chosen threads. ``tests.storage.faulty`` lets requests fail below the storage, which repeats
+them.
 """
 
 import errno
@@ -27,7 +29,6 @@ class Faults:
     def __init__(self) -> None:
         self.count = 0
         self.with_reads = False
-        self.names: list[str] = []
         self.is_tested: Callable[[str], bool] = lambda thread: thread != "lease"
         self._at = -1
         self._happens: Callable[[Callable[[], Any]], Any] = lambda write: write()
@@ -39,7 +40,7 @@ class Faults:
     ) -> Iterator[None]:
         """Run the body as the program under test. Its write `number` is given to `happens`; if it
         `stays` that way, no later request arrives. The body's OSErrors are those of requests."""
-        self.count, self.names, self._at, self._happens = 0, [], number, happens
+        self.count, self._at, self._happens = 0, number, happens
         self._stays, self._is_on, self._is_down = stays, True, False
         try:
             yield
@@ -55,7 +56,6 @@ class Faults:
         if name not in WRITES and not self.with_reads:
             return perform()
         self.count += 1
-        self.names.append(name)
         if self.count - 1 != self._at:
             return perform()
         self._is_down = self._stays
