@@ -6,8 +6,8 @@
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them and to S3, for tests
 #                   (after set_up_java); got anew when scripts/jars.xml changed
-#   set_up_servers  .servers with versitygw, an S3 server, and fake-gcs-server, built by Go, and
-#                   Azurite, from npm: for the tests at night
+#   set_up_servers  .servers with versitygw, an S3 server, and fake-gcs-server, built by Go, Azurite,
+#                   from npm, and HDFS: for the tests at night (after set_up_java)
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
 #                   an archive, and without the compiler that pays in long runs; compiles the file
 #                   system that tests/sparks.py gives it (after set_up_java)
@@ -158,7 +158,24 @@ build_servers() {
         printf '%s\n' "$1" >"$new/installed" && mv "$new" "$SERVERS"
 }
 
+get_hdfs() {
+    local new="$SERVERS/hdfs.new" ivy
+    ivy=$(echo "$VENV"/lib/python3*/site-packages/pyspark/jars/ivy-*.jar)
+    mkdir -p "$SERVERS" && rm -rf "$new" "$SERVERS/hdfs"
+    timeout 1200 "$JAVA_HOME/bin/java" -jar "$ivy" -warn -ivy "$ROOT/scripts/hdfs.xml" \
+        -types jar bundle -cache "$new/cache" -retrieve "$new/hdfs/[artifact]-[revision].[ext]" ||
+        { echo "Maven Central cannot be reached, or lacks what is named above" && return 1; }
+    (cd "$new" && sha256sum --check --quiet --ignore-missing "$ROOT/scripts/jars.sha256") &&
+        cp "$ROOT/scripts/hdfs.xml" "$new/hdfs/installed" && mv "$new/hdfs" "$SERVERS" && rm -rf "$new"
+}
+
 set_up_servers() {
+    set_up_object_stores
+    cmp -s "$ROOT/scripts/hdfs.xml" "$SERVERS/hdfs/installed" ||
+        quiet_step "HDFS from Maven Central (some 60 MB)" get_hdfs
+}
+
+set_up_object_stores() {
     local wanted="versitygw $VERSITYGW, fake-gcs-server $FAKE_GCS, Azurite $AZURITE"
     if [ "$(cat "$SERVERS/installed" 2>/dev/null)" = "$wanted" ]; then
         return

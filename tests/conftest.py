@@ -7,6 +7,7 @@ import pytest
 
 from tests import costs, json_page, nightly, sparks
 from tests.emulators import azurite, azurite_bucket, fake_gcs, fake_gcs_bucket
+from tests.hdfs_server import hdfs, hdfs_server
 from tests.nightly import figure
 from tests.s3_servers import bucket, moto_bucket, moto_server, versitygw_bucket, versitygw_server
 from tests.sparks import spark
@@ -20,6 +21,8 @@ __all__ = [
     "fake_gcs",
     "fake_gcs_bucket",
     "figure",
+    "hdfs",
+    "hdfs_server",
     "moto_bucket",
     "moto_server",
     "spark",

@@ -148,7 +148,7 @@ ADDRESSES = [
         "gs://bucket/x",
         "abfss://box@account.dfs.core.windows.net/x",
     ),
-    *("hdfs://host:9000/x", "hdfs:///x", "dbfs:/x", "S3://bucket/x"),
+    *("hdfs://host:9000/x", "dbfs:/x", "S3://bucket/x"),
 ]
 
 

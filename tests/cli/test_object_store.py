@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.storage import object_store
+from stillframe.storage import remote as requests
 from tests.cli.conftest import Call
 from tests.s3_servers import S3Server, use
 
@@ -115,9 +116,9 @@ def test_a_list_says_what_it_waits_for(
     call: Call, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
 ) -> None:
     """Of a server that takes connections and never answers, before the error of that."""
-    monkeypatch.setattr(object_store, "NOTICE_S", 0.05)
+    monkeypatch.setattr(requests, "NOTICE_S", 0.05)
     monkeypatch.setattr(object_store, "SILENT_S", 0.3)
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.2)
+    monkeypatch.setattr(requests, "REPEAT_S", 0.2)
     address = f"s3://{secrets.token_hex(8)}"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         use(S3Server(silent.getsockname()[1]), monkeypatch)

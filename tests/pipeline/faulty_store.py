@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from stillframe.pipeline import coordinator, locks
-from stillframe.storage import files, lease, object_store, opened
-from stillframe.storage.object_store import ObjectStore
+from stillframe.storage import files, lease, opened, remote
+from stillframe.storage.storage import Storage
 
 WRITES = ("put", "put_if_absent", "replace_if_unchanged", "copy", "delete")
 READS = ("read", "read_range", "exists", "children", "files_below")
@@ -93,7 +93,7 @@ def after(write: Callable[[], Any]) -> Any:
 
 
 class _FaultyStore:
-    def __init__(self, store: ObjectStore, faults: Faults) -> None:
+    def __init__(self, store: Storage, faults: Faults) -> None:
         self._store = store
         self._faults = faults
 
@@ -119,7 +119,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr(lease, "_has_ended", lambda holder: True)
     monkeypatch.setattr(files, "_CONCURRENT_COUNT", 1)
     # Memory answers at once; a thread for each request would take half of the time.
-    monkeypatch.setattr(object_store, "_interruptible", lambda call: call())
+    monkeypatch.setattr(remote, "_interruptible", lambda call: call())
     for module in (coordinator, locks):
         monkeypatch.setattr(module, "OBJECT_POLL_S", 0.0)
     monkeypatch.setattr(coordinator, "STOPPED_S", 0.0)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from stillframe.storage import lease, object_store
+from stillframe.storage import lease, remote
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import object_store_of
 
@@ -130,7 +130,7 @@ def faulty(
     location: Location,
     plan: Plan = lambda request: None,
     *,
-    repeat_s: float = object_store.REPEAT_S,
+    repeat_s: float = remote.REPEAT_S,
 ) -> Iterator[Requests]:
     """Let requests to the bucket of a location fail as `plan` says, until the block ends.
 
@@ -158,9 +158,9 @@ def faulty(
         setattr(wrapped, name, failing(name))
     with (
         mock.patch.object(bucket, "_api", wrapped),
-        mock.patch.object(object_store, "REPEAT_S", repeat_s),
-        mock.patch.object(object_store, "PAUSE_S_MIN", 0.001),
-        mock.patch.object(object_store, "PAUSE_S_MAX", 0.001),
+        mock.patch.object(remote, "REPEAT_S", repeat_s),
+        mock.patch.object(remote, "PAUSE_S_MIN", 0.001),
+        mock.patch.object(remote, "PAUSE_S_MAX", 0.001),
     ):
         yield requests
 

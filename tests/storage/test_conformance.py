@@ -16,6 +16,7 @@ from stillframe.storage.opened import storage_of
 from stillframe.storage.storage import Changed, Listed, Storage, Version
 from tests.nightly import by_night
 from tests.s3_servers import at_night
+from tests.storage import fake_hdfs
 
 ROOT = Path(__file__).parent.parent.parent
 WRITER_COUNT = 8
@@ -28,10 +29,17 @@ RACE_COUNT = by_night(1000, check=50)
         "memory",
         pytest.param("moto_bucket", marks=pytest.mark.slow),
         *at_night("versitygw_bucket", "fake_gcs_bucket", "azurite_bucket"),
+        "fake_hdfs",
+        *at_night("hdfs"),
     ]
 )
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+def root(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Location:
     """An empty place in each kind of storage."""
+    if request.param == "fake_hdfs":
+        fake_hdfs.use(monkeypatch)
+        return locate(f"hdfs://fake-{secrets.token_hex(8)}/tests/root")
     if request.param == "local":
         return tmp_path / "root"
     if request.param == "memory":
@@ -164,7 +172,11 @@ def test_many_are_deleted_at_once(storage: Storage, root: Location) -> None:
 
 @pytest.mark.parametrize("name", ["größe", "a b", "x%20y", "(1)+[2]=3&4", "~'!$,;@:"])
 def test_names_are_kept(storage: Storage, root: Location, name: str) -> None:
-    """Whatever a key may consist of."""
+    """Whatever a key may consist of; HDFS allows no ':'."""
+    if str(root).startswith("hdfs:") and ":" in name:
+        with pytest.raises(OSError, match="must not have a ':'"):
+            storage.put(root / name, b"1")
+        return
     storage.put(root / name, b"1")
     assert storage.children(root) == [Listed(root / name, 1)]
     assert storage.read(root / name, bytes_max=9)[0] == b"1"

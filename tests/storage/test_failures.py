@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.storage import object_store
+from stillframe.storage import object_store, remote
 from stillframe.storage.location import ObjectPath, io_advice, locate
 from stillframe.storage.opened import object_store_of, storage_of
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Storage
@@ -59,7 +59,7 @@ def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def proxy(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A proxy before a server; the pauses are short."""
     for name in ("PAUSE_S_MIN", "PAUSE_S_MAX"):
-        monkeypatch.setattr(object_store, name, 0.001)
+        monkeypatch.setattr(remote, name, 0.001)
     with faulty_proxy(moto_server.port) as running:
         use(moto_server, monkeypatch, port=running.port)
         yield running
@@ -176,7 +176,7 @@ def test_a_refusal_that_nothing_explains(
     proxy: FaultyProxy, storage: Storage, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server refuses although the condition holds: that is no success, and no refusal."""
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    monkeypatch.setattr(remote, "REPEAT_S", 0.05)
     proxy.plan = lambda request: Fault(412, is_forwarded=False) if request.method == "PUT" else None
     with pytest.raises(OSError, match="it reported a conflict"):
         storage.put_if_absent(place, b"one")
@@ -187,7 +187,7 @@ def test_an_outcome_that_stays_unknown(
     proxy: FaultyProxy, storage: Storage, place: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write took effect, its answer was lost, and reading back fails, too."""
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    monkeypatch.setattr(remote, "REPEAT_S", 0.05)
     proxy.plan = lambda request: CUT_AFTER
     with pytest.raises(OSError, match="closed the connection") as raised:
         storage.put_if_absent(place, b"one")
@@ -198,7 +198,7 @@ def test_an_outcome_that_stays_unknown(
 
 def test_a_server_that_is_gone(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sentence says so."""
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    monkeypatch.setattr(remote, "REPEAT_S", 0.05)
     use(moto_server, monkeypatch, port=free_port())
     place = locate("s3://gone-server/a")
     with pytest.raises(OSError, match="it cannot be reached"):
@@ -222,7 +222,7 @@ def test_an_emulator_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, address: str, settings: dict[str, str]
 ) -> None:
     """Nothing else is asked for credentials: the error is that of the emulator, which is gone."""
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.05)
+    monkeypatch.setattr(remote, "REPEAT_S", 0.05)
     for name, value in settings.items():
         monkeypatch.setenv(name, value.format(free_port()))
     place = locate(address)
@@ -281,13 +281,13 @@ def test_waiting_for_a_slot_is_no_failure(
     monkeypatch.setattr(bucket, "_free", threading.BoundedSemaphore(1))
     now = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
-    monkeypatch.setattr(object_store, "time", clock)
+    monkeypatch.setattr(remote, "time", clock)
     before = bucket.counts
     fail(proxy, CUT_BEFORE)
     with bucket._free:
         reader = threading.Thread(target=storage.read, args=(place,), kwargs={"bytes_max": 9})
         reader.start()
-        now[0] += 10 * object_store.REPEAT_S
+        now[0] += 10 * remote.REPEAT_S
     reader.join()
     assert bucket.counts.requests - before.requests == 2
     assert bucket.counts.seconds == before.seconds

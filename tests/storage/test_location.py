@@ -26,6 +26,8 @@ from stillframe.storage.location import ObjectPath, local_path, locate, location
         ("s3://bucket", ObjectPath("s3://bucket", "")),
         ("gs://bucket/a", ObjectPath("gs://bucket", "a")),
         ("gcs://bucket/a", ObjectPath("gs://bucket", "a")),
+        ("hdfs://host:8020/a", ObjectPath("hdfs://host:8020", "a")),
+        ("hdfs://service/a/b", ObjectPath("hdfs://service", "a/b")),
         (
             "abfss://box@acme.dfs.core.windows.net/a",
             ObjectPath("abfss://box@acme.dfs.core.windows.net", "a"),
@@ -41,7 +43,9 @@ def test_what_an_address_means(given: str | Path, meant: Path | ObjectPath) -> N
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ("hdfs://host/x", "HDFS has no conditional writes"),
+        ("hdfs:///x", "does not name a NameNode"),
+        ("hdfs://me@host/x", "credentials in the environment"),
+        ("hdfs://host:secret/x", "does not name a NameNode"),
         ("dbfs:/x", "not supported"),
         ("ftp://me:secret@host/x", "not supported"),
         ("s3://AKIAEXAMPLE:secret@bucket/x", "credentials in the environment"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stillframe.storage import object_store
+from stillframe.storage import remote
 from stillframe.storage.location import ObjectPath
-from stillframe.storage.object_store import noticing
 from stillframe.storage.opened import object_store_of
+from stillframe.storage.remote import noticing
 from tests.storage.faulty import Fault, Request, faulty
 
 
@@ -23,7 +23,7 @@ def place() -> ObjectPath:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say it sooner."""
-    monkeypatch.setattr(object_store, "NOTICE_S", 0.05)
+    monkeypatch.setattr(remote, "NOTICE_S", 0.05)
 
 
 class Said:
@@ -88,7 +88,7 @@ def test_errors_that_are_repeated(place: ObjectPath) -> None:
 
 def test_a_long_answer_is_no_trouble(place: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the object store has answered before; nor is an error that has passed."""
-    monkeypatch.setattr(object_store, "NOTICE_S", 0.0)
+    monkeypatch.setattr(remote, "NOTICE_S", 0.0)
     store, found = object_store_of(place), []
     with faulty(place, lambda request: Fault.REFUSED if request.number == 1 else None):
         assert not store.exists(place)

@@ -7,7 +7,7 @@ import pytest
 
 from stillframe.errors import StoreError
 from stillframe.pipeline import Pipeline
-from stillframe.storage import object_store
+from stillframe.storage import object_store, remote
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
 from stillframe.storage.owned import check_conditional_writes
@@ -72,7 +72,7 @@ def test_one_that_never_replaces_is_refused(
     place: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It tells no version from another."""
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.0)
+    monkeypatch.setattr(remote, "REPEAT_S", 0.0)
     real = object_store.ObjectStore._put
 
     def put(store: Any, location: Any, content: bytes, mode: Any, token: str | None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.storage import object_store
+from stillframe.storage import remote
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.object_store import ObjectStore
 
@@ -41,7 +41,7 @@ def test_a_short_answer_is_repeated(
 
     api = SimpleNamespace(get=short, head=store._api.head, exceptions=store._api.exceptions)
     monkeypatch.setattr(store, "_api", api)
-    monkeypatch.setattr(object_store, "REPEAT_S", 0.2 if is_for_long else 15.0)
+    monkeypatch.setattr(remote, "REPEAT_S", 0.2 if is_for_long else 15.0)
     if not is_for_long:
         assert READS[name](store, place) == CONTENT
         assert len(answers) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
-from stillframe.storage import object_store
+from stillframe.storage import remote
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store import store as store_module
@@ -102,7 +102,7 @@ class Buckets:
 
     @contextlib.contextmanager
     def failing(
-        self, place: ObjectPath, plan: Plan, *, repeat_s: float = object_store.REPEAT_S
+        self, place: ObjectPath, plan: Plan, *, repeat_s: float = remote.REPEAT_S
     ) -> Iterator[Callable[[], int]]:
         """Let requests fail until the block ends; the value returns how many there were."""
         if (proxy := self.proxy) is None:

@@ -12,7 +12,7 @@ import pytest
 
 from stillframe.errors import Fenced, StillframeError
 from stillframe.model import SnapshotId
-from stillframe.storage import lease, object_store
+from stillframe.storage import lease, object_store, remote
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store import bucket_history, copying
@@ -153,7 +153,7 @@ def test_a_writer_that_opens_late_keeps_full_files(place: ObjectPath) -> None:
 def test_a_late_manifest_of_an_abandoned_snapshot_finds_a_tombstone(place: ObjectPath) -> None:
     """Although its writer died, and had said that it was abandoned; however late it is."""
     first, held = Store.open_writer(place), list[tuple[ObjectPath, bytes]]()
-    at_once = mock.patch.object(object_store, "REPEAT_S", 0.0)
+    at_once = mock.patch.object(remote, "REPEAT_S", 0.0)
     with held_back("P-5/manifest.json", held), at_once, pytest.raises(StillframeError):
         publish(first, 5)
     first.history.append(SnapshotAbandoned(SnapshotId("P", 5), "NOT_PUBLISHED", (), ""))

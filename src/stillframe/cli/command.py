@@ -33,7 +33,7 @@ from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError
 from stillframe.storage.location import Location, local_path, locate
-from stillframe.storage.object_store import noticing
+from stillframe.storage.remote import noticing
 
 Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1

@@ -22,8 +22,8 @@ import msgspec
 
 from stillframe.errors import Unavailable
 from stillframe.storage.location import Location
-from stillframe.storage.object_store import unlimited
 from stillframe.storage.opened import storage_of
+from stillframe.storage.remote import unlimited
 from stillframe.storage.storage import Changed, Storage, Version
 
 LEASE_S = 10.0

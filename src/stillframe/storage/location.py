@@ -19,16 +19,19 @@ _SCHEMES = {
     "gcs": "gs",
     "abfs": "abfss",
     "abfss": "abfss",
+    "hdfs": "hdfs",
     "memory": "memory",
 }
 _BUCKET = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _AZURE = re.compile(r"[a-z0-9-]{1,63}@[a-z0-9]{1,24}\.dfs\.core\.windows\.net")
+_AUTHORITY = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?(?::[0-9]{1,5})?")
 _KEY_BYTES_MAX = 1024
 """Of S3 and GCS; Azure has the same number of characters."""
 _EXAMPLE = {
     "s3": "s3://bucket/directory",
     "gs": "gs://bucket/directory",
     "abfss": "abfss://container@account.dfs.core.windows.net/directory",
+    "hdfs": "hdfs://namenode:8020/directory",
     "memory": "memory://name/directory",
 }
 
@@ -129,16 +132,11 @@ def locate(where: str | Location) -> Location:
     scheme, rest = found[1].lower(), found[2].removeprefix("/")
     if scheme == "file":
         return _local_file(rest)
-    if scheme == "hdfs":
-        raise UsageError(
-            f"{text} is an address, and hdfs: is not supported here: HDFS has no conditional "
-            "writes that keep two writers apart; give a local directory, s3://, gs:// or abfss://"
-        )
     if scheme not in _SCHEMES:
         raise UsageError(
             f"{text if '@' not in text else scheme + '://...'} is an address, and {scheme}: is not "
-            "supported: give a path of a mounted file system, or s3://, gs:// or abfss://; for a "
-            f"local directory {found[1]}: give its absolute path"
+            "supported: give a path of a mounted file system, or s3://, gs://, abfss:// or "
+            f"hdfs://; for a local directory {found[1]}: give its absolute path"
         )
     return _object_path(_SCHEMES[scheme], rest)
 
@@ -190,13 +188,16 @@ def _local_file(rest: str) -> Path:
 def _object_path(scheme: str, rest: str) -> ObjectPath:
     bucket, _, key = rest.partition("/")
     shown = f"{scheme}://{bucket.rpartition('@')[2]}"
-    pattern = _AZURE if scheme == "abfss" else _BUCKET
-    if (scheme != "abfss" and "@" in bucket) or bucket.count("@") > 1 or ":" in bucket:
+    pattern = {"abfss": _AZURE, "hdfs": _AUTHORITY}.get(scheme, _BUCKET)
+    host = bucket.partition(":")[0] if scheme == "hdfs" and "@" not in bucket else bucket
+    if (scheme != "abfss" and "@" in bucket) or bucket.count("@") > 1 or ":" in host:
         raise UsageError(
             f"an address must not hold credentials, and that of {shown} does: give "
             f"{_EXAMPLE[scheme]}, and the credentials in the environment"
         )
     if pattern.fullmatch(bucket) is None:
+        if scheme == "hdfs":
+            raise UsageError(f"hdfs://{host} does not name a NameNode: give {_EXAMPLE[scheme]}")
         raise UsageError(f"{scheme}://{bucket} does not name a bucket: give {_EXAMPLE[scheme]}")
     if "?" in key or "#" in key:
         raise UsageError(

@@ -15,30 +15,23 @@ a write may reach the server twice, and the first attempt may arrive after the s
   callers use each name only once with them.
 """
 
-import contextlib
 import errno
 import functools
 import importlib
 import itertools
 import json
-import math
 import os
-import random
 import re
 import secrets
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.remote import REPEAT_S, RemoteStorage
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Version
-
-_Answer = TypeVar("_Answer")
 
 CONNECT_S = 5.0
 SILENT_S = 10.0
@@ -48,15 +41,6 @@ LARGE_SILENT_S = 60.0
 LARGE_BYTES = 2**20
 REQUEST_S = 300.0
 """How long a request may take in all: an object may have gigabytes."""
-REPEAT_S = 15.0
-"""For how long a failing request is repeated."""
-PAUSE_S_MIN = 0.05
-PAUSE_S_MAX = 2.0
-NOTICE_S = 1.0
-"""After how long a command says that it waits for an object store."""
-CONCURRENT_COUNT_MAX = 32
-"""Maximum requests of this program to one bucket at a time; more wait, but for those in
-``unlimited``."""
 _DELETED_COUNT_MAX = 1000
 _LISTED_COUNT_MAX = 1000
 _WRITE_MARK = "stillframewrite"
@@ -87,60 +71,7 @@ _AFTER_THE_END = "Wanted range starting at"
 """What obstore itself says of a range that begins after the end of an object."""
 
 
-class _Thread(threading.local):
-    is_unlimited = False
-
-
-_thread = _Thread()
-
-
-@contextlib.contextmanager
-def unlimited() -> Iterator[None]:
-    """Let requests of this thread not wait for others: few, small, and with a deadline."""
-    before, _thread.is_unlimited = _thread.is_unlimited, True
-    try:
-        yield
-    finally:
-        _thread.is_unlimited = before
-
-
-class _Notice:
-    """Tells `say` once for each object store that keeps this program waiting."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.is_over = threading.Event()
-        self._say = say
-        self._watched: set[ObjectStore] = set()
-
-    def watch(self, store: "ObjectStore") -> None:
-        """Watch an object store, unless that is done already."""
-        if store not in self._watched:
-            self._watched.add(store)
-            threading.Thread(target=self._run, args=(store,), name="notice", daemon=True).start()
-
-    def _run(self, store: "ObjectStore") -> None:
-        while not self.is_over.wait(NOTICE_S / 4):
-            if why := store.why_waiting():
-                self._say(f"waiting for {why}; Ctrl-C ends this command")
-                return
-
-
-_notices: list[_Notice] = []
-
-
-@contextlib.contextmanager
-def noticing(say: Callable[[str], None]) -> Iterator[None]:
-    """Tell `say` if an object store keeps the body waiting: which one, and why."""
-    notice = _Notice(say)
-    _notices.append(notice)
-    try:
-        yield
-    finally:
-        _notices.remove(notice)
-        notice.is_over.set()
-
-
-class ObjectStore:
+class ObjectStore(RemoteStorage):
     """A bucket, by its `root` such as ``s3://bucket``; see ``storage.Storage``.
 
     Settings and credentials come from the environment, as for other programs: for S3 the variables
@@ -149,6 +80,7 @@ class ObjectStore:
     """
 
     def __init__(self, root: str) -> None:
+        super().__init__(root)
         try:
             self._api: Any = importlib.import_module("obstore")
         except ImportError:
@@ -156,33 +88,8 @@ class ObjectStore:
                 f"{root} needs the library obstore, which is not installed",
                 remedy="pip install 'stillframe[object-store]'",
             ) from None
+        self._failures = (OSError, self._api.exceptions.BaseError)
         self._client: Any = _client_of(root, SILENT_S)
-        self._root = root
-        self._free = threading.BoundedSemaphore(CONCURRENT_COUNT_MAX)
-        self._counting = threading.Lock()
-        self._counts = RequestCounts()
-        self._trouble = ""
-        self._begun: dict[object, float] = {}
-        self._answered_at = 0.0
-
-    def why_waiting(self) -> str:
-        """Return why this program waits for a request, with the name of the bucket, if it gets no
-        answer for a while; "" if not. A long answer is none, once the bucket has answered."""
-        begun = min(list(self._begun.values()), default=math.inf)
-        waited_s = time.monotonic() - max(begun, self._answered_at)
-        if waited_s < NOTICE_S or (self._answered_at and not self._trouble):
-            return ""
-        return f"{self._root}: {self._trouble or 'it has not answered yet'}"
-
-    @property
-    def trouble(self) -> str:
-        """The error of the last request, in words, while it is repeated; "" if it succeeded."""
-        return self._trouble
-
-    @property
-    def counts(self) -> RequestCounts:
-        """The requests so far."""
-        return self._counts
 
     @functools.cached_property
     def _client_for_large(self) -> Any:
@@ -373,67 +280,8 @@ class ObjectStore:
             return None, None
         return Version(got.meta["e_tag"], got.meta["version"]), got.attributes.get(_WRITE_MARK)
 
-    def _request(
-        self,
-        location: Location,
-        attempt: Callable[[], _Answer],
-        *,
-        sent: int = 0,
-        received: Callable[[_Answer], int] = lambda answer: 0,
-    ) -> _Answer:
-        """Return what `attempt` returns, repeated for a while after errors that may pass."""
-        if not self._root.startswith("memory:") and _network.setdefault("pid", _pid()) != _pid():
-            sentence = "a forked process cannot use object stores that its parent has used"
-            raise OSError(errno.EIO, sentence, str(location))
-        for notice in _notices:
-            notice.watch(self)
-        this = object()
-        self._begun[this] = time.monotonic()
-        try:
-            return self._repeated(location, attempt, sent, received)
-        finally:
-            del self._begun[this]
-
-    def _repeated(
-        self,
-        location: Location,
-        attempt: Callable[[], _Answer],
-        sent: int,
-        received: Callable[[_Answer], int],
-    ) -> _Answer:
-        failing_s = 0.0  # without what it waited for others
-        for number in itertools.count():
-            count = 0
-            with contextlib.nullcontext() if _thread.is_unlimited else self._free:
-                from_s = time.monotonic()
-                try:
-                    answer = _interruptible(attempt)
-                    count = received(answer)
-                    self._trouble, self._answered_at = "", time.monotonic()
-                    return answer
-                except (OSError, self._api.exceptions.BaseError) as error:
-                    passes, failure = self._explain(error, location)
-                    if isinstance(failure, FileNotFoundError | FileExistsError | Changed):
-                        self._trouble, self._answered_at = "", time.monotonic()
-                    else:
-                        self._trouble = str(failure.strerror)
-                finally:
-                    took_s = time.monotonic() - from_s
-                    self._count(RequestCounts(1, min(number, 1), sent, count, took_s))
-            pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** min(number, 20))
-            pause_s *= random.uniform(0.5, 1.0)  # noqa: S311
-            failing_s += took_s + pause_s
-            if not passes or failing_s > REPEAT_S:
-                raise failure
-            time.sleep(pause_s)
-        raise AssertionError("the loop has no end")
-
     def _count_pages(self, name_count: int) -> None:
         self._count(RequestCounts(requests=max(0, name_count - 1) // _LISTED_COUNT_MAX))
-
-    def _count(self, more: RequestCounts) -> None:
-        with self._counting:
-            self._counts = self._counts.plus(more)
 
     def _explain(self, error: Exception, location: Location) -> tuple[bool, OSError]:
         """Return whether an error may pass, and an OSError with a sentence. The text of the error
@@ -486,23 +334,6 @@ def _is_same(found: Version | None, expected: Version | None) -> bool:
     return found.etag == expected.etag and is_number_same
 
 
-def _interruptible(call: Callable[[], _Answer]) -> _Answer:
-    """Return what `call` returns. Ctrl-C ends the wait for it: Python handles no signal in its main
-    thread while that waits inside a library."""
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    future: Future[_Answer] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="object-store", daemon=True).start()
-    return future.result()
-
-
 def _key(location: Location) -> str:
     assert isinstance(location, ObjectPath)
     return location.key
@@ -515,13 +346,6 @@ def _status_of(error: Exception) -> int | None:
 
 _memory: dict[str, Any] = {}
 """Buckets in the memory of this program, by name."""
-_network: dict[str, int] = {}
-"""The process that has sent requests first. The library's threads are not in its forked children,
-so a request there would never end."""
-
-
-def _pid() -> int:
-    return os.getpid()
 
 
 def _client_of(root: str, silent_s: float) -> Any:

@@ -3,6 +3,7 @@
 import functools
 import os
 
+from stillframe.storage.hdfs import Hdfs
 from stillframe.storage.local_files import LocalFiles
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.object_store import ObjectStore
@@ -12,13 +13,13 @@ _LOCAL = LocalFiles()
 
 
 def storage_of(location: Location) -> Storage:
-    """Return the storage that a location is in. Unavailable if obstore is not installed, UsageError
-    if its settings are wrong."""
+    """Return the storage that a location is in. Unavailable if its library is not installed,
+    UsageError if its settings are wrong."""
     return object_store_of(location) if isinstance(location, ObjectPath) else _LOCAL
 
 
-def object_store_of(location: ObjectPath) -> ObjectStore:
-    """Return the bucket that a location is in; errors are as for ``storage_of``."""
+def object_store_of(location: ObjectPath) -> ObjectStore | Hdfs:
+    """Return the bucket, or the HDFS, that a location is in; errors are as for ``storage_of``."""
     # A client of a parent process does not work in a forked child.
     return _object_store(location.root, os.getpid())
 
@@ -34,5 +35,5 @@ def trouble_of(location: Location) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _object_store(root: str, pid: int) -> ObjectStore:  # noqa: ARG001 - see the caller
-    return ObjectStore(root)
+def _object_store(root: str, pid: int) -> ObjectStore | Hdfs:  # noqa: ARG001 - see the caller
+    return Hdfs(root) if root.startswith("hdfs:") else ObjectStore(root)
