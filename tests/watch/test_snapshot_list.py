@@ -1,13 +1,16 @@
 """The list of snapshots: all of them can be reached, some at a time."""
 
 import contextlib
+import secrets
 from pathlib import Path
 
 from stillframe.model import SnapshotId
+from stillframe.storage.location import ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.store.store import Store
 from stillframe.store.writer import local
 from stillframe.watch.snapshot_list import store_snapshots
-from tests.watch.published import new_store, publish
+from tests.watch.published import PAIR, new_store, publish
 
 
 def test_every_snapshot_is_on_one_page(tmp_path: Path) -> None:
@@ -55,3 +58,22 @@ def test_a_row_says_what_the_store_says(tmp_path: Path) -> None:
         assert damaged["id"] == "A-1"
         assert "manifest.json" in damaged["error"]
         assert snapshots.rows([SnapshotId("A", 9)]) == []
+
+
+def test_only_what_is_published_is_listed_in_an_object_store() -> None:
+    """A snapshot is new when its manifest is there, and not when its tables are."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    with contextlib.closing(Store.create(place, description=PAIR.description)) as store:
+        store.raise_epoch(None)
+        snapshots = store_snapshots(Store.open(place))
+        publish(store, 1)
+        storage, unfinished = storage_of(place), place / "snapshots" / "A-2"
+        storage.put(unfinished / "processes.parquet", b"x")
+        assert snapshots.poll() == ([SnapshotId("A", 1)], [])
+        assert snapshots.poll() == ([], [])
+        assert snapshots.count == 1
+        storage.delete([unfinished / "processes.parquet"])
+        publish(store, 2)
+        assert snapshots.poll() == ([SnapshotId("A", 2)], [])
+        store.drop("A-1")
+        assert snapshots.poll() == ([], [SnapshotId("A", 1)])

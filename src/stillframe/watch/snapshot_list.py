@@ -10,7 +10,8 @@ from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
 from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOTS
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
-from stillframe.storage.location import Location
+from stillframe.storage.files import mapped
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
 from stillframe.store.layout import changed_ns, explain_io_errors, is_published_at, snapshot_ids
 from stillframe.store.manifest import SnapshotEntry
@@ -23,6 +24,9 @@ KEPT_ROW_COUNT_MAX = 10_000
 SETTLED_NS = 2_000_000_000
 """A directory that changed this long ago has another modification time when it changes again: some
 file systems count in steps of two seconds."""
+
+LOOKED_COUNT_MAX = 100
+"""How often a snapshot in an object store that is not published is looked at; then it never is."""
 
 
 class SnapshotList:
@@ -91,11 +95,38 @@ class SnapshotList:
 def store_snapshots(store: Store) -> SnapshotList:
     """Return the list of the snapshots of a store."""
     directory = store.path / STORE_SNAPSHOTS
-    return SnapshotList(
-        directory,
-        lambda: snapshot_ids(directory),
-        lambda snapshot: store_row(store.entry(snapshot)),
-    )
+    find_ids: Callable[[], list[SnapshotId]] = lambda: snapshot_ids(directory)  # noqa: E731
+    if isinstance(directory, ObjectPath):
+        find_ids = _PublishedObjects(directory).ids
+    return SnapshotList(directory, find_ids, lambda snapshot: store_row(store.entry(snapshot)))
+
+
+class _PublishedObjects:
+    """The published snapshots in a directory of an object store. A listing has others, too: those
+    that are being written, and those that never came. Each is looked at until it is published."""
+
+    def __init__(self, directory: ObjectPath) -> None:
+        self._directory = directory
+        self._published: set[SnapshotId] = set()
+        self._looked_count: dict[SnapshotId, int] = {}
+
+    def ids(self) -> list[SnapshotId]:
+        """Return the ids by number."""
+        found = snapshot_ids(self._directory)
+        self._published.intersection_update(found)
+        unknown = [
+            one
+            for one in found
+            if one not in self._published and self._looked_count.get(one, 0) < LOOKED_COUNT_MAX
+        ]
+        places = [self._directory / str(one) for one in unknown]
+        are_there = mapped(self._directory, is_published_at, places)
+        for one, is_there in zip(unknown, are_there, strict=True):
+            self._looked_count[one] = self._looked_count.get(one, 0) + 1
+            if is_there:
+                self._published.add(one)
+                del self._looked_count[one]
+        return [one for one in found if one in self._published]
 
 
 def pipeline_snapshots(root: Location) -> SnapshotList:
