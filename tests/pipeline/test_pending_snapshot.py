@@ -1,13 +1,27 @@
 """What a system says of its part in a snapshot of a pipeline."""
 
+import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
-from stillframe.pipeline.pending_snapshot import SYSTEMS, request_path, system_cut
+from stillframe.pipeline.pending_snapshot import (
+    SYSTEMS,
+    CutReport,
+    Outcome,
+    SystemCut,
+    request_path,
+    system_cut,
+)
+from stillframe.storage.location import Location, ObjectPath
+from tests.pipeline.faulty_store import Faults, faults
 
+__all__ = ["faults"]
 SNAPSHOT = SnapshotId("shop", 1)
 
 
@@ -23,3 +37,31 @@ def test_what_it_said_and_was_changed_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(Damaged, match=r"till\.json"):
         system_cut(tmp_path, SNAPSHOT, "till")
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_the_outcome_is_the_last_thing_it_says(
+    tmp_path: Path, faults: Faults, *, is_remote: bool
+) -> None:
+    """A late duplicate of a request does not undo it."""
+    request_path(tmp_path, SNAPSHOT).mkdir(parents=True)
+    remote = ObjectPath(f"memory://{secrets.token_hex(8)}", "shop")
+    root: Location = remote if is_remote else tmp_path
+    cut = SystemCut(name="till", store="s3://bucket/store", snapshot=SnapshotId("till", 4))
+    late: list[Callable[[], Any]] = []
+
+    def remembered(write: Callable[[], Any]) -> Any:
+        late.append(write)
+        return write()
+
+    report = CutReport(root, SNAPSHOT, "till")
+    with faults.at(0, remembered):
+        report.write(cut)
+    assert system_cut(root, SNAPSHOT, "till") == cut
+    ended = msgspec.structs.replace(cut, outcome=Outcome.PUBLISHED)
+    report.write(ended)
+    for write in late:
+        with pytest.raises(FileExistsError):
+            write()
+    assert len(late) == is_remote
+    assert system_cut(root, SNAPSHOT, "till") == ended

@@ -9,7 +9,8 @@ import contextlib
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -81,19 +82,6 @@ class BoundSystem(LocalSystem):
                 logs._lock.release()
 
 
-class Inline:
-    """Does the work of a pool in the thread that asks for it, whose name tells whose it is."""
-
-    def __init__(self, _: int) -> None:
-        self.map = map
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 class World:
     """What happens to one of the programs."""
 
@@ -130,7 +118,8 @@ class World:
 def world(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> World:
     """An object store whose requests may fail, and programs that look often."""
     found = World(faults)
-    monkeypatch.setattr(files, "ThreadPoolExecutor", Inline)
+    # In the thread that asks for it, whose name tells whose it is.
+    monkeypatch.setattr(files, "side_by_side", lambda function, items, _: map(function, items))
     # One that is frozen renews no lease.
     monkeypatch.setattr(lease, "LEASE_S", 60.0)
     monkeypatch.setattr(
@@ -160,19 +149,31 @@ async def elsewhere(act: Callable[[], _Result]) -> _Result:
     return await done
 
 
-async def take(pipeline: Pipeline, timeout_s: float = 30.0) -> Manifest | Abandoned:
-    """Take a snapshot of the pipeline."""
-    return await elsewhere(lambda: pipeline.snapshot("unaligned", timeout_s=timeout_s))
+async def take(
+    pipeline: Pipeline, timeout_s: float = 30.0, is_ended: threading.Event | None = None
+) -> Manifest | Abandoned:
+    """Take a snapshot of the pipeline, and say when it has ended."""
+
+    def act() -> Manifest | Abandoned:
+        try:
+            return pipeline.snapshot("unaligned", timeout_s=timeout_s)
+        finally:
+            if is_ended is not None:
+                is_ended.set()
+
+    return await elsewhere(act)
 
 
-def made() -> tuple[Pipeline, Store]:
-    """Make a pipeline, whose mint has been there and left, and the store of the system."""
-    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "")
-    pipeline = Pipeline.create(place / "coins", services=SERVICES, channels=CHANNELS)
+def made(root: Location | None = None, place: Location | None = None) -> tuple[Pipeline, Store]:
+    """Make a pipeline, whose mint has been there and left, and the store of the system: in places
+    of this machine, or in an object store."""
+    remote = ObjectPath(f"memory://{secrets.token_hex(8)}", "")
+    root, place = root or remote / "coins", place or remote / "store"
+    pipeline = Pipeline.create(root, services=SERVICES, channels=CHANNELS)
     with join("mint", pipeline=pipeline.path, state=Mint()):
         pass
     topology = stillframe.Topology({"till": Till(), "bank": Bank()}, [("till", "bank")])
-    return pipeline, Store.create(place / "store", description=topology.description)
+    return pipeline, Store.create(place, description=topology.description)
 
 
 async def whole(pipeline: Pipeline, total: int = START) -> None:
@@ -193,11 +194,14 @@ async def restored(pipeline: Pipeline, place: Location) -> None:
         assert money(pipeline, manifest) == START
 
 
-def test_one_cut_through_tcp_and_an_object_store(world: World) -> None:
-    """Snapshots while money moves, and a restore of both from the last one."""
+@pytest.mark.parametrize("here", ["nothing", "the pipeline", "the store"])
+def test_one_cut_through_tcp_and_an_object_store(world: World, tmp_path: Path, here: str) -> None:
+    """Snapshots while money moves, and a restore of both from the last one, wherever each is."""
+    root = tmp_path / "coins" if here == "the pipeline" else None
+    place = tmp_path / "store" if here == "the store" else None
 
     async def main() -> None:
-        pipeline, store = made()
+        pipeline, store = made(root, place)
         system = BoundSystem(pipeline, store)
         async with system.running():
             await system.until(lambda: system.till.balance < START - 30)
@@ -272,7 +276,10 @@ def test_a_system_that_wakes_up_does_no_harm(world: World) -> None:
         system = BoundSystem(pipeline, store)
         published: list[SnapshotId] = []
 
+        is_ended = threading.Event()
+
         def take_over() -> None:
+            is_ended.wait()
             world.lapse(store.path.parent)
             with world.faults.paused():
                 asyncio.run(restored(pipeline, store.path))
@@ -282,8 +289,7 @@ def test_a_system_that_wakes_up_does_no_harm(world: World) -> None:
         async with system.running():
             await whole(pipeline)
             with world.faults.at(number, interlude):
-                with contextlib.suppress(Unavailable):  # as frozen as the system
-                    await take(pipeline, timeout_s=0.3)
+                await take(pipeline, timeout_s=0.3, is_ended=is_ended)
                 is_late = world.faults.count <= number
                 if not is_late:
                     await interlude.is_over.wait()

@@ -1,5 +1,6 @@
 """Where a process of a system begins to read the logs of its pipeline; no system runs here."""
 
+import asyncio
 import contextlib
 import secrets
 import threading
@@ -19,7 +20,7 @@ from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.store import Store
 from tests.pipeline.faulty_store import Faults, faults
 from tests.pipeline.money import Account, leave_behind, line, records
-from tests.runtime.mixed import CHANNELS, SERVICES, Till, system
+from tests.runtime.mixed import CHANNELS, SERVICES, Bank, Mint, Till, system
 
 __all__ = ["faults"]
 RAN_BY_ITSELF = "till ran alone in the current epoch .* and left: .* restore"
@@ -157,3 +158,21 @@ def test_a_process_does_not_wait_for_the_object_store(faults: Faults) -> None:
             assert logs.poll(lambda snapshot: None, may_read=True) is None
         answered.set()
         assert polled(logs) == [5]
+
+
+def test_a_system_of_an_older_epoch_takes_no_part(tmp_path: Path) -> None:
+    """It was frozen meanwhile: it notifies no process of what was published before a restore."""
+    root = ObjectPath(f"memory://{secrets.token_hex(8)}", "run")
+    pipeline = Pipeline.create(root, services=SERVICES, channels=CHANNELS)
+    for name, state in {"till": Till(), "bank": Bank(), "mint": Mint()}.items():
+        with join(name, pipeline=root, state=state):
+            pass
+    published = pipeline.snapshot("unaligned").snapshot
+    reference = "tests.runtime.mixed:system"
+    with contextlib.closing(
+        Store.create(tmp_path / "store", description=system.description, reference=reference)
+    ) as store:
+        binding = PipelineBinding(root, store)
+        assert asyncio.run(binding._look(published)) == (True, None)
+        pipeline.restore()
+        assert asyncio.run(binding._look(published)) == (False, None)

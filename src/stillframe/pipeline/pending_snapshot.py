@@ -250,8 +250,8 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
 class CutReport:
     """Reports the state of a system's snapshot, again and again."""
 
-    def __init__(self, root: Location, request: Request, name: str) -> None:
-        self._path = _cut_path(root, request.snapshot, name)
+    def __init__(self, root: Location, snapshot: SnapshotId, name: str) -> None:
+        self._path = _cut_path(root, snapshot, name)
         # A late attempt at an unconditional write could undo the one after it.
         self._object = OwnedObject(self._path)
 

@@ -138,7 +138,7 @@ class PipelineBinding:
         snapshot = SnapshotId(self.name, coordinator.next_number)
         store = str(self._store.path.absolute())
         cut = SystemCut(name=self.name, store=store, snapshot=snapshot)
-        report = CutReport(self.root, request, self.name)
+        report = CutReport(self.root, request.snapshot, self.name)
         # Before any marker travels: who records for it must know what it is a part of.
         await self._write(report, cut)
         outcome = await coordinator.begin(self.name)
