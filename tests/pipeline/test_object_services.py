@@ -14,7 +14,7 @@ from stillframe.pipeline.locks import OBJECT_POLL_S, LeasedLock, is_running
 from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import ObjectMetadata, read_metadata, read_object_metadata
 from stillframe.pipeline.service import join
-from stillframe.pipeline.stopped import NotAtRest
+from stillframe.pipeline.stopped import NotAtRest, OwnRecord, stopped_service
 from stillframe.protocol.aligner import Mode
 from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath, locate
@@ -157,6 +157,20 @@ def test_a_service_that_leaves_after_a_restore_says_so(faults: Faults, shop: Pip
 
     with pytest.raises(Refused, match="is in epoch 2: start it again"):
         run()
+
+
+def test_the_record_of_an_epoch_that_is_over_is_not_damaged(shop: Pipeline) -> None:
+    """A program that was frozen as it joined is told to try again."""
+    leave_behind(shop, 5)
+    shop.savepoint("begin")
+    shop.restore("begin")
+    metadata = read_metadata(shop.path)
+    for _ in range(2):
+        shop.restore("begin")
+    with pytest.raises(Unavailable, match="was restored meanwhile: try again"):
+        OwnRecord(shop.path, metadata, "till").stopped()
+    with pytest.raises(Unavailable, match="was restored meanwhile: try again"):
+        stopped_service(shop.path, metadata, "till")
 
 
 def test_an_append_that_fails_appends_nothing_later(faults: Faults, shop: Pipeline) -> None:

@@ -1,8 +1,10 @@
 """How snapshots ended, each told once, wherever the history was cut or put aside."""
 
+import contextlib
 import json
 import random
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 
 from stillframe.errors import Damaged
 from stillframe.model import SnapshotId
+from stillframe.storage.location import ObjectPath
+from stillframe.storage.opened import storage_of
 from stillframe.store import history
 from stillframe.store.history import NEWER, OLDER, History, HistoryRecord, first_record, read_after
 from stillframe.store.layout import SNAPSHOTS
@@ -23,7 +27,11 @@ from stillframe.store.outcomes import (
     OutcomeCursor,
     OutcomeReader,
     SnapshotOutcome,
+    Started,
 )
+from stillframe.store.store import Store
+from tests.store.samples import DESCRIPTION
+from tests.store.samples import publish as publish_in
 
 LATER = 1e12
 
@@ -280,3 +288,22 @@ def test_a_cursor_in_a_checkpoint_keeps_its_keys() -> None:
     cursor = msgspec.json.decode(written, type=OutcomeCursor)
     assert (cursor.pending, len(cursor.outcomes)) == ({"P-1": None}, 1)
     assert msgspec.json.encode(cursor) == written
+
+
+def test_what_never_came_has_no_outcome_in_an_object_store() -> None:
+    """A listing has it nevertheless, and its line was removed. One that had begun is lost."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    with contextlib.closing(Store.create(place, description=DESCRIPTION)) as store:
+        store.raise_epoch(None)
+        publish_in(store, 1, 4)
+    storage = storage_of(place)
+    for number in (2, 3):
+        storage.put(place / SNAPSHOTS / f"A-{number}" / "processes.parquet", b"x")
+    storage.delete([place / NEWER, place / OLDER])
+    reader = OutcomeReader(place, timeout_s=None)
+    begun = OutcomeCursor(pending={"A-3": Started(1.0, 1)})
+    for cursor, lost in ((OutcomeCursor(), []), (begun, [("A-3", "lost")])):
+        found = [(one.snapshot, one.how) for one in reader.after(cursor, 2e9).outcomes]
+        assert found == [("A-1", "published"), *lost, ("A-4", "published")]
+    storage.delete([place / SNAPSHOTS / f"A-{n}" / "manifest.json" for n in (1, 4)])
+    assert reader.after(OutcomeCursor(), 2e9).outcomes == ()

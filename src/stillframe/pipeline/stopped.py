@@ -15,7 +15,7 @@ from stillframe.durable_files import replace_durably, shell_command, sync
 from stillframe.errors import Damaged, NotConsistent, StillframeError, Unavailable
 from stillframe.pipeline import pending_snapshot
 from stillframe.pipeline.locks import PARTICIPANTS, participant_lock
-from stillframe.pipeline.metadata import Metadata
+from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.participant_logs import (
     QueryParticipant,
     ServiceLogs,
@@ -134,7 +134,7 @@ class OwnRecord:
         record = (
             None if sealed is None else read_sealed_bytes(self._path, sealed, ObjectServiceRecord)
         )
-        return _state_in(self._path, self._metadata, self._name, record)
+        return _state_in(self._root, self._metadata, self._name, record)
 
     def write(
         self, positions: dict[str, int] | None = None, state: ServiceState | None = None
@@ -204,15 +204,21 @@ def stopped_service(
     path = _record_path(root, metadata.epoch, name)
     kind = ObjectServiceRecord if isinstance(path, ObjectPath) else ServiceRecord
     record = read_sealed(path, kind) if is_there(path) else None
-    return _state_in(path, metadata, name, record)
+    return _state_in(root, metadata, name, record)
 
 
 def _state_in(
-    path: Location, metadata: Metadata, name: str, record: ServiceRecord | None
+    root: Location, metadata: Metadata, name: str, record: ServiceRecord | None
 ) -> tuple[dict[str, int], ServiceState] | None:
     if record is None:
         if metadata.restored_from is None:
             return None
+        if isinstance(root, ObjectPath) and read_metadata(root).epoch != metadata.epoch:
+            # Later restores remove the records of an epoch that is over.
+            raise Unavailable(
+                f"the pipeline {root} was restored meanwhile", path=root, remedy="try again"
+            )
+        path = _record_path(root, metadata.epoch, name)
         raise Damaged(
             f"{path} is missing, with the state of service {name} at the start of "
             "this epoch: restore the pipeline from a snapshot",

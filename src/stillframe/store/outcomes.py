@@ -7,19 +7,21 @@ a store without a history, are found among the snapshots themselves.
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from stillframe.errors import Damaged
 from stillframe.model import ProcessId, SnapshotId
-from stillframe.storage.location import Location
+from stillframe.storage.files import mapped
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.store import history
 from stillframe.store.layout import (
     SNAPSHOTS,
     changed_ns,
     explain_io_errors,
     is_published,
+    is_published_at,
     snapshot_ids,
 )
 
@@ -137,6 +139,11 @@ class OutcomeReader:
             return cursor if first is None else _at_beginning(cursor, first, what)
         ended.sort(key=lambda pair: pair[0].number)
         chosen = ended[:OUTCOME_COUNT_MAX]
+        last_number = max(cursor.last_number, chosen[-1][0].number)
+        if isinstance(self._store, ObjectPath):
+            chosen = [*self._known(chosen, pending)]
+            if not chosen:
+                return self._caught_up(msgspec.structs.replace(cursor, last_number=last_number))
         outcomes = [
             SnapshotOutcome(
                 snapshot=str(snapshot),
@@ -152,10 +159,20 @@ class OutcomeReader:
         return msgspec.structs.replace(
             cursor,
             place=None,
-            last_number=max(cursor.last_number, chosen[-1][0].number),
+            last_number=last_number,
             pending={s: started for s, started in cursor.pending.items() if s not in reported},
             outcomes=tuple(outcomes),
         )
+
+    def _known(
+        self, ended: list[tuple[SnapshotId, str]], pending: Mapping[SnapshotId, Started | None]
+    ) -> Iterator[tuple[SnapshotId, str]]:
+        """Yield the outcomes in an object store, where a listing has snapshots that never came."""
+        places = [self._store / SNAPSHOTS / str(snapshot) for snapshot, _ in ended]
+        are_there = mapped(self._store, is_published_at, places)
+        for (snapshot, how), is_there in zip(ended, are_there, strict=True):
+            if is_there or how == LOST or pending.get(snapshot):
+                yield snapshot, how if is_there else LOST
 
     def _known_before(self, first: history.PlacedRecord | None) -> history.Rollover:
         """Return a summary of everything before the first line. Without a history, or a readable
