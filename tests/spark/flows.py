@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from stillframe.pipeline import Pipeline, channel, checkpoint
-from stillframe.pipeline.locks import is_running
+from stillframe.pipeline.locks import is_running, poll_s
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import pending_request
@@ -301,7 +301,7 @@ def feed_along(pipeline: Pipeline, ended: threading.Event) -> int:
                 seen = request.snapshot
                 _take_turn(me, state)
             elif is_waiting:
-                ended.wait(0.01)
+                ended.wait(poll_s(pipeline.path))
             else:
                 _take_turn(me, state)
     return state.turn

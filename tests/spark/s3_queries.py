@@ -68,6 +68,7 @@ def start(spark: SparkSession, pipeline: Pipeline, store: str) -> list[Streaming
     sums = sums.groupBy("k").agg(functions.sum("v").alias("s"))
     firsts = read_channels(spark, pipeline, "firsts", "summed").dropDuplicates(["k", "s"])
     with flows.configured(spark, store):
+        spark.conf.set("spark.sql.shuffle.partitions", "1")
         return [
             flows.start_and_wait(pipeline, "sums", sums, "update"),
             flows.start_and_wait(pipeline, "firsts", firsts, "append"),

@@ -27,6 +27,7 @@ from stillframe.spark.scan_planner import IDLE_POLL_S, ChannelStreamReader
 from stillframe.storage.files import names
 from stillframe.storage.location import locate
 from stillframe.storage.opened import requests_to, storage_of
+from tests import nightly
 from tests.pipeline.test_object_checkpoint import in_memory
 from tests.spark import s3_queries
 from tests.spark.outside import jars
@@ -51,7 +52,7 @@ def test_an_idle_query_looks_seldom() -> None:
     assert time.monotonic() - began > 1.5 * IDLE_POLL_S
     assert before is not None
     assert after is not None
-    assert after.requests - before.requests <= 2 * 3 + 1  # and perhaps a renewal of the lease
+    assert after.requests - before.requests <= 2 * 2 + 1  # and perhaps a renewal of the lease
     s3_queries.feed_up_to(pipeline, 10)
     assert source.latestOffset(start, ReadAllAvailable()) == {"stillframe": {"numbers": 1}}
     lock.release()
@@ -93,6 +94,13 @@ def test_spark_cannot_write_into_memory() -> None:
         queries.checkpoint_location(pipeline, "sums")
 
 
+MANAGER = (
+    "--conf spark.sql.streaming.checkpointFileManagerClass="
+    "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+)
+"""The setting of docs/spark-cluster.md that saves requests of Spark's."""
+
+
 class Driver:
     """A program with the queries, which can be killed."""
 
@@ -101,7 +109,7 @@ class Driver:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.s3_queries", store],
             cwd=ROOT,
-            env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} pyspark-shell"},
+            env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} {MANAGER} pyspark-shell"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -164,15 +172,19 @@ def test_a_killed_driver_a_restore_and_a_fork(
     pipeline = s3_queries.make(f"{address}/sums")
     with driver(store) as first:
         first.start(pipeline)
-        s3_queries.feed_up_to(pipeline, 40)
+        s3_queries.feed_up_to(pipeline, 20)
         taken = pipeline.snapshot(timeout_s=300)
         assert not isinstance(taken, Abandoned), taken
-        s3_queries.feed_up_to(pipeline, 60)
+        s3_queries.feed_up_to(pipeline, 30)
+    forked = pipeline.fork(taken.snapshot, f"{address}/fork", name="fork")
     with driver(store) as second:
-        second.run(pipeline, 80)
-        second.run(pipeline.fork(taken.snapshot, f"{address}/fork", name="fork"), 60)
+        if nightly.SEED is not None:
+            second.run(pipeline, 80)
         pipeline.restore(taken.snapshot)
-        second.run(pipeline, 60)
+        second.run(pipeline, 40)
+        if nightly.SEED is not None:
+            second.run(forked, 60)
+    assert forked.latest().record_count == taken.record_count
     pipeline.snapshot()
     pipeline.delete(taken.snapshot)
     assert names(locate(f"{address}/sums/snapshots")) == ["sums-2"]

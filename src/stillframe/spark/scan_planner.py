@@ -157,7 +157,8 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         positions = start[OFFSET_KEY]
         participant = self._participant
         self._rest(positions)
-        participant.check_epoch()
+        if not participant.is_remote:  # else one request below says that, too
+            participant.check_epoch()
         if positions != self._checked:
             # Once for each micro-batch: Spark calls this every few milliseconds.
             participant.check_stands_at(positions)
