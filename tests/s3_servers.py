@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.storage.location import ObjectPath
+from stillframe.storage.location import ObjectPath, locate
 from tests.ports import free_port
 
 SERVERS = Path(__file__).parent.parent / ".servers"
@@ -181,7 +181,9 @@ def bucket(request: pytest.FixtureRequest) -> ObjectPath:
     """An empty bucket: in the memory of this process, at night of a real server."""
     if request.param == "memory":
         return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "")
-    return ObjectPath(request.getfixturevalue(request.param), "")
+    found = locate(str(request.getfixturevalue(request.param)))
+    assert isinstance(found, ObjectPath)
+    return found
 
 
 def serve() -> None:

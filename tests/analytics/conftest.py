@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stillframe.storage.location import ObjectPath, locate
-from tests.s3_servers import S3Server, environment
+from tests.s3_servers import S3Server, at_night, environment
 
 
 @pytest.fixture
@@ -25,12 +25,7 @@ def spark_bucket(
     return found
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
-    ]
-)
+@pytest.fixture(params=["memory", *at_night("versitygw_bucket")])
 def empty_place(request: pytest.FixtureRequest) -> ObjectPath:
     """An empty place in an object store, for what needs no Spark; at night on a real server."""
     if request.param == "memory":

@@ -1,4 +1,4 @@
-"""A pipeline of real programs on S3, which share nothing but a bucket."""
+"""A pipeline of real programs, which share nothing but a bucket, or a directory in HDFS."""
 
 import signal
 import subprocess
@@ -13,6 +13,7 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.storage.location import locate
 from tests.pipeline.money import STOP, TOTAL, diamond, money_in, money_now
+from tests.s3_servers import at_night
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def programs(pipeline: Pipeline, stop: Path) -> Iterator[list[subprocess.Popen[b
     "bucket",
     [
         "moto_bucket",
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
+        *at_night("versitygw_bucket", "hdfs"),
     ],
     indirect=True,
 )

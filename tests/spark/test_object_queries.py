@@ -157,9 +157,8 @@ def driver(store: str) -> Iterator[Driver]:
     [
         ("moto_bucket", "hdfs"),
         *(
-            pytest.param(
-                "versitygw_bucket", store, marks=pytest.mark.nightly(part="storage", only=True)
-            )
+            pytest.param(bucket, store, marks=pytest.mark.nightly(part="storage", only=True))
+            for bucket in ("versitygw_bucket", "hdfs")
             for store in ("hdfs", "rocksdb-changelog", "rocksdb-format-2")
         ),
     ],

@@ -31,6 +31,7 @@ DEPENDENCY = re.compile(r'org="([\w.]+)" name="([\w.-]+)" rev="([\w.]+)" conf="s
         ("judged", str(Path("judged").absolute())),
         ("s3://bucket/judged", "s3a://bucket/judged"),
         ("s3a://bucket/judged", "s3a://bucket/judged"),
+        ("hdfs://host:8020/judged", "hdfs://host:8020/judged"),
     ],
 )
 def test_spark_gets_the_same_place(given: str, expected: str) -> None:
@@ -40,7 +41,7 @@ def test_spark_gets_the_same_place(given: str, expected: str) -> None:
 
 def test_other_object_stores_hold_no_checkpoints() -> None:
     """The error says which can."""
-    with pytest.raises(UsageError, match="give a local directory, or s3://"):
+    with pytest.raises(UsageError, match="give a local directory, s3:// or hdfs://"):
         checkpoint_address(locate("gs://bucket/judged"))
 
 

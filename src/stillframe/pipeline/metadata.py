@@ -51,7 +51,7 @@ PIPELINE_FILE = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
 PUBLISHED_COUNT_MAX = 10_000_000
-_FOR_SPARK = ("s3", "memory")
+_FOR_SPARK = ("s3", "hdfs", "memory")
 """Object stores for pipelines with queries; in memory none can run, but all else works."""
 _ADVICE = (
     f"{FILE_ADVICE} made since the last restore, which replaces only this file: without it the "
@@ -241,7 +241,7 @@ def check_place(root: Location, dataflow: Dataflow) -> None:
     if is_elsewhere and dataflow.queries:
         raise UsageError(
             f"{root} cannot hold the checkpoint of the query {dataflow.queries[0]}, because Spark "
-            "can write it only into a directory or S3: give one of these"
+            "can write it only into a directory, S3 or HDFS: give one of these"
         )
 
 

@@ -82,7 +82,7 @@ class Pipeline:
 
         Args:
             path: its directory. On a cluster, one that every machine sees under the same path. Or
-                an address such as ``s3://bucket/shop``; with queries it must be in S3.
+                an address such as ``s3://bucket/shop``; with queries it must be in S3 or HDFS.
             queries: the names of the streaming queries.
             services: name -> the dataclass or Struct class whose fields are that service's state.
             channels: the logs between them, made with ``stillframe.pipeline.channel``.

@@ -94,13 +94,15 @@ def s3_settings() -> dict[str, str]:
 
 def checkpoint_address(location: Location) -> str:
     """Return the location of a checkpoint as Spark takes it; UsageError if it is neither local nor
-    in S3."""
+    in S3 or HDFS."""
     if isinstance(location, Path):
         return str(location.absolute())
     scheme, _, rest = str(location).partition("://")
+    if scheme == "hdfs":
+        return str(location)
     if scheme != "s3":
         raise UsageError(
-            f"{location} cannot hold a checkpoint of Spark: give a local directory, or s3://"
+            f"{location} cannot hold a checkpoint of Spark: give a local directory, s3:// or hdfs://"
         )
     return _S3A_SCHEME + rest
 
