@@ -10,13 +10,21 @@ import pytest
 from stillframe.storage import object_store
 from stillframe.storage import remote as requests
 from tests.cli.conftest import Call
-from tests.s3_servers import S3Server, use
+from tests.s3_servers import S3Server, at_night, use
+from tests.storage import fake_hdfs
 
 
-@pytest.fixture
-def remote(call: Call, money: Path) -> str:
+@pytest.fixture(params=["memory", "fake_hdfs", *at_night("hdfs")])
+def remote(
+    call: Call, money: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
     """The address of a copy of the store."""
     address = f"memory://{secrets.token_hex(8)}/money"
+    if request.param == "fake_hdfs":
+        fake_hdfs.use(monkeypatch)
+        address = f"hdfs://fake-{secrets.token_hex(8)}/money"
+    elif request.param == "hdfs":
+        address = f"{request.getfixturevalue('hdfs')}/money"
     result = call("store", "copy", money, address)
     assert result.exit_code == 0, result.output
     assert result.stderr.endswith(f"to {address}\n")
