@@ -137,7 +137,7 @@ def test_a_process_that_lost_its_lease_ends() -> None:
     logs = process(pipeline, "till")
     logs._lock._lease._lost()  # type: ignore[attr-defined]
     with pytest.raises(Unavailable, match="did not renew its lease in time"):
-        polled(logs)
+        logs.poll(lambda snapshot: None, may_read=True)
     logs._lock.release()
 
 
