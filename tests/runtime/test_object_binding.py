@@ -29,12 +29,15 @@ from stillframe.storage import files, lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.store import Store
+from tests.nightly import by_night
 from tests.pipeline.faulty_store import Faults, before, faults
 from tests.runtime.local import LocalSystem
 from tests.runtime.mixed import CHANNELS, SERVICES, START, Bank, Mint, Till
 from tests.runtime.test_pipeline_binding import money
 
 __all__ = ["faults"]
+STEP = by_night(1, check=2)
+"""By day something happens at every other write."""
 pytestmark = pytest.mark.slow
 OTHER = "other"
 """The name of the threads of the other programs."""
@@ -128,7 +131,7 @@ def world(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> World:
         lambda self, holder, _: found.has_ended(holder),
     )
     for module in (coordinator, locks, pipeline_binding):
-        monkeypatch.setattr(module, "OBJECT_POLL_S", 0.002)
+        monkeypatch.setattr(module, "OBJECT_POLL_S", 0.005)
     return found
 
 
@@ -242,6 +245,7 @@ class Interlude:
             raise self._error
 
 
+@pytest.mark.nightly(part="storage")
 def test_a_system_may_die_at_each_of_its_writes(world: World) -> None:
     """As when its supervisor is killed, with which its processes end: both are restored to the same
     snapshot, the old one or the new one."""
@@ -261,12 +265,13 @@ def test_a_system_may_die_at_each_of_its_writes(world: World) -> None:
     async def main() -> None:
         number = 0
         while not await dies_at(number):
-            number += 1
+            number += STEP
         assert number > 10
 
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
+@pytest.mark.nightly(part="storage")
 def test_a_system_that_wakes_up_does_no_harm(world: World) -> None:
     """It was frozen at any of its writes, for so long that the pipeline was restored, and a second
     supervisor took over its store: it publishes nothing, and its processes end."""
@@ -303,7 +308,7 @@ def test_a_system_that_wakes_up_does_no_harm(world: World) -> None:
     async def main() -> None:
         number = 0
         while not await wakes_at(number):
-            number += 1
+            number += STEP
         assert number > 10
 
     asyncio.run(asyncio.wait_for(main(), 120))
@@ -333,6 +338,7 @@ def test_an_outage_costs_snapshots_and_nothing_else(world: World) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.nightly(part="storage")
 def test_the_coordinator_may_die_at_each_of_its_writes(world: World) -> None:
     """While the system runs on: the next one takes a snapshot."""
     world.test_coordinator()
@@ -349,13 +355,14 @@ def test_the_coordinator_may_die_at_each_of_its_writes(world: World) -> None:
                 ):
                     await take(pipeline)
                 await whole(pipeline)
-                number += 1
+                number += STEP
             assert number > 5
         await restored(pipeline, store.path)
 
     asyncio.run(asyncio.wait_for(main(), 15))
 
 
+@pytest.mark.nightly(part="storage")
 def test_a_coordinator_that_wakes_up_does_no_harm(world: World) -> None:
     """It was frozen at any of its writes while another one took a snapshot."""
     world.test_coordinator()
@@ -377,7 +384,7 @@ def test_a_coordinator_that_wakes_up_does_no_harm(world: World) -> None:
                 with contextlib.suppress(Unavailable), world.faults.at(number, come_between):
                     await take(pipeline)
                 await whole(pipeline)
-                number += 1
+                number += STEP
             assert number > 5
         await restored(pipeline, store.path)
 
