@@ -30,6 +30,7 @@ from stillframe.storage.opened import requests_to, storage_of
 from tests import nightly
 from tests.pipeline.test_object_checkpoint import in_memory
 from tests.spark import s3_queries
+from tests.spark.exactness import SHORT_CASE
 from tests.spark.outside import jars
 from tests.spark.test_s3 import ROOT
 
@@ -199,7 +200,7 @@ def test_states_at_snapshots_in_a_bucket_are_exact(versitygw_bucket: str) -> Non
     mode."""
     packages = ",".join(map(str, jars("s3a")))
     said: Any = subprocess.run(
-        [sys.executable, "-m", "tests.spark.exactness", versitygw_bucket],
+        [sys.executable, "-m", "tests.spark.exactness", versitygw_bucket, str(SHORT_CASE)],
         cwd=ROOT,
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} pyspark-shell"},
         capture_output=True,
