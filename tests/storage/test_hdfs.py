@@ -1,5 +1,6 @@
 """HDFS: calls that fail, and what each kind of failure means."""
 
+import contextlib
 import errno
 import itertools
 import secrets
@@ -191,6 +192,81 @@ def test_a_replaced_file_is_listed_once(storage: Storage, root: ObjectPath) -> N
     storage.delete([root / "a" / "x"])
     assert storage.children(root) == []
     assert storage.put_if_absent(root / "a" / "x", b"1") == version
+
+
+def test_a_directory_that_disappears_in_a_listing_is_left_out(
+    storage: Storage, root: ObjectPath, space: NameSpace
+) -> None:
+    """The others are listed, although the library ends with an error."""
+    for name in ("a", "b"):
+        storage.put(root / name / "x", b"1")
+    fails = [FileNotFoundError("/user/me/a")]
+
+    def step(name: str, path: str) -> None:
+        if name == "list" and fails:
+            storage.delete([root / "a" / "x"])
+            raise fails.pop()
+
+    space.after = step
+    assert [one.location for one in storage.files_below(root)] == [root / "b" / "x"]
+    assert storage.files_below(root / "c") == []
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_what_changes_during_a_listing_is_listed_as_it_is_then(
+    storage: Storage,
+    root: ObjectPath,
+    space: NameSpace,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_deleted: bool,
+) -> None:
+    """A file is deleted, or replaced so often that the version which was found is deleted."""
+    monkeypatch.setattr(hdfs, "KEPT_COUNT", 1)
+    storage.put(root / "b", b"1")
+    version = storage.put_if_absent(root / "a", b"1")
+    version = storage.replace_if_unchanged(root / "a", b"22", version)
+
+    def change(name: str, path: str) -> None:
+        if name == "info" and ".versions" in path:
+            space.before = lambda name, path: None
+            new = version
+            for content in (b"333", b"4444"):
+                new = storage.replace_if_unchanged(root / "a", content, new)
+            if is_deleted:
+                storage.delete([root / "a"])
+
+    space.before = change
+    found = [(one.location.name, one.byte_count) for one in storage.children(root)]
+    assert found == ([("b", 1)] if is_deleted else [("a", 4), ("b", 1)])
+
+
+def test_a_copy_that_failed_leaves_no_file(
+    storage: Storage, root: ObjectPath, space: NameSpace
+) -> None:
+    """Its rename fails once, and then for good."""
+    storage.put(root / "x", b"1")
+    for error in (
+        OSError("Connection reset by peer"),
+        RuntimeError('RPCError("org.apache.hadoop.hdfs.protocol.NSQuotaExceededException", "it'),
+    ):
+        _, space.before = failing(4, error)
+        with contextlib.suppress(OSError):
+            storage.copy(root / "x", root / "n")
+        space.before = lambda name, path: None
+    assert {path.rpartition("/")[2] for path in space.files} == {"x", "n"}
+
+
+def test_a_file_that_seems_to_have_versions_is_read_in_part(
+    storage: Storage, root: ObjectPath, space: NameSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write there cannot make a reader take more than it asked for."""
+    monkeypatch.setattr(hdfs, "REPLACED_BYTES_MAX", 100)
+    storage.put(root / "x", b"0" * 101)
+    space.files[f"/user/me/.x.versions/{1:012}-{'0' * 16}-{'0' * 16}"] = b"1"
+    space.directories.add("/user/me/.x.versions")
+    with pytest.raises(OSError, match="too large"):
+        storage.read(root / "x", bytes_max=9)
 
 
 def test_what_is_not_installed_is_named(root: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,10 +222,54 @@ def test_old_versions_are_deleted_lowest_first() -> None:
                 raise RuntimeError("it died before")
 
     head.space.before = delete
-    head.writer("a", 4)()
+    head.writer("a", 5)()
+    assert len(set(deleted[:4])) == 1
     last = deleted[3:]
-    assert len(last) == 3
+    assert len(last) == 4
     assert last == sorted(last)
+
+
+def asleep_after_its_rename(head: Head, happens: Callable[[str], None]) -> None:
+    """Let a writer replace the first version. Before it looks whether it has won, others replace
+    the file so often that its version is an old one, and something `happens`, to that."""
+    renamed: list[str] = []
+
+    def sleep(name: str, path: str) -> None:
+        if name == "rename":
+            renamed.append(path)
+            if len(renamed) == 1:
+                head.writer("b", 4)()
+                happens(path)
+
+    head.space.after = sleep
+    head.replace(b"a-0", (FIRST, head.version))
+
+
+def test_after_a_failed_deletion_no_higher_version_is_deleted() -> None:
+    """Else a writer that slept would take its version for one that lost."""
+    head = Head()
+
+    def fail(name: str, path: str) -> None:
+        if name == "delete" and f"/{1:012}-" in path:
+            raise RuntimeError("it failed")
+
+    head.space.before = fail
+    asleep_after_its_rename(head, lambda path: None)
+    assert head.won[FIRST] == b"a-0"
+    head.check()
+
+
+def test_a_version_of_another_writer_under_the_same_name_proves_nothing() -> None:
+    """One that slept, too, took the name when it was free again."""
+    head = Head()
+
+    def take(path: str) -> None:
+        assert path not in head.space.files
+        head.space.files[path] = b"c-0"
+
+    asleep_after_its_rename(head, take)
+    assert head.unknown == {b"a-0"}
+    assert not head.lost & head.won.keys()
 
 
 @given(st.lists(st.integers(0, 3), max_size=80))

@@ -15,7 +15,7 @@ name. The highest number is the content.
   slept could take the name of a deleted one. It lists the versions after its rename. It has won if
   its number is the highest, which is never deleted, or if the next version names its content as the
   previous one. It has lost if the next one names another, or was deleted while its own was not. If
-  both were deleted, the outcome is unknown.
+  both were deleted, the outcome is unknown; its own was, too, if its name has another content.
 - Callers never write the same content twice, and never delete or ``put`` such a file while others
   may write it.
 """
@@ -62,6 +62,8 @@ _PARTIAL = re.compile(r"\.partial-[0-9a-f]{32}")
 _LEVELS_KEPT = 2
 """Directories of the first levels, such as ``/user/me``, stay when they are empty."""
 _LOOK_COUNT_MAX = 100
+REPLACED_BYTES_MAX = 2**27
+"""Maximum size of the first version of a file that is replaced: it is read to find the others."""
 
 _CLASS = re.compile(r"""RPCError\("(?:[\w$]+\.)*([\w$]{1,64})\"""")
 _MEANINGS = {
@@ -201,7 +203,8 @@ class Hdfs(RemoteStorage):
         if _is_won(new, etag[:_DIGITS], found):
             self._prune(location, found, new.number - KEPT_COUNT)
             return _version(etag, new.number, new.root)
-        if _is_lost(new, found):
+        is_next_known = any(one.number == new.number + 1 for one in found)
+        if is_next_known or (new in found and self._holds(location, place, content)):
             self._try_to_delete(place)
             raise changed
         raise OSError(errno.EIO, _UNKNOWN_OUTCOME, str(location))
@@ -215,7 +218,11 @@ class Hdfs(RemoteStorage):
             reader = self._call(self._client.read, current.path)
             chunks = reader.read_range_stream(0, len(reader))
             partial = self._write(_path(target), chunks, len(reader))
-            self._rename(partial, _path(target), overwrite=True)
+            try:
+                self._rename(partial, _path(target), overwrite=True)
+            except self._failures:
+                self._try_to_delete(partial)  # the next attempt writes another one
+                raise
             self._count(RequestCounts(sent_bytes=len(reader), received_bytes=len(reader)))
 
         self._of_current(source, copied)
@@ -256,19 +263,20 @@ class Hdfs(RemoteStorage):
         received: Callable[[_Answer], int] = lambda answer: 0,
     ) -> _Answer:
         """Return what `use` returns for the current version of a file."""
+        return self._request(
+            location, lambda: self._looked_up(_path(location), use), received=received
+        )
 
-        def attempt() -> _Answer:
-            for _ in range(_LOOK_COUNT_MAX):
-                current = self._current(_path(location))
-                try:
-                    return use(current)
-                except FileNotFoundError:
-                    if current.number == 0:
-                        raise
-            # As often it was replaced, and deleted, before it was read.
-            raise OSError(errno.EAGAIN, "it is replaced too often")
-
-        return self._request(location, attempt, received=received)
+    def _looked_up(self, path: str, use: Callable[[_Current], _Answer]) -> _Answer:
+        for _ in range(_LOOK_COUNT_MAX):
+            current = self._current(path)
+            try:
+                return use(current)
+            except FileNotFoundError:
+                if current.number == 0:
+                    raise
+        # As often it was replaced, and deleted, before it was read.
+        raise OSError(errno.EAGAIN, "it is replaced too often")
 
     def _current(self, path: str) -> _Current:
         found = self._numbered(path)
@@ -286,7 +294,19 @@ class Hdfs(RemoteStorage):
         return current._replace(root=self._root_of(current.path))
 
     def _root_of(self, path: str) -> str:
-        return _digest(self._content(path))[:_DIGITS]
+        content = self._content(path, 0, REPLACED_BYTES_MAX + 1)
+        if len(content) > REPLACED_BYTES_MAX:
+            raise OSError(errno.EFBIG, "it is too large to be a file that was replaced")
+        return _digest(content)[:_DIGITS]
+
+    def _holds(self, location: Location, path: str, content: bytes) -> bool:
+        """Return whether a file is there, and has just this content."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._request(location, lambda: self._content_is(path, content))
+        return False
+
+    def _content_is(self, path: str, content: bytes) -> bool:
+        return self._content(path, 0, len(content) + 1) == content
 
     def _numbered(self, path: str, root: str | None = None) -> list[_Numbered]:
         """Return the versions that have numbers, of that root or of any, in order."""
@@ -298,11 +318,22 @@ class Hdfs(RemoteStorage):
         return [status.path for status in self._statuses(directory, is_deep=False)]
 
     def _statuses(self, directory: str, *, is_deep: bool) -> list[Any]:
-        try:
-            found = self._call(lambda: list(self._client.list_status(directory, is_deep)))
-        except FileNotFoundError:
-            return []
-        return [status for status in found if status.path != directory]
+        for _ in range(_LOOK_COUNT_MAX):
+            try:
+                found = self._call(lambda: list(self._client.list_status(directory, is_deep)))
+            except FileNotFoundError:
+                # It may be one of the directories below that disappeared meanwhile.
+                if not is_deep or not self._is_there(directory):
+                    return []
+            else:
+                return [status for status in found if status.path != directory]
+        raise OSError(errno.EAGAIN, "directories in it disappear too often")
+
+    def _is_there(self, path: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            self._call(self._client.get_file_info, path)
+            return True
+        return False
 
     def _listed(self, directory: Location, *, is_deep: bool) -> list[Listed]:
         listed, replaced = {}, []
@@ -321,9 +352,12 @@ class Hdfs(RemoteStorage):
                 location = ObjectPath(self._root, status.path.strip("/"))
                 listed[status.path] = Listed(location, None if status.isdir else status.length)
         for path in replaced:
-            if path in listed:
-                found = listed[path]._replace(byte_count=self._length(self._current(path)))
-                listed[path] = found
+            if path in listed and listed[path].byte_count is not None:
+                try:
+                    count = self._looked_up(path, self._length)
+                    listed[path] = listed[path]._replace(byte_count=count)
+                except FileNotFoundError:
+                    del listed[path]  # it was deleted meanwhile
         return sorted(listed.values())
 
     def _length(self, current: _Current) -> int:
@@ -359,7 +393,7 @@ class Hdfs(RemoteStorage):
             except FileNotFoundError:
                 # An earlier rename took effect without an answer: the library, too, repeats some.
                 with contextlib.suppress(FileNotFoundError):
-                    if self._content(target) == content:
+                    if self._content_is(target, content):
                         return
                 raise OSError(errno.EIO, _UNKNOWN_OUTCOME) from None
 
@@ -398,10 +432,11 @@ class Hdfs(RemoteStorage):
         return bool(self._call(self._client.delete, path, is_deep))
 
     def _prune(self, location: Location, found: list[_Numbered], number_max: int) -> None:
-        """Delete old versions, lowest first: see above. What is left over goes next time."""
-        for one in found:
-            if one.number <= number_max:
-                self._try_to_delete(f"{_versions(_path(location))}/{one.name}")
+        """Delete old versions, lowest first: see above. What is left over goes next time: after a
+        failure no higher one is deleted."""
+        with contextlib.suppress(*self._failures):
+            for one in (one for one in found if one.number <= number_max):
+                self._remove(f"{_versions(_path(location))}/{one.name}")
 
     def _call(self, function: Callable[..., Any], *arguments: Any, wait_s: float = ANSWER_S) -> Any:
         """Call the library, which itself may wait forever."""
@@ -448,9 +483,8 @@ class Hdfs(RemoteStorage):
             return False, FileNotFoundError(errno.ENOENT, "it does not exist", where)
         if isinstance(error, OSError):
             if error.errno is not None:
-                return error.strerror != _UNKNOWN_OUTCOME, OSError(
-                    error.errno, error.strerror, where
-                )
+                passes = error.strerror != _UNKNOWN_OUTCOME and error.errno != errno.EFBIG
+                return passes, OSError(error.errno, error.strerror, where)
             return True, OSError(
                 errno.EIO, "HDFS cannot be reached, or closed the connection", where
             )
@@ -469,11 +503,6 @@ def _is_won(new: _Numbered, digest: str, found: list[_Numbered]) -> bool:
     return not later or any(
         one.number == new.number + 1 and one.previous == digest for one in later
     )
-
-
-def _is_lost(new: _Numbered, found: list[_Numbered]) -> bool:
-    """Return whether it certainly did not, given that it is not known to have."""
-    return new in found or any(one.number == new.number + 1 for one in found)
 
 
 def _digest(content: bytes) -> str:
