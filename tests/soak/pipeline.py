@@ -3,7 +3,8 @@
 ``python -m tests.soak.pipeline --kills 50 --seed 1`` prints ``SEED=`` first. After so many kills it
 lets the pipeline come to its end, and compares every channel, service state and query state with
 what is computed from the input, and with a run in which nobody was killed. It exits with 1 and says
-what differs. The short form runs with the tests.
+what differs. The short form runs with the tests. ``--place s3://BUCKET/DIR`` keeps the pipeline in
+an object store.
 """
 
 import argparse
@@ -20,9 +21,9 @@ from typing import Any
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.state_codec import StateCodec
+from stillframe.storage.location import Location, locate
 from tests.soak.pipeline_outputs import differences, outputs, reader
 from tests.soak.pipeline_programs import Program
-from tests.soak.pipeline_services import LIMIT
 from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, create, expected, sent_count
 
 SERVICES = ("feed", "books")
@@ -37,6 +38,7 @@ MOMENTS = (
     "driver while it starts",
 )
 MODES = ("aligned", "unaligned")
+LOCAL = "local[2]"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 TIMEOUT_S = 300.0
 """For a snapshot; a micro-batch takes half a second, on a busy machine twenty."""
@@ -46,13 +48,22 @@ REST_ACTION_COUNT = 40
 
 
 class Soak:
-    """One run: what was done, and what was seen."""
+    """One run: what was done, and what was seen.
 
-    def __init__(self, seed: int, directory: Path) -> None:
+    Args:
+        seed: of all that is random.
+        directory: for what the programs write of themselves.
+        place: where the pipeline is created, a directory or an address.
+        cluster: Spark's URL of where it runs.
+    """
+
+    def __init__(self, seed: int, directory: Path, place: Location, cluster: str = LOCAL) -> None:
         self.random = random.Random(seed)
         self.directory = directory
-        self.pipeline = create(directory / "shop.pipeline")
-        self.root = self.pipeline.path
+        self.cluster = cluster
+        self.pipeline = create(place / "shop.pipeline")
+        self.root = str(self.pipeline.path)
+        self.limit = directory / "limit"
         self.report = directory / "states.json"
         # Full files of state as often as they can be: those of an abandoned timeline are dangerous.
         self.settings = ["spark.sql.streaming.stateStore.minDeltasForSnapshot=5"]
@@ -74,7 +85,7 @@ class Soak:
 
     def start_driver(self) -> Program:
         """Start the Spark driver; it is not running yet when this returns."""
-        return self.start("driver", str(self.root), str(self.report), *self.settings)
+        return self.start("driver", self.root, str(self.report), self.cluster, *self.settings)
 
     def start_missing(self) -> None:
         """Start whoever does not run, and wait until all do."""
@@ -83,7 +94,7 @@ class Soak:
             self.running["driver"].expect("running")
         for name in SERVICES:
             if name not in self.running:
-                self.running[name] = self.start("services", name, str(self.root))
+                self.running[name] = self.start("services", name, self.root, str(self.limit))
                 self.running[name].expect("joined")
 
     def kill(self, name: str) -> None:
@@ -130,7 +141,7 @@ class Soak:
     def begin_snapshot(self) -> Program:
         """Let another program begin a snapshot, and some random time go by."""
         mode = self.random.choice(MODES)
-        coordinator = self.start("coordinator", "snapshot", str(self.root), mode)
+        coordinator = self.start("coordinator", "snapshot", self.root, mode)
         coordinator.expect("begins")
         self.pause(1.5)
         return coordinator
@@ -226,7 +237,7 @@ class Soak:
     def _strike_restore(self) -> None:
         self.stop()
         snapshot = str(self.random.choice(self.pipeline.snapshots()[-3:]).snapshot)
-        program = self.start("coordinator", "restore", str(self.root), snapshot)
+        program = self.start("coordinator", "restore", self.root, snapshot)
         program.expect("begins")
         self.pause(0.2)
         self.done["restores that were done before the kill"] += program.process.poll() == 0
@@ -259,9 +270,9 @@ class Soak:
         """Let everything come to its end and return all that came out."""
         if action_count is None:
             action_count = reader(self.pipeline, "orders").tail(0) + REST_ACTION_COUNT
-        partial = self.directory / "limit.partial"
+        partial = self.limit.with_suffix(".partial")
         partial.write_text(str(action_count))
-        partial.rename(self.directory / LIMIT)
+        partial.rename(self.limit)
         self.snapshot()
         for name in SERVICES:
             self.running.pop(name).end()
@@ -273,13 +284,20 @@ class Soak:
 
 
 def soak(
-    seed: int, *, kill_count: int, directory: Path, is_short: bool = False
+    seed: int,
+    *,
+    kill_count: int,
+    directory: Path,
+    place: Location | None = None,
+    is_short: bool = False,
 ) -> tuple[Soak, list[str]]:
     """Run the soak; return what was done, and what differs from what is computed from the input
-    and, unless it `is_short`, from a run without kills."""
+    and, unless it `is_short`, from a run without kills. The pipelines are in `place`, or in the
+    `directory` with everything else."""
     print(f"SEED={seed}", flush=True)
+    place = directory if place is None else place
     (directory / "killed").mkdir()
-    run = Soak(seed, directory / "killed")
+    run = Soak(seed, directory / "killed", place / "killed")
     try:
         found = run.run(kill_count, is_short=is_short)
     finally:
@@ -289,7 +307,7 @@ def soak(
     if is_short:
         return run, wrong
     (directory / "unbroken").mkdir()
-    unbroken = Soak(seed, directory / "unbroken")
+    unbroken = Soak(seed, directory / "unbroken", place / "unbroken")
     try:
         whole = unbroken.run(0, action_count=action_count)
     finally:
@@ -303,11 +321,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--place", type=locate, default=None)
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="stillframe-soak-"))
-    run, wrong = soak(seed, kill_count=options.kills, directory=directory)
+    run, wrong = soak(seed, kill_count=options.kills, directory=directory, place=options.place)
     for what, count in sorted(run.done.items()):
         print(f"{what:40} {count:>8,}")
     print(f"{'all of it':40} {time.monotonic() - began:>8.0f} s")

@@ -5,17 +5,17 @@ then the snapshot's id, or why there is none.
 """
 
 import sys
-from pathlib import Path
 
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
+from stillframe.storage.location import locate
 
 TIMEOUT_S = 300.0
 
 
-def main(what: str, root: Path, argument: str) -> None:
+def main(what: str, root: str, argument: str) -> None:
     """Take one snapshot in a mode, or restore one by its id."""
-    pipeline = Pipeline(root)
+    pipeline = Pipeline(locate(root))
     print("begins", flush=True)
     if what == "restore":
         print(pipeline.restore(argument).snapshot, flush=True)
@@ -25,4 +25,4 @@ def main(what: str, root: Path, argument: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    main(*sys.argv[1:])

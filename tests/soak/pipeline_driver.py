@@ -1,4 +1,4 @@
-"""The Spark driver of the kill soak: ``pipeline_driver.py ROOT REPORT [SETTING=VALUE ...]``.
+"""The Spark driver of the kill soak: ``pipeline_driver.py ROOT REPORT CLUSTER [SETTING=VALUE ...]``.
 
 It starts the queries, says ``running``, and then does what it reads: ``stop`` stops the queries and
 ``start`` starts them again; ``finish`` lets them work off what is there, stops them and writes
@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stillframe.pipeline import Pipeline
 from stillframe.spark.queries import checkpoint_location
 from stillframe.spark.session import spark_session
+from stillframe.storage.location import locate
 from tests.soak.pipeline_shop import QUERIES, query_states, start_queries
 
 
@@ -55,20 +56,20 @@ def work(spark: SparkSession, pipeline: Pipeline, report: Path) -> None:
                 query.stop()
             print("stopped", flush=True)
         if command == "finish":
-            checkpoints = {name: Path(checkpoint_location(pipeline, name)) for name in QUERIES}
+            checkpoints = {name: checkpoint_location(pipeline, name) for name in QUERIES}
             report.write_text(json.dumps(query_states(spark, checkpoints)))
             return
         command = sys.stdin.readline().strip()
 
 
-def main(root: Path, report: Path, settings: list[str]) -> None:
+def main(root: str, report: Path, cluster: str, settings: list[str]) -> None:
     """Start Spark and work."""
-    spark = spark_session(master="local[2]", app_name="soak")
+    spark = spark_session(master=cluster, app_name="soak")
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     for setting in settings:
         spark.conf.set(*setting.split("=", 1))
-    work(spark, Pipeline(root), report)
+    work(spark, Pipeline(locate(root)), report)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -1,6 +1,6 @@
-"""The services of the kill soak as programs: ``pipeline_services.py feed|books ROOT``.
+"""The services of the kill soak as programs: ``pipeline_services.py feed|books ROOT LIMIT``.
 
-Each says ``joined`` when it has. A file LIMIT beside the pipeline says after how many actions the
+Each says ``joined`` when it has. The file LIMIT says, once it is there, after how many actions the
 feed leaves; then the books leave, too, when they have everything.
 """
 
@@ -9,24 +9,23 @@ import time
 from pathlib import Path
 
 from stillframe.pipeline.service import join
+from stillframe.storage.location import Location, locate
 from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, orders_of
 
 PAUSE_S = 0.15
-LIMIT = "limit"
 
 
-def limit(root: Path) -> int | None:
+def limit(path: Path) -> int | None:
     """Return after how many actions the feed ends; None while that is open."""
-    path = root.with_name(LIMIT)
     return int(path.read_text()) if path.exists() else None
 
 
-def feed(root: Path) -> None:
+def feed(root: Location, end_file: Path) -> None:
     """Send orders: a few at a time, and the rest at full speed once the end is known."""
     state = Feed()
     with join("feed", pipeline=root, state=state) as me:
         print("joined", flush=True)
-        while (end := limit(root)) is None or state.actions < end:
+        while (end := limit(end_file)) is None or state.actions < end:
             me.append("orders", orders_of(state.actions))
             state.actions += 1
             me.boundary()
@@ -34,14 +33,14 @@ def feed(root: Path) -> None:
                 time.sleep(PAUSE_S)
 
 
-def books(root: Path) -> None:
+def books(root: Location, end_file: Path) -> None:
     """Book orders and totals, and pay."""
     state = Books()
     with join("books", pipeline=root, state=state) as me:
         print("joined", flush=True)
 
         def is_done() -> bool:
-            end = limit(root)
+            end = limit(end_file)
             return end is not None and state.is_done(end * FRESH_COUNT)
 
         if is_done():
@@ -56,4 +55,4 @@ def books(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"feed": feed, "books": books}[sys.argv[1]](Path(sys.argv[2]))
+    {"feed": feed, "books": books}[sys.argv[1]](locate(sys.argv[2]), Path(sys.argv[3]))

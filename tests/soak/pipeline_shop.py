@@ -13,7 +13,6 @@ does not depend on how the records were cut into batches, so it can be computed 
 import dataclasses
 import select
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, channel
 from stillframe.spark.queries import read_channels, start_query
+from stillframe.storage.location import Location
 
 FRESH_COUNT = 10
 """How many new orders one action of the feed sends."""
@@ -89,7 +89,7 @@ class Books:
         return self.order_count >= order_count and sum(self.orders.values()) >= order_count
 
 
-def create(root: Path) -> Pipeline:
+def create(root: Location) -> Pipeline:
     """Make the pipeline, or open it."""
     return Pipeline.create(
         root,
@@ -171,14 +171,14 @@ def start_and_wait(
         assert "failed to connect back" in str(error), error
 
 
-def query_states(spark: SparkSession, checkpoints: dict[str, Path]) -> dict[str, list[Row]]:
+def query_states(spark: SparkSession, checkpoints: dict[str, str]) -> dict[str, list[Row]]:
     """Return the states of the stopped queries, sorted, as Spark's own state source reads them."""
 
     def rows(query: str, *columns: str, side: str | None = None) -> list[Row]:
         reader = spark.read.format("statestore")
         if side is not None:
             reader = reader.option("joinSide", side)
-        found = reader.load(str(checkpoints[query])).select(*columns).collect()
+        found = reader.load(checkpoints[query]).select(*columns).collect()
         return sorted(tuple(row) for row in found)
 
     return {

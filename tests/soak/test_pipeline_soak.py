@@ -2,15 +2,18 @@
 
 Three rounds kill one of each kind: the driver, a service and the restore after it, a coordinator.
 What comes out is compared with what is computed from the input. At night there are more kills, with
-a fresh seed, too, and it is compared with a run in which nobody is killed as well.
+a fresh seed, too, and it is compared with a run in which nobody is killed as well; and it runs once
+in an object store.
 """
 
 from pathlib import Path
 
 import pytest
 
+from stillframe.storage.location import Location, locate
 from tests.nightly import Figure, by_night, seeds
-from tests.soak.pipeline import soak
+from tests.soak.pipeline import MOMENTS, soak
+from tests.spark.outside import s3a_variables
 
 SEED = 2
 KILL_COUNT = by_night(16, check=3)
@@ -26,7 +29,35 @@ def test_a_pipeline_ends_as_if_nobody_had_been_killed(
 ) -> None:
     """Channels and states are as computed from the input, and at night as in a run without
     kills."""
-    run, wrong = soak(seed, kill_count=KILL_COUNT, directory=tmp_path, is_short=IS_SHORT)
+    check(figure, seed, tmp_path, KILL_COUNT, is_short=IS_SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.nightly(part="storage", only=True)
+def test_a_pipeline_in_an_object_store_ends_as_if_nobody_had_been_killed(
+    tmp_path: Path, versitygw_bucket: str, monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    """Each kind of kill happens at least once, on a real S3 server."""
+    for name, value in s3a_variables().items():
+        monkeypatch.setenv(name, value)
+    [seed] = seeds("kill soak of a pipeline in S3", night=1)
+    check(figure, seed, tmp_path, len(MOMENTS), place=locate(versitygw_bucket), is_short=True)
+
+
+def check(
+    figure: Figure,
+    seed: int,
+    directory: Path,
+    kill_count: int,
+    *,
+    place: Location | None = None,
+    is_short: bool,
+) -> None:
+    """Run the soak; what comes out must be as computed, and somebody of each kind killed."""
+    run, wrong = soak(
+        seed, kill_count=kill_count, directory=directory, place=place, is_short=is_short
+    )
     assert wrong == []
     for what, count in run.done.items():
         figure(what, count)

@@ -78,8 +78,9 @@ def books(pipeline: Pipeline, order_count: int) -> None:
 def run(spark: SparkSession, pipeline: Pipeline) -> list[str]:
     """Run the pipeline to its end; return the ids of the snapshots taken on the way."""
     queries = start_queries(spark, pipeline)
+    stopping = threading.Event()
     for query in queries:
-        threading.Thread(target=watch, args=(query,), daemon=True).start()
+        threading.Thread(target=watch, args=(query, stopping), daemon=True).start()
     taken = []
     state = Feed()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -99,6 +100,8 @@ def run(spark: SparkSession, pipeline: Pipeline) -> list[str]:
         booking.result()
     for query in queries:
         query.processAllAvailable()
+    stopping.set()
+    for query in queries:
         query.stop()
     return taken
 
@@ -106,7 +109,7 @@ def run(spark: SparkSession, pipeline: Pipeline) -> list[str]:
 def wrong(spark: SparkSession, pipeline: Pipeline) -> list[str]:
     """Return what of the outputs is not as computed from the input."""
     report = pipeline.path.with_name("states.json")
-    checkpoints = {name: Path(checkpoint_location(pipeline, name)) for name in QUERIES}
+    checkpoints = {name: checkpoint_location(pipeline, name) for name in QUERIES}
     report.write_text(json.dumps(query_states(spark, checkpoints)))
     return differences(outputs(pipeline, report), expected(ACTION_COUNT))
 

@@ -32,6 +32,15 @@ def jars(kind: str) -> list[Path]:
     return sorted((JARS / kind).glob("*.jar"))
 
 
+def s3a_variables(*settings: str) -> dict[str, str]:
+    """Return the variables with which programs of PySpark have Hadoop's S3A, and these settings of
+    Spark, such as ``spark.executor.memory=1g``."""
+    words = ["--jars", ",".join(map(str, jars("s3a")))]
+    for setting in settings:
+        words += ["--conf", setting]
+    return {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])}
+
+
 @contextlib.contextmanager
 def running(command: Sequence[Any], log: Path, *, says: str, **how: Any) -> Iterator[None]:
     """Run a program until the body ends; wait until it says that it is ready."""

@@ -8,9 +8,10 @@ import signal
 import site
 import subprocess
 import sys
+import tempfile
 import threading
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,20 @@ NEEDED = ("numpy", "pandas", "pyarrow", "dateutil", "pytz", "tzdata", "six", "ob
 and nothing else."""
 
 DRIVER_TIMEOUT_S = 900
+EXECUTOR, WORKER = "CoarseGrainedExecutorBackend", "deploy.worker.Worker"
+
+MACHINE = """
+set -e
+programs=$1 temporary=$2
+shift 2
+mount --bind "$programs" /mnt
+mount -t tmpfs private "$temporary"
+mkdir -p "$programs"
+mount --bind /mnt "$programs"
+mount -o remount,bind,ro "$programs"
+exec "$@"
+"""
+"""Runs a program in a mount namespace where everything that it may write is its own."""
 
 
 class Cluster(NamedTuple):
@@ -93,11 +108,12 @@ def environment(path: Path, server: S3Server) -> dict[str, str]:
 
 @contextlib.contextmanager
 def part_of_spark(
-    *arguments: str, variables: dict[str, str], says: str
+    *arguments: str, variables: dict[str, str], says: str, machine: Sequence[str] = ()
 ) -> Iterator["re.Match[str]"]:
-    """Run one of Spark's own classes until the body ends; wait until it says something."""
+    """Run one of Spark's own classes until the body ends, by the words of a `machine`; wait until
+    it says something."""
     program = subprocess.Popen(
-        [SPARK_HOME / "bin" / "spark-class", *arguments],
+        [*machine, SPARK_HOME / "bin" / "spark-class", *arguments],
         env=variables,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -130,12 +146,13 @@ def part_of_spark(
 
 
 @contextlib.contextmanager
-def standalone(place: Path, server: S3Server) -> Iterator[Cluster]:
+def standalone(place: Path, server: S3Server, *, is_apart: bool = False) -> Iterator[Cluster]:
     """Run a cluster of one coordinator of Spark's and two machines with a core each.
 
     Args:
         place: an empty directory for what they write.
         server: the object store that the executors find in their environment.
+        is_apart: whether the machines share no directory that they can write.
     """
     python = bare_python(place)
     for module in ("msgspec", "stillframe"):
@@ -143,24 +160,32 @@ def standalone(place: Path, server: S3Server) -> Iterator[Cluster]:
     assert can_import(python, "pyarrow, pandas, numpy")
     variables = environment(named_python(place / "of executors", python), server)
     deploy = "org.apache.spark.deploy"
-    quiet = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    quiet = ("--port", "0", "--webui-port", "0")
+    machine = (
+        ("unshare", "--mount", "sh", "-c", MACHINE, "machine", str(place), tempfile.gettempdir())
+        if is_apart
+        else ()
+    )
+    work = Path(tempfile.gettempdir()) if is_apart else place
     with contextlib.ExitStack() as stack:
         head = stack.enter_context(
             part_of_spark(
                 f"{deploy}.master.Master",
-                *quiet,
+                *("--host", "127.0.0.1", *quiet),
                 variables=variables,
                 says=r"Starting Spark master at (spark://\S+)",
             )
         )
         for number in range(2):
-            machine = str(place / f"machine-{number}")
+            # Spark's machines of one address read each other's files.
+            host = f"127.0.0.{2 + number}" if is_apart else "127.0.0.1"
             stack.enter_context(
                 part_of_spark(
                     f"{deploy}.worker.Worker",
-                    *quiet,
-                    *("--cores", "1", "--memory", "1g", "--work-dir", machine, head[1]),
-                    variables=variables,
+                    *("--host", host, *quiet, "--cores", "1", "--memory", "1g"),
+                    *("--work-dir", str(work / f"machine-{number}"), head[1]),
+                    variables=variables | {"SPARK_LOCAL_IP": host},
+                    machine=machine,
                     says="Successfully registered with master",
                 )
             )
@@ -182,6 +207,26 @@ def cluster_session(cluster: str) -> SparkSession:
     }.items():
         builder = builder.config(setting, value)
     return builder.getOrCreate()
+
+
+def running(*words: str) -> list[int]:
+    """Return the operating-system processes whose command has all these words in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_text(errors="replace")
+        except OSError:
+            continue
+        if all(word in command for word in words):
+            found.append(int(path.name))
+    return found
+
+
+def executors_of(machine: int) -> set[int]:
+    """Return the executors that a machine of Spark's, which is a process here, has started."""
+    lists = Path(f"/proc/{machine}/task").glob("*/children")
+    children = {int(child) for found in lists for child in found.read_text().split()}
+    return children & {*running(EXECUTOR)}
 
 
 class Driver:

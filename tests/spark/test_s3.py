@@ -17,7 +17,7 @@ from stillframe.storage.location import locate
 from stillframe.storage.opened import storage_of
 from tests.analytics.bank import make_store
 from tests.doc_pages import blocks
-from tests.spark.outside import jars
+from tests.spark.outside import s3a_variables
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "spark-cluster.md"
@@ -133,11 +133,10 @@ def test_a_query_continues_from_its_checkpoint_in_s3(
     """A second run repeats no verdict; ``s3://`` and ``s3a://`` lead Spark to the same files."""
     address = str(request.getfixturevalue(bucket))
     store = make_store(tmp_path / "store", snapshot_count=3)
-    packages = ",".join(map(str, jars("s3a")))
     said = subprocess.run(
         [sys.executable, "-m", "tests.spark.s3_program", store, address],
         cwd=ROOT,
-        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} pyspark-shell"},
+        env={**os.environ, **s3a_variables()},
         capture_output=True,
         text=True,
         check=False,

@@ -25,7 +25,7 @@ from stillframe.analytics.log_verification import log_pieces, verify
 from stillframe.eventlog.reader import HEADER_KEY
 from tests.analytics.test_log_checks import found_in
 from tests.nightly import by_night
-from tests.spark.standalone import cluster_session
+from tests.spark.standalone import EXECUTOR, cluster_session, running
 
 ROW_COUNT = by_night(2_000_000, check=250_000)
 POLL_S = 0.01
@@ -88,19 +88,6 @@ def rows_of(verdicts: DataFrame) -> Rows:
     return sorted(([row[name] for name in FIELDS] for row in verdicts.collect()), key=str)
 
 
-def executors(application: str) -> list[int]:
-    """Return the operating-system processes of the executors of an application."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"CoarseGrainedExecutorBackend" in command and application.encode() in command:
-            found.append(int(path.name))
-    return found
-
-
 def with_one_killed(spark: SparkSession, log: Path) -> tuple[Rows, int]:
     """Return the verdicts, found while an executor is killed, and how many tasks failed."""
     tracker = spark.sparkContext.statusTracker()
@@ -115,7 +102,9 @@ def with_one_killed(spark: SparkSession, log: Path) -> tuple[Rows, int]:
                     continue
                 failed[stage] = found.numFailedTasks
                 if found.numActiveTasks > 1 and not is_killed:
-                    os.kill(executors(str(spark.sparkContext.applicationId))[0], signal.SIGKILL)
+                    os.kill(
+                        running(EXECUTOR, str(spark.sparkContext.applicationId))[0], signal.SIGKILL
+                    )
                     is_killed = True
             time.sleep(POLL_S)
         return asked.result(), sum(failed.values())
