@@ -30,7 +30,7 @@ NEEDED = ("numpy", "pandas", "pyarrow", "dateutil", "pytz", "tzdata", "six", "ob
 and nothing else."""
 
 DRIVER_TIMEOUT_S = 900
-EXECUTOR, WORKER = "CoarseGrainedExecutorBackend", "deploy.worker.Worker"
+EXECUTOR, MACHINE_OF_SPARK = "CoarseGrainedExecutorBackend", "deploy.worker.Worker"
 
 MACHINE = """
 set -e

@@ -17,7 +17,7 @@ from tests.soak.pipeline_outputs import differences
 from tests.soak.pipeline_shop import FRESH_COUNT, expected
 from tests.spark.outside import s3a_variables
 from tests.spark.standalone import (
-    WORKER,
+    MACHINE_OF_SPARK,
     environment,
     executors_of,
     named_python,
@@ -49,7 +49,7 @@ def test_a_pipeline_survives_executors_machines_and_the_death_of_everything(
         try:
             run.start_missing()
             run.snapshot()
-            machine, other = running(WORKER, cluster.address)
+            machine, other = running(MACHINE_OF_SPARK, cluster.address)
             [executor] = executors_of(other)
             os.kill(executor, signal.SIGKILL)
             run.snapshot()
