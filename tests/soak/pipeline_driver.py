@@ -1,4 +1,4 @@
-"""The Spark driver of the kill soak: ``pipeline_driver.py ROOT REPORT CLUSTER [SETTING=VALUE ...]``.
+"""The Spark driver of the kill soak: ``pipeline_driver.py ROOT REPORT CLUSTER [SETTING=...]``.
 
 It starts the queries, says ``running``, and then does what it reads: ``stop`` stops the queries and
 ``start`` starts them again; ``finish`` lets them work off what is there, stops them and writes
