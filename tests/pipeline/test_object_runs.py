@@ -11,21 +11,24 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from stillframe.errors import Damaged, Refused, StoreError, Unavailable
+from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import DataFile, LogReader, LogWriter, write_records
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
 from stillframe.pipeline.progress import Progress
-from stillframe.pipeline.query_runs import begin_run, current_run
+from stillframe.pipeline.query_runs import QueryRecord, begin_run, current_run
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.storage.files import below, exists, names
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.store.sealed_json import seal
 from tests.pipeline.faulty_store import Faults, after, before, faults
 from tests.pipeline.money import SCHEMA, Account, records
 from tests.pipeline.test_object_checkpoint import content, in_memory
@@ -438,6 +441,50 @@ def test_a_barrier_is_found_behind_the_entry_of_a_start() -> None:
     assert writer.append_barrier(manifest.snapshot, manifest.mode, batch=0) == position
     second.micro_batch(1)
     assert writer.append_barrier(manifest.snapshot, manifest.mode, batch=1) == writer.tail() - 1
+
+
+@pytest.mark.parametrize("changes", [{"epoch": 2}, {"checkpoint": -1}, {"checkpoint": 9}])
+def test_a_record_that_no_program_writes_is_refused(changes: dict[str, int]) -> None:
+    """It would lead to the checkpoint of another epoch, or to none, and so to no state."""
+    pipeline = made("left")
+    Driver(pipeline).micro_batch(1)
+    path = pipeline.path / "participants" / "epoch-1" / "sums.json"
+    record = QueryRecord(epoch=1, run=1, checkpoint=1, recorded=None, token="t")
+    storage_of(path).put(path, seal(msgspec.structs.replace(record, **changes)))
+    with pytest.raises(Damaged, match="no run of query sums in epoch 1"):
+        current_run(pipeline.path, 1, "sums")
+    with pytest.raises(Damaged, match="no run of query sums in epoch 1"):
+        Driver(pipeline)
+
+
+def test_a_checkpoint_that_disappears_is_not_recorded_as_empty() -> None:
+    """A start deletes that of the run before, perhaps while a coordinator looks: a snapshot without
+    the restored state would be silently wrong."""
+    pipeline = made("left")
+    Driver(pipeline).micro_batch(1)
+    pipeline.restore(taken(pipeline).snapshot)
+    place = current_run(pipeline.path, 2, "sums").checkpoint
+    storage_of(place).delete(one.location for one in storage_of(place).files_below(place))
+    outcome = pipeline.snapshot("unaligned")
+    assert isinstance(outcome, Abandoned)
+    assert "ends before micro-batch 1" in outcome.detail
+
+
+def test_a_checkpoint_is_not_continued_without_the_end_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list of its files may lack some, if they change meanwhile."""
+    pipeline = made("left")
+    driver = Driver(pipeline)
+    driver.micro_batch(1)
+    monkeypatch.setattr(checkpoint, "_files_below", lambda place, *parts: iter(()))
+    target = pipeline.path / "copy"
+    checkpoint.continue_in(driver.place, target)
+    found = checkpoint.last_committed(target)
+    assert found == checkpoint.last_committed(driver.place)
+    storage_of(target).delete([below(driver.place, "offsets/0")])
+    with pytest.raises(StoreError, match="disappear"):
+        checkpoint.continue_in(driver.place, pipeline.path / "another")
 
 
 def test_a_target_steps_over_the_entries_of_starts(monkeypatch: pytest.MonkeyPatch) -> None:

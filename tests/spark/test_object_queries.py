@@ -20,7 +20,7 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.locks import Lock, participant_lock
-from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.metadata import MetadataWriter, read_metadata
 from stillframe.pipeline.query_runs import begin_run
 from stillframe.spark import queries, sink
 from stillframe.spark.scan_planner import IDLE_POLL_S, ChannelStreamReader
@@ -57,6 +57,42 @@ def test_an_idle_query_looks_seldom() -> None:
     s3_queries.feed_up_to(pipeline, 10)
     assert source.latestOffset(start, ReadAllAvailable()) == {"stillframe": {"numbers": 1}}
     lock.release()
+
+
+def test_a_source_that_starts_during_another_start_refuses() -> None:
+    """It is of a driver that is replaced, and would record its checkpoint for the next run."""
+    pipeline = s3_queries.make(str(in_memory()))
+    head, lock = read_metadata(pipeline.path), participant_lock(pipeline.path, "sums")
+    begin_run(pipeline.path, head, "sums", lambda place: None)
+    assert lock.acquire()
+    options = {"pipeline": str(pipeline.path), "query": "sums", "channels": "numbers"}
+
+    def look(place: object) -> None:
+        with pytest.raises(Unavailable, match="another program is starting query sums"):
+            ChannelStreamReader(options).initialOffset()
+
+    begin_run(pipeline.path, head, "sums", look)
+    ChannelStreamReader(options).initialOffset()
+    lock.release()
+
+
+def test_a_program_keeps_the_run_that_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it was frozen after ``to_channel``: in the checkpoint of another driver, or in
+    the logs of another epoch, it would write beside the present one."""
+    monkeypatch.setattr(queries, "checkpoint_address", str)
+    pipeline = s3_queries.make(str(in_memory()))
+    head = read_metadata(pipeline.path)
+    made = []
+    monkeypatch.setattr(queries, "_appender", lambda root, *more: made.append(more))
+    queries.to_channel(pipeline, "summed")
+    own = queries.checkpoint_location(pipeline, "sums")
+    other = begin_run(pipeline.path, head, "sums", lambda place: None)
+    MetadataWriter(pipeline.path).replace(last_epoch=2)
+    assert str(other.checkpoint) != own
+    assert queries.checkpoint_location(pipeline, "sums") == own
+    queries.to_channel(pipeline, "summed")
+    assert made[0] == made[1]
+    queries._lent.pop((pipeline.path, "sums"))[0].release()
 
 
 def test_a_driver_that_lost_its_lease_begins_no_micro_batch() -> None:

@@ -220,11 +220,13 @@ def continue_in(checkpoint: Location, target: Location) -> None:
         return
     last = max(_numbers(checkpoint / _COMMITS), default=-1)
     planned = f"{_OFFSETS}/{last + 1}"
+    # Even if the list of files is not whole, because they change: without these it begins anew.
+    own = [] if last < 0 else [f"{_OFFSETS}/{last}", f"{_COMMITS}/{last}"]
 
     def copy_needed() -> None:
         found = list(_files_below(checkpoint))
-        needed = [*_needed(checkpoint, last, found), *(name for name in found if name == planned)]
-        copy_all([(below(checkpoint, name), below(target, name)) for name in needed])
+        needed = {*own, *_needed(checkpoint, last, found), *({planned} & set(found))}
+        copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(needed)])
 
     _until_found(checkpoint, copy_needed)
 

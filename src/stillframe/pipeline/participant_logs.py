@@ -230,13 +230,16 @@ def _after_old_barriers(reader: LogReader, snapshot: SnapshotId, position: int, 
 class QueryParticipant(ParticipantLogs):
     """A query as a participant in snapshots. It is not patient if it runs with AvailableNow, which
     takes being held for the end, nor if it does not run at all. NotConsistent if the checkpoint is
-    of a query that reads other logs; Damaged if an entry that it has still to read is missing."""
+    of a query that reads other logs, or lacks what the epoch began with; Damaged if an entry that
+    it has still to read is missing."""
 
     def __init__(self, root: Location, query: str) -> None:
         metadata = read_metadata(root)
         metadata.dataflow.check_participant(query, "query")
         super().__init__(root, metadata, query, "query")
         self._run = current_run(root, metadata.epoch, query)
+        self.is_starting = self._run.is_starting
+        """Whether another program is starting the query, or was interrupted."""
         self._checkpoint = self._run.checkpoint
         self._state = QueryState(None)
         if self._run.number is not None:
@@ -249,6 +252,13 @@ class QueryParticipant(ParticipantLogs):
 
     def _committed(self) -> tuple[int | None, dict[str, int]]:
         found = checkpoint.last_committed(self._checkpoint)
+        first = self.metadata.batches[self._participant][-1].first
+        if first > (0 if found is None else found.batch + 1):
+            raise NotConsistent(
+                f"the checkpoint {self._checkpoint} of query {self._participant} ends before "
+                f"micro-batch {first}, with which the epoch begins: it was deleted, or another "
+                "program has just started the query"
+            )
         if found is None:
             return None, dict(self.metadata.starts[self._participant])
         if found.positions.keys() != self.readers.keys():

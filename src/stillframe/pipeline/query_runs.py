@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import Unavailable
+from stillframe.errors import Damaged, Unavailable
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot
 from stillframe.pipeline.locks import PARTICIPANTS
@@ -32,6 +32,7 @@ from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed_bytes, seal
 
 _RUN = "run-"
+_REMEDY = "restore the pipeline from a snapshot"
 
 
 class QueryRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +59,12 @@ class QueryRun(msgspec.Struct, frozen=True):
     checkpoint: Location
     recorded: SnapshotId | None = None
 
+    @property
+    def is_starting(self) -> bool:
+        """Return whether its checkpoint is still that of an earlier run: its start did not end yet,
+        or was interrupted."""
+        return self.number is not None and self.checkpoint.name != f"{_RUN}{self.number}"
+
     def has(self, fragment: ParticipantFragment | None) -> bool:
         """Return whether a fragment of the query, as far as there is one, belongs to the history
         that this run continues. In an object store one may be of a driver that was replaced."""
@@ -80,7 +87,7 @@ def current_run(root: Location, epoch: int, query: str) -> QueryRun:
             sealed, _ = storage_of(path).read(path, bytes_max=SEALED_BYTES_MAX)
         except FileNotFoundError:
             return QueryRun(0, first_checkpoint(root, epoch, query))
-    return _run_in(root, query, read_sealed_bytes(path, sealed, QueryRecord))
+    return _run_in(root, query, _decoded(path, sealed, epoch, query))
 
 
 def first_checkpoint(root: Location, epoch: int, query: str) -> Location:
@@ -130,7 +137,7 @@ class _OwnRecord:
         with explain_io_errors(path, "read"):
             sealed = self._object.read(bytes_max=SEALED_BYTES_MAX)
         if sealed is not None:
-            self.record = read_sealed_bytes(path, sealed, QueryRecord)
+            self.record = _decoded(path, sealed, epoch, query)
 
     def replace(self, **changes: Any) -> None:
         """Replace some members; Unavailable if another program has written since."""
@@ -146,6 +153,15 @@ class _OwnRecord:
                     process=self._query,
                 ) from None
         self.record = changed
+
+
+def _decoded(path: ObjectPath, sealed: bytes, epoch: int, query: str) -> QueryRecord:
+    record = read_sealed_bytes(path, sealed, QueryRecord)
+    if record.epoch != epoch or not 0 <= record.checkpoint <= record.run:
+        raise Damaged(
+            f"{path} describes no run of query {query} in epoch {epoch}", path=path, remedy=_REMEDY
+        )
+    return record
 
 
 def _is_of_earlier(name: str, run: int) -> bool:

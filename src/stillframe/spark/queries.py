@@ -66,8 +66,9 @@ _PIPELINE = re.compile(
 )
 _QUERY = re.compile(r"\bquery=([\w.-]+)(?:,|$)", re.IGNORECASE)
 _CHANNELS = re.compile(r"\bchannels=([\w., -]*)(?:,|$)", re.IGNORECASE)
-_lent: dict[tuple[Location, str], tuple[Lock, QueryRun]] = {}
-"""The locks that ``to_channel`` took, and the runs: a query may write several channels."""
+_lent: dict[tuple[Location, str], tuple[Lock, Metadata, QueryRun]] = {}
+"""The locks that ``to_channel`` took, and the runs: a query may write several channels. What a
+program began it keeps, even if it loses its lease, and another one begins the next run."""
 
 
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
@@ -148,13 +149,13 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     if key not in _lent:
         lock = _hold(pipeline, source)
         try:
-            _lent[key] = lock, _begin_run(pipeline.path, read_metadata(pipeline.path), source)
+            # Now no restore of the pipeline can happen any more.
+            head = read_metadata(pipeline.path)
+            _lent[key] = lock, head, _begin_run(pipeline.path, head, source)
         except BaseException:
             lock.release()
             raise
-    # Now no restore of the pipeline can happen any more.
-    head = read_metadata(pipeline.path)
-    lock, run = _lent[key]
+    lock, head, run = _lent[key]
     append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
@@ -170,9 +171,12 @@ def checkpoint_location(pipeline: Pipeline, query: str) -> str:
 
     Call it after ``to_channel``: from then on it does not change.
     """
-    head = read_metadata(pipeline.path)
-    head.dataflow.check_participant(query, "query")
-    return checkpoint_address(current_run(pipeline.path, head.epoch, query).checkpoint)
+    pipeline.dataflow.check_participant(query, "query")
+    if (pipeline.path, query) in _lent:
+        _, _, run = _lent[pipeline.path, query]
+    else:
+        run = current_run(pipeline.path, read_metadata(pipeline.path).epoch, query)
+    return checkpoint_address(run.checkpoint)
 
 
 def start_query(

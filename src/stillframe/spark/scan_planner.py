@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import IntegerType, LongType, StructType
 
-from stillframe.errors import UsageError
+from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
 from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
 from stillframe.pipeline.locks import OBJECT_POLL_S, is_running
@@ -216,7 +216,11 @@ class ChannelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "made by to_channel, so snapshots would miss its output: use one of them, or "
                 "read with spark.read"
             )
-        return QueryParticipant(root, query)
+        participant = QueryParticipant(root, query)
+        if participant.is_starting:
+            # It would record its driver's checkpoint as that of the next run.
+            raise Unavailable(f"another program is starting query {query} of {root}: stop this one")
+        return participant
 
 
 def _without_trailing_barriers(reader: LogReader, begin: int, end: int) -> int:
