@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,20 +16,24 @@ import msgspec
 import pytest
 
 from stillframe.errors import Damaged, Refused, StoreError, Unavailable
-from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, channel, checkpoint
+from stillframe.model import Abandoned, SnapshotId
+from stillframe.pipeline import Pipeline, channel, checkpoint, coordinator
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import DataFile, LogReader, LogWriter, write_records
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
-from stillframe.pipeline.progress import Progress
+from stillframe.pipeline.pending_snapshot import Request
+from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.query_runs import QueryRecord, begin_run, current_run
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.stopped import record_stopped
+from stillframe.protocol.aligner import Mode
 from stillframe.storage.files import below, exists, names
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store.sealed_json import seal
+from stillframe.watch.pipeline_probe import PipelineProbe
 from tests.pipeline.faulty_store import Faults, after, before, faults
 from tests.pipeline.money import SCHEMA, Account, records
 from tests.pipeline.test_object_checkpoint import content, in_memory
@@ -246,11 +251,14 @@ def test_a_driver_that_was_frozen_at_any_request_changes_nothing(
     assert lasting_count < number / 2 or not outputs
 
 
-def test_a_driver_may_work_on_while_another_one_starts(faults: Faults) -> None:
+@pytest.mark.parametrize("outputs", [("left", "right"), ()])
+def test_a_driver_may_work_on_while_another_one_starts(
+    faults: Faults, outputs: tuple[str, ...]
+) -> None:
     """At any request of the start it does a micro-batch, or learns that it is replaced."""
     faults.with_reads = True
     for number in itertools.count():
-        pipeline = made("left", "right")
+        pipeline = made(*outputs)
         first = Driver(pipeline)
         first.micro_batch(1)
 
@@ -264,10 +272,52 @@ def test_a_driver_may_work_on_while_another_one_starts(faults: Faults) -> None:
             break
         second.micro_batch(3)
         assert judge(pipeline) in (2, 3)
-        with pytest.raises(Unavailable):
-            first.micro_batch(1)
+        if outputs:
+            with pytest.raises(Unavailable):
+                first.micro_batch(1)
         taken(pipeline)
-    assert number > 20
+    assert number > 15
+
+
+@pytest.mark.parametrize("outputs", [("left",), ()])
+def test_a_driver_may_record_while_another_one_starts(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch, outputs: tuple[str, ...]
+) -> None:
+    """At any request of the start it records at the barrier, and plans to read on. The new driver
+    continues from there, or records itself; the snapshot is published in any case."""
+    monkeypatch.setattr("stillframe.pipeline.coordinator.PROGRESS_S", 0.0)
+    monkeypatch.setattr(
+        coordinator,
+        "record_stopped",
+        lambda *of: None if of[3] == "sums" else record_stopped(*of),
+    )  # the query runs
+    faults.with_reads = True
+    counts: list[int] = []
+    for number in itertools.count():
+        pipeline = made(*outputs)
+        first = Driver(pipeline)
+        first.micro_batch(SENT)
+
+        def read_on(first: Driver = first) -> None:
+            with contextlib.suppress(Unavailable, Damaged):
+                first.boundary()
+                first.put("offsets/1", "v1\n{}\n" + checkpoint.encode_offset({"coins": SENT + 1}))
+                first.append(1, SENT + 1)
+
+        between = faults.at(number, functools.partial(come_between, faults, read_on))
+
+        def start(pipeline: Pipeline = pipeline, between: Any = between) -> None:
+            with between:
+                second = Driver(pipeline)
+            counts.append(faults.count)
+            if exists(below(second.place, "offsets/1")):
+                second.micro_batch(0)
+            second.boundary()
+
+        snapshot_during(pipeline, start, mode="aligned")
+        if number >= counts[-1]:
+            break
+    assert number > 10
 
 
 @pytest.mark.parametrize(("fault", "stays"), [(after, True), (before, True), (after, False)])
@@ -468,6 +518,32 @@ def test_a_checkpoint_that_disappears_is_not_recorded_as_empty() -> None:
     outcome = pipeline.snapshot("unaligned")
     assert isinstance(outcome, Abandoned)
     assert "ends before micro-batch 1" in outcome.detail
+
+
+def test_a_query_may_start_at_any_request_of_who_looks_at_it(faults: Faults) -> None:
+    """The checkpoint that a coordinator or the display reads is deleted; they read the next one."""
+    faults.with_reads = True
+    for number in itertools.count():
+        pipeline = made("left")
+        first = Driver(pipeline)
+        first.micro_batch(1)
+        head, now = read_metadata(pipeline.path), time.time()
+        request = Request(
+            snapshot=SnapshotId("run", 1),
+            epoch=1,
+            mode=Mode.UNALIGNED,
+            name=None,
+            initiated_at=now,
+            deadline_at=now + 9,
+        )
+        starts = functools.partial(replaced, pipeline, [])
+        with faults.at(number, functools.partial(come_between, faults, starts)):
+            progress_of(pipeline.path, head, request, {})
+            sample = PipelineProbe(pipeline.path).sample()
+        if number >= faults.count:
+            break
+        assert sample.errors == ()
+    assert number > 5
 
 
 def test_a_checkpoint_is_not_continued_without_the_end_of_it(

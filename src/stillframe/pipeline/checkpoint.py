@@ -125,7 +125,15 @@ def contradiction(checkpoint: Location) -> str | None:
     """Return what in a checkpoint Spark alone cannot have written, or None. A reset by hand
     shows: offsets or commits without each other, or state of a micro-batch that was never planned,
     which Spark would take for the base of a later one."""
-    planned = planned_batch(checkpoint)
+    while True:
+        planned = planned_batch(checkpoint)
+        wrong = _contradiction(checkpoint, planned)
+        # In an object store a driver that was replaced may go on while this looks.
+        if wrong is None or planned == planned_batch(checkpoint):
+            return wrong
+
+
+def _contradiction(checkpoint: Location, planned: int | None) -> str | None:
     done = max(_numbers(checkpoint / _COMMITS), default=None)
     newest = max(_state_versions(checkpoint), default=0)
     if planned is None:

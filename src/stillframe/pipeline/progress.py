@@ -17,7 +17,7 @@ from stillframe.pipeline.pending_snapshot import (
     pending_request,
     read_fragment,
 )
-from stillframe.pipeline.query_runs import current_run
+from stillframe.pipeline.query_runs import of_current_checkpoint
 from stillframe.pipeline.stopped import has_joined
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.location import Location
@@ -160,8 +160,7 @@ def progress_of(
         logs, is_query = flow.incoming(name), name in flow.queries
         positions: dict[str, int] = {}
         if is_query:
-            run = current_run(root, metadata.epoch, name)
-            found = checkpoint.last_committed(run.checkpoint)
+            found = of_current_checkpoint(root, metadata.epoch, name, checkpoint.last_committed)
             positions = metadata.starts[name] if found is None else found.positions
         channels = tuple(
             AwaitedChannel(log.name, log.source, positions.get(log.name), barriers.get(log.name))

@@ -12,7 +12,7 @@ all drivers continue one checkpoint.
 
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from stillframe.storage.storage import Changed
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, SEALED_BYTES_MAX, read_sealed_bytes, seal
 
+_Answer = TypeVar("_Answer")
 _RUN = "run-"
 _REMEDY = "restore the pipeline from a snapshot"
 
@@ -90,6 +91,21 @@ def current_run(root: Location, epoch: int, query: str) -> QueryRun:
     return _run_in(root, query, _decoded(path, sealed, epoch, query))
 
 
+def of_current_checkpoint(
+    root: Location, epoch: int, query: str, look: Callable[[Location], _Answer]
+) -> _Answer:
+    """Return what `look` returns for the checkpoint of the present run. A start deletes that of the
+    run before, perhaps during this look: then it is that of the next run."""
+    run = current_run(root, epoch, query)
+    try:
+        return look(run.checkpoint)
+    except Damaged:
+        following = current_run(root, epoch, query)
+        if following.checkpoint == run.checkpoint:
+            raise
+        return look(following.checkpoint)
+
+
 def first_checkpoint(root: Location, epoch: int, query: str) -> Location:
     """Return where a restore puts the checkpoint with which a query begins an epoch."""
     place = checkpoint_path(root, epoch, query)
@@ -109,12 +125,16 @@ def begin_run(
         LogWriter(root, log, metadata, run=own.record.run).fence()
     # From here on earlier runs append nothing. So what they have appended is known, and its plans
     # are in the checkpoint. What one still does in there after it was read has no effect.
-    recorded = _recorded(root, query, before)
     place = checkpoint_path(root, metadata.epoch, query)
     old, new = (below(place, f"{_RUN}{number}") for number in (before.checkpoint, own.record.run))
-    check(old)
-    with explain_io_errors(new, "written"):
-        checkpoint.continue_in(old, new)
+    is_known = False
+    while not is_known:
+        recorded = _recorded(root, query, before)
+        check(old)
+        with explain_io_errors(new, "written"):
+            checkpoint.continue_in(old, new)
+        # One that writes no log may have recorded since, and planned to read past a barrier.
+        is_known = recorded == _recorded(root, query, before)
     own.replace(checkpoint=own.record.run, recorded=recorded)
     with explain_io_errors(place, "cleared"):
         storage = storage_of(place)

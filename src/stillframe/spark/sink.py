@@ -43,9 +43,10 @@ def writer_into(
 
 def _written(directory: ObjectPath, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     kept = [batch for batch in batches if batch.num_rows]
-    context = TaskContext.get()
-    if not kept or context is None:
+    if not kept:
         return
+    context = TaskContext.get()
+    assert context is not None
     table = pa.Table.from_batches(kept)
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd")

@@ -25,7 +25,7 @@ from stillframe.pipeline.metadata import (
     read_object_metadata,
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
-from stillframe.pipeline.query_runs import current_run
+from stillframe.pipeline.query_runs import of_current_checkpoint
 from stillframe.pipeline.stopped import service_status
 from stillframe.storage.files import exists
 from stillframe.storage.location import Location, ObjectPath
@@ -141,8 +141,9 @@ class PipelineProbe:
         runs = self._is_running(name)
         with _collecting(errors):
             if name in metadata.dataflow.queries:
-                run = current_run(self._root, metadata.epoch, name)
-                return _query_sample(run.checkpoint, metadata.starts[name], runs=runs)
+                start = metadata.starts[name]
+                look = functools.partial(_query_sample, start=start, runs=runs)
+                return of_current_checkpoint(self._root, metadata.epoch, name, look)
             found = service_status(self._root, metadata, name)
             status = DEAD if found.is_dead else STOPPED if found.has_joined else ABSENT
             status = RUNNING if runs else status
@@ -212,7 +213,7 @@ def _batches_of(
     return done, checkpoint.planned_batch(directory), since
 
 
-def _query_sample(directory: Location, start: dict[str, int], *, runs: bool) -> ParticipantSample:
+def _query_sample(directory: Location, *, start: dict[str, int], runs: bool) -> ParticipantSample:
     """Return how a query is, given its positions at the start of the epoch."""
     if isinstance(directory, Path):
         done, planned, since = _batches_of(directory, checkpoint.changed_at(directory))
