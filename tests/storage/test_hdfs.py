@@ -73,7 +73,7 @@ def failing(number: int, error: Exception) -> tuple[list[str], Step]:
 def test_each_step_of_a_write_fails_once(
     storage: Storage, root: ObjectPath, space: NameSpace, name: str, when: str
 ) -> None:
-    """Before it takes effect, or after: the write succeeds."""
+    """Before it takes effect, or after: the write succeeds, and leaves no other file."""
     write, there = WRITES[name]
     for number in itertools.count(1):
         below = root / f"case-{number}"
@@ -84,6 +84,7 @@ def test_each_step_of_a_write_fails_once(
         setattr(space, when, lambda name, path: None)
         found = [one.location for one in storage.children(below)]
         assert {one.name: storage.read(one, bytes_max=9)[0] for one in found} == there
+        assert not [path for path in space.files if "/.partial-" in path]
         if len(steps) < number:
             return
 
@@ -103,6 +104,26 @@ def test_a_rename_that_the_library_repeated_has_won(
     storage.replace_if_unchanged(root / "y", b"two", version)
     assert storage.read(root / "x", bytes_max=9)[0] == b"one"
     assert storage.read(root / "y", bytes_max=9)[0] == b"two"
+
+
+def test_a_file_that_the_library_created_twice_is_no_other_writer(
+    storage: Storage, root: ObjectPath, space: NameSpace
+) -> None:
+    """Its second attempt finds the file of the first one, under a name that nobody else has. A file
+    that an administrator deletes while it is written is written again, too."""
+    version = storage.put_if_absent(root / "y", b"one")
+    errors = [FileExistsError("it exists"), FileNotFoundError("No lease on the file")]
+
+    def twice(name: str, path: str) -> None:
+        if name == "create" and errors:
+            raise errors.pop()
+
+    space.after = twice
+    storage.put_if_absent(root / "x", b"one")
+    errors.append(FileExistsError("it exists"))
+    storage.replace_if_unchanged(root / "y", b"two", version)
+    assert not errors
+    assert not [path for path in space.files if "/.partial-" in path]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +147,7 @@ def test_some_answers_are_final(
         storage.put(root / "x", b"1")
     assert failed.value.errno == number
     assert "org.apache" not in str(failed.value)
-    assert steps == ["create"]
+    assert steps == ["create", "delete"]
     assert io_advice(root, failed.value)
 
 

@@ -408,9 +408,8 @@ class Hdfs(RemoteStorage):
         """Write a file in the directory of `target`; return its path once it is on the disks."""
         path = f"{_parent(target)}/.partial-{secrets.token_hex(16)}"
         options = self._api.WriteOptions(overwrite=False, create_parent=True)
-        writer = self._call(self._client.create, path, options)
 
-        def write() -> None:
+        def write(writer: Any) -> None:
             for chunk in chunks:
                 if chunk:
                     writer.write(chunk)
@@ -419,9 +418,14 @@ class Hdfs(RemoteStorage):
             writer.close()
 
         try:
-            self._call(write, wait_s=_wait_s(byte_count))
-        except self._failures:
+            writer = self._call(self._client.create, path, options)
+            self._call(write, writer, wait_s=_wait_s(byte_count))
+        except self._failures as error:
             self._try_to_delete(path)
+            if isinstance(error, FileExistsError | FileNotFoundError):
+                # It says nothing about the target. The library has repeated a call, or somebody
+                # deleted the file.
+                raise OSError(errno.EAGAIN, "a file that was being written has changed") from None
             raise
         return path
 
