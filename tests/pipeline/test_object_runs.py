@@ -320,6 +320,37 @@ def test_a_driver_may_record_while_another_one_starts(
     assert number > 10
 
 
+@pytest.mark.parametrize("outputs", [("left",), ()])
+def test_a_start_that_was_frozen_continues_from_what_was_recorded_meanwhile(
+    faults: Faults, outputs: tuple[str, ...]
+) -> None:
+    """At any of its requests the driver before it does a micro-batch, and a coordinator that finds
+    no program running records that. Else no later start would fit the snapshot."""
+    faults.with_reads = True
+    for number in itertools.count():
+        pipeline = made(*outputs)
+        first = Driver(pipeline)
+        first.micro_batch(2)
+        manifests: list[Manifest] = []
+
+        def record(
+            first: Driver = first, pipeline: Pipeline = pipeline, found: list[Manifest] = manifests
+        ) -> None:
+            with contextlib.suppress(Unavailable):
+                first.micro_batch(1)
+            found.append(taken(pipeline))
+
+        happens = functools.partial(come_between, faults, record)
+        with contextlib.suppress(Unavailable), faults.at(number, happens):
+            Driver(pipeline)
+        if not manifests:
+            break
+        Driver(pipeline).micro_batch(3)
+        check_taken(pipeline, manifests[0])
+        judge(pipeline)
+    assert number > 15
+
+
 @pytest.mark.parametrize(("fault", "stays"), [(after, True), (before, True), (after, False)])
 def test_a_start_may_fail_at_any_request(
     faults: Faults, fault: Callable[[Any], Any], *, stays: bool

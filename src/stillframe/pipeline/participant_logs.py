@@ -38,7 +38,7 @@ from stillframe.pipeline.metadata import (
     read_object_metadata,
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState, Request
-from stillframe.pipeline.query_runs import QueryRun, current_run
+from stillframe.pipeline.query_runs import QueryRun, current_run, interrupt_start
 from stillframe.pipeline.snapshot_manifest import pinned_path, pinning_directory
 from stillframe.protocol.aligner import Mode, Reading, may_record, read_end
 from stillframe.storage.files import below, replace
@@ -288,6 +288,11 @@ class QueryParticipant(ParticipantLogs):
     def _record(self, request: Request) -> None:
         """Record the state after the last committed micro-batch. All of it may be repeated after an
         interruption, as long as no other micro-batch has started."""
+        if self.is_starting and isinstance(self._root, ObjectPath):
+            # A frozen program would continue from what it has copied before this is recorded.
+            epoch, name = self.metadata.epoch, self._participant
+            self._run = interrupt_start(self._root, epoch, name)
+            self._state = QueryState(None, self._run.number or 0)
         batch, positions = self._committed()
         state = msgspec.structs.replace(self._state, batch=batch)
         if batch is not None:

@@ -146,6 +146,16 @@ def begin_run(
     return _run_in(root, query, own.record)
 
 
+def interrupt_start(root: ObjectPath, epoch: int, query: str) -> QueryRun:
+    """Let a start that is not complete fail when its program wakes, and return the next run, with
+    the same checkpoint. Unavailable if it is complete now."""
+    own = _OwnRecord(root, epoch, query)
+    if own.record.checkpoint == own.record.run:
+        raise Unavailable(f"another program has just started query {query}", process=query)
+    own.replace(run=own.record.run + 1)
+    return _run_in(root, query, own.record)
+
+
 class _OwnRecord:
     """The record of a query, as the program that begins a run reads and writes it."""
 

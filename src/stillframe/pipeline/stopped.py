@@ -5,6 +5,7 @@ has not joined since a restore has the state that was restored. A service that d
 then no snapshot can be taken before the pipeline is restored.
 """
 
+import contextlib
 import functools
 import secrets
 from pathlib import Path
@@ -296,7 +297,8 @@ def _record_query(root: Location, name: str) -> None:
     try:
         participant = QueryParticipant(root, name)
         participant.is_patient = False
-        participant.at_boundary(participant.tails())
+        with contextlib.suppress(Unavailable):  # it was started meanwhile, and records itself
+            participant.at_boundary(participant.tails())
     except NotConsistent as error:
         raise NotAtRest(f"query {name} does not run: {error}; start it again") from error
 
