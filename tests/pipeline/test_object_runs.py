@@ -22,7 +22,12 @@ from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.log import DataFile, LogReader, LogWriter, write_records
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
-from stillframe.pipeline.pending_snapshot import Request
+from stillframe.pipeline.pending_snapshot import (
+    ParticipantFragment,
+    QueryState,
+    Request,
+    fragment_path,
+)
 from stillframe.pipeline.progress import Progress, progress_of
 from stillframe.pipeline.query_runs import QueryRecord, begin_run, current_run
 from stillframe.pipeline.service import join
@@ -536,6 +541,39 @@ def test_a_record_that_no_program_writes_is_refused(changes: dict[str, int]) -> 
         current_run(pipeline.path, 1, "sums")
     with pytest.raises(Damaged, match="no run of query sums in epoch 1"):
         Driver(pipeline)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"snapshot": SnapshotId("run", 9)},
+        {"participant": "mint"},
+        {"barriers": {}},
+        {"positions": {"coins": -1}},
+        {"query": None},
+    ],
+)
+def test_a_fragment_that_no_program_writes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """Its names and numbers are looked up elsewhere."""
+    monkeypatch.setattr("stillframe.pipeline.coordinator.PROGRESS_S", 0.0)
+    pipeline = made("left")
+    fragment = ParticipantFragment(
+        snapshot=SnapshotId("run", 1),
+        participant="sums",
+        recorded_at=0.0,
+        positions={"coins": 0},
+        barriers={"left": 0},
+        query=QueryState(None, 0),
+    )
+
+    def put() -> None:
+        path = fragment_path(pipeline.path, SnapshotId("run", 1), "sums")
+        storage_of(path).put(path, seal(msgspec.structs.replace(fragment, **changes)))
+
+    with pytest.raises(Damaged, match=r"sums\.json"):
+        snapshot_during(pipeline, put)
 
 
 def test_a_checkpoint_that_disappears_is_not_recorded_as_empty() -> None:

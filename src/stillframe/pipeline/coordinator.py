@@ -34,6 +34,7 @@ from stillframe.pipeline.metadata import (
     MetadataWriter,
     ObjectMetadata,
     begin_writing,
+    described_in,
     read_metadata,
 )
 from stillframe.pipeline.pending_snapshot import (
@@ -381,6 +382,9 @@ def _fragment_of(
         return Abandoned(request.snapshot, Reason.NOT_AT_REST, (name,), str(error))
     if fragment is not None and fragment.failure is not None:
         return Abandoned(request.snapshot, Reason.NOT_RECORDED, (name,), fragment.failure)
+    if fragment is not None:
+        with described_in(pending_snapshot.fragment_path(book.root, request.snapshot, name)):
+            pending_snapshot.check_fragment(book.metadata.dataflow, fragment)
     return fragment
 
 

@@ -177,7 +177,7 @@ class ParticipantLogs(ABC):
             barrier = reader.find_barrier(snapshot, position, tails[name])
             if barrier is None:
                 fragment = pending_snapshot.read_fragment(self._root, snapshot, reader.log.source)
-                barrier = None if fragment is None else fragment.barriers[name]
+                barrier = None if fragment is None else fragment.barriers.get(name)
             found[name] = Reading(position, barrier)
         return found
 

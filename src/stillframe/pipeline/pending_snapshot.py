@@ -193,7 +193,14 @@ def read_fragment(
 ) -> ParticipantFragment | None:
     """Return the fragment of one participant; None if it has submitted none, or the snapshot has
     ended."""
-    return _read_pending(fragment_path(root, snapshot, participant), ParticipantFragment)
+    path = fragment_path(root, snapshot, participant)
+    fragment = _read_pending(path, ParticipantFragment)
+    if fragment is not None and (fragment.snapshot, fragment.participant) != (
+        snapshot,
+        participant,
+    ):
+        raise Damaged(f"{path} is not what {participant} recorded for {snapshot}", path=path)
+    return fragment
 
 
 def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]) -> None:
@@ -204,12 +211,17 @@ def check_fragments(dataflow: Dataflow, fragments: Sequence[ParticipantFragment]
             f"it does not have one fragment of each of {', '.join(dataflow.participants)}"
         )
     for fragment in fragments:
-        name = fragment.participant
-        check_positions(fragment.positions, dataflow.incoming(name), name)
-        check_positions(fragment.barriers, dataflow.outgoing(name), name)
-        kind = (fragment.query is not None, fragment.service is not None)
-        if kind != (name in dataflow.queries, name in dataflow.services):
-            raise UsageError(f"{name} recorded no state of its kind")
+        check_fragment(dataflow, fragment)
+
+
+def check_fragment(dataflow: Dataflow, fragment: ParticipantFragment) -> None:
+    """Raise UsageError if one fragment is not as ``check_fragments`` says."""
+    name = fragment.participant
+    check_positions(fragment.positions, dataflow.incoming(name), name)
+    check_positions(fragment.barriers, dataflow.outgoing(name), name)
+    kind = (fragment.query is not None, fragment.service is not None)
+    if kind != (name in dataflow.queries, name in dataflow.services):
+        raise UsageError(f"{name} recorded no state of its kind")
 
 
 # --- systems of processes
