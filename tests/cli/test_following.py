@@ -216,7 +216,7 @@ def test_what_is_missing_is_named_before_spark_starts(
         ((money, "--event-log", tmp_path / "nowhere"), "nowhere"),
         ((money, "--timeout", "long"), "--timeout 'long' is not a duration"),
         ((money, "--duration", "0"), "--duration '0' is not a duration"),
-        ((money, "--checkpoint", "gs://bucket/x"), "give a local directory, or s3://"),
+        ((money, "--checkpoint", "gs://bucket/x"), "give a local directory, s3:// or hdfs://"),
     ):
         result = call("store", "follow", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
