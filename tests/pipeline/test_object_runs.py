@@ -34,9 +34,10 @@ from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.stopped import record_stopped
 from stillframe.protocol.aligner import Mode
-from stillframe.storage.files import below, exists, names
+from stillframe.storage.files import below, names
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import is_there
 from stillframe.store.sealed_json import seal
 from stillframe.watch.pipeline_probe import PipelineProbe
 from tests.pipeline.faulty_store import Faults, after, before, faults
@@ -86,7 +87,7 @@ class Driver:
         """Plan the next micro-batch, unless it was planned; return its number and its end."""
         done = checkpoint.last_committed(self.place)
         number = 0 if done is None else done.batch + 1
-        if not exists(below(self.place, f"offsets/{number}")):
+        if not is_there(below(self.place, f"offsets/{number}")):
             end = self.source.positions()["coins"] + reads
             assert end <= SENT
             self.put("metadata", '{"id":"one"}')
@@ -222,8 +223,8 @@ def test_a_driver_that_was_frozen_at_any_request_changes_nothing(
     outputs: tuple[str, ...],
     happens: Callable[[Pipeline, list[Driver]], None],
 ) -> None:
-    """Another one takes its place there, and plans other micro-batches. The first one goes on until
-    it is stopped; then all that is there is one history, of the driver that came last."""
+    """Another driver takes its place there, and plans other micro-batches. The first one continues
+    until it is stopped. What exists then is one history, that of the driver that came last."""
     faults.with_reads = True
     lasting_count = stopped_count = 0
     for number in itertools.count():
@@ -315,7 +316,7 @@ def test_a_driver_may_record_while_another_one_starts(
             with between:
                 second = Driver(pipeline)
             counts.append(faults.count)
-            if exists(below(second.place, "offsets/1")):
+            if is_there(below(second.place, "offsets/1")):
                 second.micro_batch(0)
             second.boundary()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,13 +20,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.locks import Lock, participant_lock
+from stillframe.pipeline.locks import LeasedLock, participant_lock
 from stillframe.pipeline.metadata import MetadataWriter, read_metadata
 from stillframe.pipeline.query_runs import begin_run
 from stillframe.spark import queries, sink
 from stillframe.spark.scan_planner import IDLE_POLL_S, ChannelStreamReader
 from stillframe.storage.files import names
-from stillframe.storage.location import locate
+from stillframe.storage.location import ObjectPath, locate
 from stillframe.storage.opened import requests_to, storage_of
 from tests import nightly
 from tests.pipeline.test_object_checkpoint import in_memory
@@ -97,13 +98,14 @@ def test_a_program_keeps_the_run_that_it_began(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_driver_that_lost_its_lease_begins_no_micro_batch() -> None:
     """Another one may run the query by now."""
-    lock = Lock.__new__(Lock)
-    vars(lock).update(is_lost=False, _descriptor=None)
+    lock = LeasedLock(ObjectPath(f"memory://test-{secrets.token_hex(8)}", "sums.lease"))
+    assert lock.try_acquire()
     run = queries._Run(lock, "sums")
     with run.micro_batch(1):
-        lock.is_lost = True
+        lock._lost.set()
     with pytest.raises(Unavailable, match="took the place of query sums"), run.micro_batch(2):
         pass
+    lock.release()
 
 
 def test_a_task_writes_one_file_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

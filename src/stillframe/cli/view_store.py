@@ -13,8 +13,8 @@ from stillframe.pages import cut_diagram, self_contained_page
 from stillframe.pages import snapshot_documents as documents
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
-from stillframe.storage.files import exists
 from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.reading import is_there
 from stillframe.store.layout import HEAD, SNAPSHOTS
 from stillframe.store.store import Store
 
@@ -39,7 +39,7 @@ def show(path: Location, options: ViewOptions) -> None:
             f"--out {options.out}: use a name that ends in .html, .svg or .png, which selects "
             "the format"
         )
-    if exists(path / PIPELINE_FILE):
+    if is_there(path / PIPELINE_FILE):
         content, words, name = _of_pipeline(path, options, suffix)
     else:
         content, words, name = _of_store(path, options, suffix)

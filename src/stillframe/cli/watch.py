@@ -20,8 +20,8 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
-from stillframe.storage.files import exists
 from stillframe.storage.location import Location
+from stillframe.storage.reading import is_there
 from stillframe.store.layout import is_store
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
@@ -98,7 +98,7 @@ def _target(
     log: Location | None,
     otlp: str | None,
 ) -> Iterator[Target]:
-    if exists(path / PIPELINE_FILE) and not is_store(path):
+    if is_there(path / PIPELINE_FILE) and not is_store(path):
         if predicates or reference is not None or log is not None or otlp is not None:
             raise UsageError(
                 f"{path} is a pipeline: predicates, classes, an event log and traces apply to "

@@ -31,10 +31,11 @@ import msgspec
 from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
-from stillframe.storage.files import below, copy_all, exists, mapped, names
+from stillframe.storage.files import below, copy_all, mapped, names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
+from stillframe.storage.reading import is_there
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -140,7 +141,7 @@ def _contradiction(checkpoint: Location, planned: int | None) -> str | None:
         if done is not None or newest > 0:
             return "its plans of micro-batches are missing"
         return None
-    if not exists(checkpoint / _METADATA):
+    if not is_there(checkpoint / _METADATA):
         return "its metadata is missing"
     if planned - (-1 if done is None else done) not in (0, 1):
         return f"micro-batch {planned} is the last one planned, and {done} the last one committed"
@@ -185,7 +186,7 @@ def pin(checkpoint: Location, batch: int, target: Location) -> None:
 
     In an object store the files are copied into `target`, and the commit comes last. Files of an
     interrupted attempt stay; ``pinned_files`` leaves them out."""
-    if exists(target / _COMMITS / str(batch)):
+    if is_there(target / _COMMITS / str(batch)):
         return
     try:
         if isinstance(checkpoint, Path) and isinstance(target, Path):
@@ -224,7 +225,7 @@ def continue_in(checkpoint: Location, target: Location) -> None:
     """Copy into `target` every file with which a query continues from where its checkpoint ends.
     These are those of the last committed micro-batch, as ``pin`` has them, and the plan of the next
     one, with which Spark runs that again. Nothing is copied if Spark has written none yet."""
-    if not exists(checkpoint / _METADATA):
+    if not is_there(checkpoint / _METADATA):
         return
     last = max(_numbers(checkpoint / _COMMITS), default=-1)
     planned = f"{_OFFSETS}/{last + 1}"

@@ -7,6 +7,7 @@ program that has lost its lease still does must do no harm; ``docs/pipeline-form
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,8 +39,6 @@ class Lock:
     """Held from ``acquire`` until ``release``, or until the program that acquired it ends."""
 
     def __init__(self, path: Path) -> None:
-        self.is_lost = False
-        """Whether another program took it over; in a file system none can."""
         self._path = path
         self._descriptor: int | None = None
 
@@ -69,6 +68,10 @@ class Lock:
             self._descriptor = None
             _held.discard(self)
 
+    def check_held(self, kind: str, name: str, *, remedy: str = "stop this one") -> None:
+        """Raise Unavailable if another program took the place of the holder, a participant of this
+        `kind` and `name`. In a file system none can."""
+
     def is_free(self) -> bool:
         """Return whether no program holds the lock now."""
         is_free = self.try_acquire()
@@ -93,11 +96,8 @@ class LeasedLock(Lock):
 
     def __init__(self, path: ObjectPath) -> None:
         self._place = path
-        self._lease = Lease(path, lost=self._set_lost)
-        self.is_lost = False
-
-    def _set_lost(self) -> None:
-        self.is_lost = True
+        self._lost = threading.Event()
+        self._lease = Lease(path, lost=self._lost.set)
 
     def try_acquire(self) -> bool:
         """See ``Lock``; a holder that has ended on another machine is noticed after a while."""
@@ -120,6 +120,17 @@ class LeasedLock(Lock):
     def release(self) -> None:
         """See ``Lock``."""
         self._lease.close()
+
+    def check_held(self, kind: str, name: str, *, remedy: str = "stop this one") -> None:
+        """See ``Lock``."""
+        if self._lost.is_set():
+            raise Unavailable(
+                f"another program took the place of {kind} {name}, because this one did not renew "
+                "its lease in time",
+                path=self._place,
+                process=name,
+                remedy=remedy,
+            )
 
     def is_free(self) -> bool:
         """See ``Lock``."""

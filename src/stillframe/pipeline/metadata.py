@@ -30,11 +30,11 @@ from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
 from stillframe.pipeline.locks import coordinating, participant_lock
 from stillframe.protocol.aligner import Mode
-from stillframe.storage.files import Place, below, exists
+from stillframe.storage.files import Place, below
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import OwnedObject
-from stillframe.storage.reading import FILE_ADVICE
+from stillframe.storage.reading import FILE_ADVICE, is_there
 from stillframe.storage.storage import Changed, Version
 from stillframe.store import version_1
 from stillframe.store.layout import HEAD as STORE_HEAD
@@ -246,7 +246,7 @@ def check_place(root: Location, dataflow: Dataflow) -> None:
 
 
 def _no_pipeline(root: Location) -> UsageError:
-    if exists(root / STORE_HEAD):
+    if is_there(root / STORE_HEAD):
         return UsageError(
             f"{root} is a store, with the snapshots of a system of processes, not a pipeline",
             path=root,

@@ -38,9 +38,10 @@ from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
-from stillframe.storage.files import exists, names
+from stillframe.storage.files import names
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import PROBE, check_conditional_writes
+from stillframe.storage.reading import is_there
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
@@ -467,7 +468,7 @@ def parse_mode(mode: str | Mode) -> Mode:
 def _create_objects(root: ObjectPath, metadata: Metadata) -> None:
     """Make a pipeline in an object store, unless there is one."""
     check_place(root, metadata.dataflow)
-    if not exists(root / PIPELINE_FILE):
+    if not is_there(root / PIPELINE_FILE):
         _check_free(root)
         check_conditional_writes(root)
         with contextlib.suppress(FileExistsError):

@@ -5,6 +5,7 @@ record the fields of its state.
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, overload
@@ -164,16 +165,8 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
             process=name,
             remedy="stop that one first",
         )
-
-    def check() -> None:
-        if lock.is_lost:
-            raise Unavailable(
-                f"another program took the place of service {name}, because this one did not renew "
-                "its lease in time",
-                path=root,
-                process=name,
-                remedy="restore the pipeline from its last snapshot and start the service again",
-            )
+    again = "restore the pipeline from its last snapshot and start the service again"
+    check = functools.partial(lock.check_held, "service", name, remedy=again)
 
     try:
         metadata = read_metadata(root)

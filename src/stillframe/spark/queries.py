@@ -159,7 +159,7 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
     append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
-        _check_lease(lock, source)
+        lock.check_held("query", source)
         append(batch, number)
 
     return append_if_ours
@@ -234,8 +234,6 @@ def start_query(
         check_sources(frame, pipeline.path, head, query)
         check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
         begun = _begin_run(pipeline.path, head, query)
-        if isinstance(pipeline.path, Path):
-            check_checkpoint(pipeline.path, head, query, begun.checkpoint)
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
 
         def go(batch: DataFrame, number: int) -> None:
@@ -306,7 +304,7 @@ class _Run:
                     f"micro-batch {number} of query {self._query} started after the end of its "
                     "run, and was not written: start the query again"
                 )
-            _check_lease(self._lock, self._query)
+            self._lock.check_held("query", self._query)
             yield
 
     def end(self) -> None:
@@ -335,22 +333,17 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
     return lock
 
 
-def _check_lease(lock: Lock, query: str) -> None:
-    """Raise Unavailable if another program took the lease of a query over, and may run it."""
-    if lock.is_lost:
-        raise Unavailable(
-            f"another program took the place of query {query}, because this one did not renew its "
-            "lease in time: stop this one",
-            process=query,
-        )
-
-
 def _begin_run(root: Location, head: Metadata, query: str) -> QueryRun:
-    """Return the run that starts now. In an object store its checkpoint is a copy, and the one from
-    which it is made is checked."""
+    """Return the run that starts now, and check the checkpoint that it continues."""
+
+    def check(place: Location) -> None:
+        check_checkpoint(root, head, query, place)
+
     if isinstance(root, ObjectPath):
-        return begin_run(root, head, query, lambda path: check_checkpoint(root, head, query, path))
-    return current_run(root, head.epoch, query)
+        return begin_run(root, head, query, check)
+    run = current_run(root, head.epoch, query)
+    check(run.checkpoint)
+    return run
 
 
 def _appender(root: Location, head: Metadata, log: Log, run: QueryRun) -> EachBatch:

@@ -36,11 +36,6 @@ def below(place: Place, *parts: str) -> Place:
     return cast("Place", found)
 
 
-def exists(path: Location) -> bool:
-    """Return whether there is a file; a directory counts only on this machine."""
-    return storage_of(path).exists(path) if isinstance(path, ObjectPath) else path.exists()
-
-
 def replace(path: Location, content: bytes) -> None:
     """Replace a file in one step; it is durable when this returns."""
     if isinstance(path, ObjectPath):

@@ -24,17 +24,14 @@ import contextlib
 import errno
 import functools
 import hashlib
-import importlib
 import re
 import secrets
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import UsageError
 from stillframe.storage.location import Location, ObjectPath
-from stillframe.storage.remote import RemoteStorage
+from stillframe.storage.remote import RemoteStorage, library, started
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Version
 
 _Answer = TypeVar("_Answer")
@@ -116,13 +113,7 @@ class Hdfs(RemoteStorage):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        try:
-            self._api: Any = importlib.import_module("hdfs_native")
-        except ImportError:
-            raise Unavailable(
-                f"{root} needs the library hdfs-native, which is not installed",
-                remedy="pip install 'stillframe[hdfs]'",
-            ) from None
+        self._api = library("hdfs_native", root, "hdfs")
         self._client: Any = self._connected()
 
     def read(self, location: Location, *, bytes_max: int) -> tuple[bytes, Version]:
@@ -310,12 +301,10 @@ class Hdfs(RemoteStorage):
 
     def _numbered(self, path: str, root: str | None = None) -> list[_Numbered]:
         """Return the versions that have numbers, of that root or of any, in order."""
-        parsed = map(_VERSION.fullmatch, map(_name, self._paths(_versions(path))))
+        listed = self._statuses(_versions(path), is_deep=False)
+        parsed = (_VERSION.fullmatch(_name(status.path)) for status in listed)
         found = [_Numbered(int(one[1]), one[2], one[3]) for one in parsed if one]
         return sorted(one for one in found if root in (None, one.root))
-
-    def _paths(self, directory: str) -> list[str]:
-        return [status.path for status in self._statuses(directory, is_deep=False)]
 
     def _statuses(self, directory: str, *, is_deep: bool) -> list[Any]:
         for _ in range(_LOOK_COUNT_MAX):
@@ -423,8 +412,8 @@ class Hdfs(RemoteStorage):
         except self._failures as error:
             self._try_to_delete(path)
             if isinstance(error, FileExistsError | FileNotFoundError):
-                # It says nothing about the target. The library has repeated a call, or somebody
-                # deleted the file.
+                # It says nothing about the target. The library has repeated a call, or another
+                # program has deleted the file.
                 raise OSError(errno.EAGAIN, "a file that was being written has changed") from None
             raise
         return path
@@ -445,19 +434,17 @@ class Hdfs(RemoteStorage):
     def _call(self, function: Callable[..., Any], *arguments: Any, wait_s: float = ANSWER_S) -> Any:
         """Call the library, which itself may wait forever."""
         self._count(RequestCounts(requests=1))
-        future: Future[Any] = Future()
 
-        def run() -> None:
+        def call() -> Any:
             try:
-                future.set_result(function(*arguments))
-            except Exception as error:  # noqa: BLE001 - raised again by the caller
-                future.set_exception(error)
+                return function(*arguments)
+            except Exception:
+                raise
             except BaseException:  # noqa: BLE001 - a panic of Rust
-                future.set_exception(OSError(errno.EIO, "the library hdfs-native failed"))
+                raise OSError(errno.EIO, "the library hdfs-native failed") from None
 
-        threading.Thread(target=run, name="hdfs", daemon=True).start()
         try:
-            return future.result(wait_s)
+            return started(call, "hdfs").result(wait_s)
         except TimeoutError:
             self._client = self._connected()  # other calls would wait behind this one
             raise OSError(errno.EAGAIN, "it did not answer in time") from None

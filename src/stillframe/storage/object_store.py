@@ -30,7 +30,7 @@ from typing import Any
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.storage.location import Location, ObjectPath
-from stillframe.storage.remote import REPEAT_S, RemoteStorage
+from stillframe.storage.remote import REPEAT_S, RemoteStorage, library
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Version
 
 CONNECT_S = 5.0
@@ -81,13 +81,7 @@ class ObjectStore(RemoteStorage):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        try:
-            self._api: Any = importlib.import_module("obstore")
-        except ImportError:
-            raise Unavailable(
-                f"{root} needs the library obstore, which is not installed",
-                remedy="pip install 'stillframe[object-store]'",
-            ) from None
+        self._api = library("obstore", root, "object-store")
         self._failures = (OSError, self._api.exceptions.BaseError)
         self._client: Any = _client_of(root, SILENT_S)
 
@@ -386,8 +380,8 @@ def _gcs_settings() -> dict[str, Any]:
     if not emulator:
         return {}
     address = emulator if "://" in emulator else f"http://{emulator}"
-    nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-    account = {"gcs_base_url": address, "disable_oauth": True, **nobody}
+    unused = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    account = {"gcs_base_url": address, "disable_oauth": True, **unused}
     return {"service_account_key": json.dumps(account)}
 
 

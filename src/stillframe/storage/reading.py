@@ -18,7 +18,8 @@ _SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTA
 
 
 def is_there(path: Location) -> bool:
-    """Return whether there is a file; StoreError if that cannot be found out."""
+    """Return whether there is a file; a directory counts only on this machine. StoreError if that
+    cannot be found out."""
     if isinstance(path, ObjectPath):
         try:
             return storage_of(path).exists(path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import itertools
 import math
 import os
@@ -10,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from stillframe.errors import Unavailable
 from stillframe.storage.location import Location
 from stillframe.storage.storage import Changed, RequestCounts
 
@@ -186,16 +188,33 @@ def _interruptible(call: Callable[[], _Answer]) -> _Answer:
     thread while that waits inside a library."""
     if threading.current_thread() is not threading.main_thread():
         return call()
+    return started(call, "object-store").result()
+
+
+def started(call: Callable[[], _Answer], name: str) -> "Future[_Answer]":
+    """Call a function in a thread of that name, for which the end of the program does not wait."""
     future: Future[_Answer] = Future()
 
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+        except BaseException as error:  # noqa: BLE001 - raised again by who asks for the result
             future.set_exception(error)
 
-    threading.Thread(target=run, name="object-store", daemon=True).start()
-    return future.result()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def library(module: str, root: str, extra: str) -> Any:
+    """Return the library that a storage needs; Unavailable says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.replace("_", "-")
+        raise Unavailable(
+            f"{root} needs the library {name}, which is not installed",
+            remedy=f"pip install 'stillframe[{extra}]'",
+        ) from None
 
 
 _network: dict[str, int] = {}

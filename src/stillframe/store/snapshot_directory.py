@@ -89,22 +89,14 @@ class NewDirectory:
             write_new(self._partial / name, content)
             return record_of(name, content)
 
-        return tuple(self._for_each(write, tables))
+        return tuple(_for_each(self._executor, write, tables))
 
     def publish(self, manifest: msgspec.Struct) -> None:
         """Write the manifest, force all files to the disk, and give the directory its name."""
         write_new(self._partial / MANIFEST, seal(manifest))
         # Side by side, so that a journalling file system makes one commit of them.
-        self._for_each(sync, (self._partial, *self._partial.iterdir()))
+        _for_each(self._executor, sync, (self._partial, *self._partial.iterdir()))
         publish_directory(self._path)
-
-    def _for_each(self, act: Callable[[Any], _Result], items: Iterable[Any]) -> list[_Result]:
-        """Call `act` side by side; raise the first error when all calls have ended."""
-        if self._executor is None:
-            return [act(item) for item in items]
-        futures = [self._executor.submit(act, item) for item in items]
-        wait(futures)
-        return [future.result() for future in futures]
 
 
 class NewObjects:
@@ -138,11 +130,7 @@ class NewObjects:
                 raise
             return record_of(name, content)
 
-        if self._executor is None:
-            return tuple(map(write, tables))
-        futures = [self._executor.submit(write, name) for name in tables]
-        wait(futures)
-        return tuple(future.result() for future in futures)
+        return tuple(_for_each(self._executor, write, tables))
 
     def publish(self, manifest: msgspec.Struct) -> None:
         """Write the manifest. When this returns, the directory is published."""
@@ -381,3 +369,14 @@ def write_full(
         discard(written)
         raise
     return msgspec.structs.replace(chain.manifest, bases=None, files=tuple(records))
+
+
+def _for_each(
+    executor: Executor | None, act: Callable[[Any], _Result], items: Iterable[Any]
+) -> list[_Result]:
+    """Call `act` side by side; raise the first error when all calls have ended."""
+    if executor is None:
+        return [act(item) for item in items]
+    futures = [executor.submit(act, item) for item in items]
+    wait(futures)
+    return [future.result() for future in futures]

@@ -27,8 +27,8 @@ from stillframe.pipeline.metadata import (
 from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.query_runs import of_current_checkpoint
 from stillframe.pipeline.stopped import service_status
-from stillframe.storage.files import exists
 from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.reading import is_there
 from stillframe.storage.storage import Version
 
 RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
@@ -199,7 +199,7 @@ class _LogProbe:
         return sum(self._reader.offsets_at(position))
 
     def _exists(self, number: int) -> bool:
-        return exists(self._reader.entry_path(number))
+        return is_there(self._reader.entry_path(number))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,7 +9,6 @@ An object store may take its time, or not answer. It is looked at in a thread me
 channels over TCP are served. What the process itself does there, in its actions, keeps it waiting.
 """
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -33,6 +32,7 @@ from stillframe.pipeline.pending_snapshot import (
 from stillframe.pipeline.snapshot_manifest import read_manifest
 from stillframe.pipeline.stopped import OwnRecord, is_as_restored
 from stillframe.storage.location import Location
+from stillframe.storage.remote import started
 
 
 def check_unused(
@@ -123,13 +123,7 @@ class PipelineLogs:
         `may_read` is false when there is no room for what the process may send. Raises Refused if
         the pipeline was restored, and Unavailable if another program took this place.
         """
-        if self._lock.is_lost:
-            raise Unavailable(
-                f"another program took the place of process {self._process}, because this one did "
-                "not renew its lease in time",
-                path=self._root,
-                process=self._process,
-            )
+        self._lock.check_held("process", self._process)
         found = self._look() if isinstance(self._root, Path) else self._last_look()
         if found is None:
             return None
@@ -159,7 +153,7 @@ class PipelineLogs:
         if self._looking is None:
             if self._found is not None and not self._ends.is_poll_due():
                 return self._found
-            self._looking = _begun(self._look)
+            self._looking = started(self._look, "pipeline")
         elif self._looking.done():
             looking, self._looking, self._found = self._looking, None, None
             try:
@@ -197,17 +191,3 @@ class PipelineLogs:
         encoded = ServiceState(state.kind, state.encoded)
         positions = self._ends.positions()
         self._ends.submit(request, positions, service=encoded, system=self._system)
-
-
-def _begun(look: Callable[[], _Look]) -> "Future[_Look]":
-    """Look in a thread, for which the end of the program does not wait."""
-    found: Future[_Look] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(look())
-        except BaseException as error:  # raised again by ``poll``
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="pipeline", daemon=True).start()
-    return found
