@@ -1,22 +1,18 @@
 """HDFS for tests at night: Hadoop's MiniDFSCluster, with three DataNodes, in one program.
 
-With fewer, a file often took half a second to close: a client waits so long if the only DataNode
-has not reported the block yet. Each test gets a directory of its own.
+With fewer, a file often took half a second to close: the client waits that long if the only
+DataNode has not reported the block yet. Each test gets a separate directory.
 """
 
 import contextlib
 import importlib.util
-import json
-import os
 import secrets
-import signal
-import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.s3_servers import running
 
 JARS = Path(__file__).parent.parent / ".servers" / "hdfs"
 """Where ``./check nightly`` puts it."""
@@ -38,32 +34,20 @@ def minicluster(directory: Path) -> Iterator[str]:
     assert found.origin is not None
     spark = Path(found.origin).parent / "jars"
     jars = [*JARS.glob("*.jar"), *(jar for name in OF_SPARK for jar in spark.glob(f"{name}.jar"))]
-    details, log = directory / "details.json", directory / "hdfs.log"
+    details = directory / "details.json"
     java = find_java() / "bin" / "java"
     options = ("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     classes = ("-cp", ":".join(map(str, jars)), "org.apache.hadoop.test.MiniDFSClusterManager")
-    how = ("-format", "-nnport", "0", "-datanodes", "3", "-writeDetails", details)
+    how = ("-format", "-datanodes", "3", "-writeDetails", details)
     place = f"-Dtest.build.data={directory}/data"
-    with log.open("wb") as out:
-        program = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", java, *options, place, *classes, *how],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-
-    pause, until = threading.Event(), time.monotonic() + START_S
-    try:
-        while not (details.exists() and details.read_text().endswith("}")):
-            assert program.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < until, f"HDFS has not started after {START_S} s"
-            pause.wait(0.05)
-        yield f"hdfs://127.0.0.1:{json.loads(details.read_text())['namenode_port']}"
-    finally:
-        os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
+    with running(
+        lambda port: [java, *options, place, *classes, *how, "-nnport", str(port)],
+        directory,
+        # Once all DataNodes have reported.
+        is_ready=lambda: details.exists() and details.read_text().endswith("}"),
+        start_s=START_S,
+    ) as port:
+        yield f"hdfs://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="session")

@@ -107,9 +107,16 @@ def versitygw(directory: Path) -> Iterator[S3Server]:
 
 
 @contextlib.contextmanager
-def running(command: Callable[[int], list[str | Path]], directory: Path) -> Iterator[int]:
+def running(
+    command: Callable[[int], list[str | Path]],
+    directory: Path,
+    *,
+    is_ready: Callable[[], bool] | None = None,
+    start_s: float = START_S,
+) -> Iterator[int]:
     """Run the server that `command` returns for a port, with a log in `directory`; its value is
-    the port, once that is open. It ends with this program, even if that is killed."""
+    the port, once that is open, or the server `is_ready`. It ends with this program, even if that
+    is killed."""
     assert SERVERS.exists(), f"{SERVERS} is missing: ./check nightly makes it"
     port = free_port()  # none of them can be asked for any free port
     with (directory / "log").open("wb") as log:
@@ -124,11 +131,11 @@ def running(command: Callable[[int], list[str | Path]], directory: Path) -> Iter
         )
         try:
             # Not that of tests.spark.flows: each program that imports this would import PySpark.
-            pause, until = threading.Event(), time.monotonic() + START_S
-            while not _is_open(port):
+            pause, until = threading.Event(), time.monotonic() + start_s
+            while not (_is_open(port) if is_ready is None else is_ready()):
                 assert program.poll() is None, Path(log.name).read_text()[-3000:]
                 assert time.monotonic() < until, (
-                    f"no answer after {START_S} s, and its log is {log.name}"
+                    f"no answer after {start_s} s, and its log is {log.name}"
                 )
                 pause.wait(0.02)
             yield port

@@ -17,10 +17,10 @@ from stillframe.analytics.verdict_stream import follow
 from stillframe.model import SnapshotId
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import requests_to, storage_of
-from stillframe.store import layout
 from stillframe.store.store import Store
 from tests.analytics import bank
 from tests.analytics.chains import make_chains
+from tests.store.samples import publish_while_read
 
 MONEY = {"states_sql": "sum(balance)", "messages_sql": "sum(amount)"}
 QUERY = "select _snapshot, sum(balance) > 200 from processes group by _snapshot"
@@ -126,14 +126,6 @@ def test_a_snapshot_that_is_published_meanwhile_is_not_damaged(
     """Its manifest came after a reader had found none: there were only its tables."""
     store = locate(f"memory://{tmp_path.name}/bank")
     bank.make_store(store, snapshot_count=2)
-    path, is_published_at = store / "snapshots" / "P1-2" / "manifest.json", layout.is_published_at
-    content, _ = storage_of(path).read(path, bytes_max=2**20)
-
-    def publish(directory: Location) -> bool:
-        storage_of(path).put(path, content)
-        return is_published_at(directory)
-
-    storage_of(path).delete([path])
-    monkeypatch.setattr(layout, "is_published_at", publish)
+    publish_while_read(store / "snapshots" / "P1-2" / "manifest.json", monkeypatch)
     found = read_published(store)
     assert (len(found.manifests), found.damages) == (2, {})

@@ -6,6 +6,7 @@ the other programs. So the object store can be in memory.
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -341,6 +342,24 @@ def test_an_outage_costs_snapshots_and_nothing_else(world: World) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+async def taken_at_each_write(
+    world: World,
+    pipeline: Pipeline,
+    fault: Callable[[int], contextlib.AbstractContextManager[Any]],
+    *failures: type[Exception],
+) -> None:
+    """Take snapshots with a fault at one write after the other, as long as there are any; after
+    each the next snapshot is whole. `failures` are what those with a fault may raise."""
+    number, is_late = 0, False
+    while not is_late:
+        with contextlib.suppress(*failures), fault(number):
+            await take(pipeline)
+        is_late = world.faults.count <= number
+        await whole(pipeline)
+        number += STEP
+    assert number > 5
+
+
 @pytest.mark.nightly(part="storage")
 def test_the_coordinator_may_die_at_each_of_its_writes(world: World) -> None:
     """While the system runs on: the next one takes a snapshot."""
@@ -350,17 +369,8 @@ def test_the_coordinator_may_die_at_each_of_its_writes(world: World) -> None:
         pipeline, store = made()
         system = BoundSystem(pipeline, store)
         async with system.running():
-            number, is_late = 0, False
-            while not is_late:
-                with (
-                    contextlib.suppress(StoreError, OSError),
-                    world.faults.at(number, before, stays=True),
-                ):
-                    await take(pipeline)
-                is_late = world.faults.count <= number
-                await whole(pipeline)
-                number += STEP
-            assert number > 5
+            dies = functools.partial(world.faults.at, happens=before, stays=True)
+            await taken_at_each_write(world, pipeline, dies, StoreError, OSError)
         await restored(pipeline, store.path)
 
     asyncio.run(asyncio.wait_for(main(), 15))
@@ -383,14 +393,8 @@ def test_a_coordinator_that_wakes_up_does_no_harm(world: World) -> None:
             return write()
 
         async with system.running():
-            number, is_late = 0, False
-            while not is_late:
-                with contextlib.suppress(Unavailable), world.faults.at(number, come_between):
-                    await take(pipeline)
-                is_late = world.faults.count <= number
-                await whole(pipeline)
-                number += STEP
-            assert number > 5
+            wakes = functools.partial(world.faults.at, happens=come_between)
+            await taken_at_each_write(world, pipeline, wakes, Unavailable)
         await restored(pipeline, store.path)
 
     asyncio.run(asyncio.wait_for(main(), 15))

@@ -5,6 +5,7 @@ import datetime
 from typing import Any
 
 import msgspec
+import pytest
 
 from stillframe.model import (
     Batch,
@@ -17,6 +18,9 @@ from stillframe.model import (
     SnapshotId,
 )
 from stillframe.process import Message, Process
+from stillframe.storage.location import Location
+from stillframe.storage.opened import storage_of
+from stillframe.store import layout
 from stillframe.store.store import Store
 from stillframe.topology import Topology
 
@@ -114,3 +118,16 @@ def publish(store: Store, *numbers: int) -> None:
     """Publish snapshots with these numbers in the current epoch of `store`."""
     for number in numbers:
         store.publish(snapshot_of(number, epoch=store.epoch))
+
+
+def publish_while_read(manifest: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a manifest away, and put it back when a reader that missed it looks once more."""
+    content, _ = storage_of(manifest).read(manifest, bytes_max=2**20)
+    is_published_at = layout.is_published_at
+
+    def publish(directory: Location) -> bool:
+        storage_of(manifest).put(manifest, content)
+        return is_published_at(directory)
+
+    storage_of(manifest).delete([manifest])
+    monkeypatch.setattr(layout, "is_published_at", publish)

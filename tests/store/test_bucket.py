@@ -12,7 +12,6 @@ from stillframe.model import SnapshotId
 from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
-from stillframe.store import layout
 from stillframe.store.history import (
     SnapshotBegan,
     SnapshotPublished,
@@ -25,7 +24,7 @@ from stillframe.store.sealed_json import seal
 from stillframe.store.store import Store
 from tests.s3_servers import at_night
 from tests.store import keyed_samples as keyed
-from tests.store.samples import DESCRIPTION, snapshot_of
+from tests.store.samples import DESCRIPTION, publish_while_read, snapshot_of
 
 ONE, TWO, THREE, FOUR = (SnapshotId("A", number) for number in (1, 2, 3, 4))
 
@@ -81,15 +80,7 @@ def test_a_snapshot_that_is_published_meanwhile_is_not_damaged(
 ) -> None:
     """Its manifest came after a reader had found none: there were only its tables."""
     store.publish(snapshot_of(1))
-    path, is_published_at = place / "snapshots" / "A-1" / "manifest.json", layout.is_published_at
-    content, _ = storage_of(path).read(path, bytes_max=2**20)
-
-    def publish(directory: ObjectPath) -> bool:
-        storage_of(path).put(path, content)
-        return is_published_at(directory)
-
-    storage_of(path).delete([path])
-    monkeypatch.setattr(layout, "is_published_at", publish)
+    publish_while_read(place / "snapshots" / "A-1" / "manifest.json", monkeypatch)
     entries, damages = Store.open(place).listing()
     assert ([entry.id for entry in entries], damages) == ([ONE], {})
 
