@@ -20,11 +20,16 @@ step() {
     fi
 }
 
-# Two processes share the tests; what shares something costly stays together (tests/costs.py). A crash
-# of one ends the run: pytest-xdist would repeat the test that crashed, or hang.
+# run_tests SECONDS [OPTIONS OF PYTEST]: two processes share the tests; what shares something costly
+# stays together (tests/costs.py). A crash of one ends the run: pytest-xdist would repeat the test that
+# crashed, or hang. A test that takes longer than SECONDS hangs: what each of its threads was doing is
+# printed, and the run ends.
 run_tests() {
+    local limit_s=$1
+    shift
     .venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder \
-        --max-worker-restart 0 --durations=10 "$@"
+        --max-worker-restart 0 --durations=10 -o faulthandler_timeout="$limit_s" \
+        -o faulthandler_exit_on_timeout=true "$@"
 }
 
 # run_night [PART] [--seed N]: the parts one after the other, with a seed for all that is random.
@@ -48,7 +53,7 @@ run_night() {
     say "SEED=$seed"
     for part in "${parts[@]}"; do
         STILLFRAME_NIGHTLY_SEED=$seed STILLFRAME_NIGHTLY_PART=$part step "night: $part" \
-            run_tests -m "nightly(part='$part')" --randomly-seed="$seed" --hypothesis-seed="$seed"
+            run_tests $((3 * 3600)) -m "nightly(part='$part')" --randomly-seed="$seed" --hypothesis-seed="$seed"
     done
 }
 
@@ -61,9 +66,9 @@ else
     # Alongside the tests, which leave a third of two cores idle.
     (failed=() && step "types" .venv/bin/mypy && [ ${#failed[@]} -eq 0 ]) &
     if [ "${1-}" = fast ]; then
-        step "tests" run_tests -m "not slow and not spark"
+        step "tests" run_tests 600 -m "not slow and not spark"
     else
-        step "tests" run_tests
+        step "tests" run_tests 600
     fi
     wait $! || failed+=("types")
 fi
