@@ -1,6 +1,8 @@
 """What every test shares: where and when it runs, and what it costs."""
 
 import gc
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -56,6 +58,16 @@ class _First:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest."""
     costs.put_longest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Fail a test after which signals end nothing: in another order of tests, another one would
+    hang. Only a session of Spark may keep SIGINT."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before, "handlers of signals stayed"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -183,18 +183,19 @@ def test_a_closed_terminal_never_hurries_a_stop() -> None:
     """It sends SIGHUP twice; only a second Ctrl-C comes from somebody who will not wait."""
 
     async def main() -> None:
-        loop, stop = asyncio.get_running_loop(), StopSignals()
-        for _ in range(2):
-            # Signals are handled in the order in which they come.
-            handled = loop.create_future()
-            loop.add_signal_handler(signal.SIGUSR1, handled.set_result, None)
-            for number in (signal.SIGHUP, signal.SIGUSR1):
-                os.kill(os.getpid(), number)
-            await handled
-            assert stop.requested.done()
-            assert not stop.forced.done()
-        os.kill(os.getpid(), signal.SIGINT)
-        await stop.forced
+        loop = asyncio.get_running_loop()
+        with StopSignals() as stop:
+            for _ in range(2):
+                # Signals are handled in the order in which they come.
+                handled = loop.create_future()
+                loop.add_signal_handler(signal.SIGUSR1, handled.set_result, None)
+                for number in (signal.SIGHUP, signal.SIGUSR1):
+                    os.kill(os.getpid(), number)
+                await handled
+                assert stop.requested.done()
+                assert not stop.forced.done()
+            os.kill(os.getpid(), signal.SIGINT)
+            await stop.forced
 
     asyncio.run(main())
 

@@ -43,7 +43,7 @@ def test_an_error_ends_it_when_no_item_is_in_the_works() -> None:
 
 def test_ctrl_c_waits_for_no_item() -> None:
     """An object store may never answer."""
-    began, never = threading.Event(), threading.Event()
+    began, never, waiting = threading.Event(), threading.Event(), threading.get_ident()
 
     def wait(_: int) -> None:
         began.set()
@@ -51,7 +51,8 @@ def test_ctrl_c_waits_for_no_item() -> None:
 
     def interrupt() -> None:
         began.wait()
-        signal.raise_signal(signal.SIGINT)
+        # To the main thread, as the kernel gives it Ctrl-C: no other thread's signal ends its wait.
+        signal.pthread_kill(waiting, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):

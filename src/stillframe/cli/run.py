@@ -388,7 +388,8 @@ def join(
         output.say(f"process {process}: {words}")
 
     async def until_stop() -> int:
-        return await run_until_stopped(launch, StopSignals().requested, emit)
+        with StopSignals() as stop:
+            return await run_until_stopped(launch, stop.requested, emit)
 
     if code := uvloop.run(until_stop()):
         raise typer.Exit(code)

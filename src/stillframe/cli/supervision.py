@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, assert_never
+from typing import Any, Self, assert_never
 
 from rich.live import Live
 from rich.text import Text
@@ -287,20 +287,29 @@ def output_dirs(options: TraceOptions) -> OutputDirs:
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry.
+    """SIGINT, SIGTERM and SIGHUP as futures while the body runs: the first signal asks to stop, the
+    second to hurry.
 
     A terminal that is closed sends SIGHUP twice, from its shell and from the kernel: SIGHUP only
     asks to stop. It stays ignored where ``nohup`` lets it be.
     """
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.requested: asyncio.Future[None] = loop.create_future()
-        self.forced: asyncio.Future[None] = loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        self.requested: asyncio.Future[None] = self._loop.create_future()
+        self.forced: asyncio.Future[None] = self._loop.create_future()
+
+    def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+            self._loop.add_signal_handler(number, self._signalled)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, self.ask)
+            self._loop.add_signal_handler(signal.SIGHUP, self.ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # uvloop would leave handlers that do nothing, and what comes next could not be ended.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._loop.remove_signal_handler(number)
 
     def ask(self) -> None:
         """Ask to stop, as the first signal does."""
@@ -389,13 +398,14 @@ async def keep_running(
 ) -> bool:
     """Start `system`, run it as `config` says, and stop it, also when `condition` holds; return
     False if work was lost that the last snapshot should have kept."""
-    stop = StopSignals()
-    printer.on_unwritten = stop.ask
-    # Print this only now: once it is read, a signal must stop the system in order.
-    printer.say(f"this command supervises the system of {system.store.path} until it is stopped")
-    for damage in readable_history(system.store.path)[1]:
-        printer.say(f"warning: {damage}; {NOT_NEEDED}")
     async with contextlib.AsyncExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        printer.on_unwritten = stop.ask
+        # Print this only now: once it is read, a signal must stop the system in order.
+        path = system.store.path
+        printer.say(f"this command supervises the system of {path} until it is stopped")
+        for damage in readable_history(path)[1]:
+            printer.say(f"warning: {damage}; {NOT_NEEDED}")
         starting = asyncio.ensure_future(stack.enter_async_context(system))
         await _first(starting, stop.requested, timeout_s=NOTICE_S)
         if not starting.done() and not stop.requested.done():

@@ -202,8 +202,8 @@ async def serve(
             timeout_graceful_shutdown=CLOSE_S_MAX,
         ),
     )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
     following = asyncio.ensure_future(target.run())
     ready(Address(address.host, listener.getsockname()[1]))
@@ -215,6 +215,9 @@ async def serve(
     finally:
         following.cancel()
         (outcome,) = await asyncio.gather(following, return_exceptions=True)
+        # uvloop would leave handlers that do nothing, and what comes next could not be ended.
+        for number in numbers:
+            loop.remove_signal_handler(number)
     if isinstance(outcome, Exception):
         raise outcome
 
