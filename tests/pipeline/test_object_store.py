@@ -12,6 +12,7 @@ import pytest
 from stillframe.errors import Refused, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, stopped
+from stillframe.pipeline.coordinator import abandoned_snapshots
 from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.pending_snapshot import fragment_path
 from stillframe.pipeline.service import join
@@ -19,7 +20,7 @@ from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.owned import PROBE
 from tests.nightly import by_night
-from tests.pipeline.faulty_store import Faults, after, before, faults
+from tests.pipeline.faulty_store import Faults, after, before, faults, lost
 from tests.pipeline.money import (
     TOTAL,
     Account,
@@ -148,6 +149,29 @@ def test_each_write_may_fail(
         with contextlib.suppress(StoreError, OSError), faults.at(number, fault, stays=stays):
             operation(pipeline)
         check(pipeline)
+
+
+def test_a_snapshot_that_others_saw_published_stays(faults: Faults, bucket: ObjectPath) -> None:
+    """Its coordinator does not know it, because an answer was lost. A system may have announced the
+    publication to its processes meanwhile."""
+    seen_count = 0
+    for number in range(writes_of(faults, publish, bucket)):
+        pipeline, seen = used(bucket), list[SnapshotId]()
+
+        def look(write: Callable[[], Any], pipeline: Pipeline = pipeline, seen: Any = seen) -> None:
+            write()
+            with faults.paused():
+                seen += [manifest.snapshot for manifest in pipeline.snapshots()]
+            raise lost()
+
+        with contextlib.suppress(StoreError, OSError), faults.at(number, look):
+            publish(pipeline)
+        found = {manifest.snapshot for manifest in pipeline.snapshots()}
+        assert found >= set(seen)
+        assert not found & {one.snapshot for one in abandoned_snapshots(pipeline.path)}
+        seen_count += SnapshotId("run", 3) in seen
+        check(pipeline)
+    assert seen_count
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,9 @@ def take_snapshot(
             try:
                 outcome = _take(book, request, progress)
             except BaseException as error:
-                why = describe(error)
-                _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
+                if not book.may_be_published:
+                    why = describe(error)
+                    _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
                 raise
             return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
         finally:
@@ -214,6 +215,9 @@ def clear_pending(root: Path) -> None:
 class _DirectoryBook:
     """The files about a snapshot that a coordinator writes in a directory."""
 
+    may_be_published = False
+    """Whether it is unknown if the snapshot was published."""
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.metadata = read_metadata(root)
@@ -261,6 +265,7 @@ class _ObjectBook:
         self.root = root
         self._writer = MetadataWriter(root)
         self._ended: list[SnapshotId] = []
+        self.may_be_published = False
 
     @property
     def metadata(self) -> ObjectMetadata:
@@ -293,11 +298,18 @@ class _ObjectBook:
         with explain_io_errors(path, "written"):
             storage_of(path).put(path, seal(manifest))
         published = self.metadata.published_with(manifest.snapshot)
-        self._writer.replace(request=None, published=published)
+        try:
+            self._writer.replace(request=None, published=published)
+        except StoreError as error:
+            self.may_be_published = not isinstance(error, TooLarge)
+            raise
         self._ended.append(manifest.snapshot)
 
     def clear(self) -> None:
-        if (request := self.metadata.request) is not None:
+        request = self.metadata.request
+        # If it may be published, others may know that it is, and it must stay. If it is not, the
+        # next coordinator ends the request.
+        if request is not None and not self.may_be_published:
             with contextlib.suppress(Unavailable):  # another one has ended it
                 self._end(request)
         with contextlib.suppress(OSError):
