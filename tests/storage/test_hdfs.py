@@ -106,6 +106,25 @@ def test_a_rename_that_the_library_repeated_has_won(
     assert storage.read(root / "y", bytes_max=9)[0] == b"two"
 
 
+def test_a_copy_whose_rename_the_library_repeated_does_not_miss_its_source(
+    storage: Storage, root: ObjectPath, space: NameSpace
+) -> None:
+    """The second attempt finds no file to rename: that is not the one that was to be copied."""
+    storage.put(root / "x", b"one")
+    answers = ["rename"]
+
+    def twice(name: str, path: str) -> None:
+        if name in answers:
+            answers.remove(name)
+            raise FileNotFoundError("rename source is not found")
+
+    space.after = twice
+    storage.copy(root / "x", root / "n")
+    assert storage.read(root / "n", bytes_max=9)[0] == b"one"
+    assert not answers
+    assert not [path for path in space.files if "/.partial-" in path]
+
+
 def test_a_file_that_the_library_created_twice_is_no_other_writer(
     storage: Storage, root: ObjectPath, space: NameSpace
 ) -> None:

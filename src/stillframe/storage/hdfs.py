@@ -77,6 +77,7 @@ _MEANINGS = {
 """Answers that would be the same again."""
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
 _UNKNOWN_OUTCOME = "whether this took effect is unknown"
+_CHANGED = "a file that was being written has changed"
 
 
 class _Numbered(NamedTuple):
@@ -211,8 +212,11 @@ class Hdfs(RemoteStorage):
             partial = self._write(_path(target), chunks, len(reader))
             try:
                 self._rename(partial, _path(target), overwrite=True)
-            except self._failures:
+            except self._failures as error:
                 self._try_to_delete(partial)  # the next attempt writes another one
+                if isinstance(error, FileNotFoundError):
+                    # It says nothing about the source: the library may have renamed it twice.
+                    raise OSError(errno.EAGAIN, _CHANGED) from None
                 raise
             self._count(RequestCounts(sent_bytes=len(reader), received_bytes=len(reader)))
 
@@ -414,7 +418,7 @@ class Hdfs(RemoteStorage):
             if isinstance(error, FileExistsError | FileNotFoundError):
                 # It says nothing about the target. The library has repeated a call, or another
                 # program has deleted the file.
-                raise OSError(errno.EAGAIN, "a file that was being written has changed") from None
+                raise OSError(errno.EAGAIN, _CHANGED) from None
             raise
         return path
 
