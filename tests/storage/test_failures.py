@@ -453,6 +453,12 @@ def test_a_name_that_no_path_can_have_is_shown(
         ("s3://b", "AWS_ENDPOINT_URL", "ftp://secret", "AWS_ENDPOINT_URL does not begin with http"),
         ("abfss://b@c.dfs.core.windows.net", "AZURE_STORAGE_ACCOUNT_KEY", "secret", "Access Key"),
         ("gs://b", "GOOGLE_APPLICATION_CREDENTIALS", "/none", "service account file from /none"),
+        (
+            "abfss://box@acme.dfs.core.windows.net",
+            "AZURE_STORAGE_ENDPOINT",
+            "http://me:secret@host:99999",
+            "invalid port number",
+        ),
     ],
 )
 def test_wrong_settings_are_named(

@@ -133,10 +133,11 @@ def locate(where: str | Location) -> Location:
     if scheme == "file":
         return _local_file(rest)
     if scheme not in _SCHEMES:
+        shown = f"{scheme}://..." if re.search("[@?#]", text) else text
         raise UsageError(
-            f"{text if '@' not in text else scheme + '://...'} is an address, and {scheme}: is not "
-            "supported: give a path of a mounted file system, or s3://, gs://, abfss:// or "
-            f"hdfs://; for a local directory {found[1]}: give its absolute path"
+            f"{shown} is an address, and {scheme}: is not supported: give a path of a mounted file "
+            "system, or s3://, gs://, abfss:// or hdfs://; for a local directory "
+            f"{found[1]}: give its absolute path"
         )
     return _object_path(_SCHEMES[scheme], rest)
 
@@ -187,7 +188,15 @@ def _local_file(rest: str) -> Path:
 
 def _object_path(scheme: str, rest: str) -> ObjectPath:
     bucket, _, key = rest.partition("/")
-    shown = f"{scheme}://{bucket.rpartition('@')[2]}"
+    named = re.split("[?#]", bucket, maxsplit=1)[0].rpartition("@")[2]
+    # A secret may have a '/', and the bucket seems to end there: nothing but a name is repeated.
+    is_name = (_AUTHORITY if scheme == "hdfs" else _BUCKET).fullmatch(named) is not None
+    shown = f"{scheme}://{named if is_name else '...'}"
+    if "?" in rest or "#" in rest:
+        raise UsageError(
+            f"an address under {shown} has a '?' or '#': give {_EXAMPLE[scheme]}, without "
+            "parameters"
+        )
     pattern = {"abfss": _AZURE, "hdfs": _AUTHORITY}.get(scheme, _BUCKET)
     host = bucket.partition(":")[0] if scheme == "hdfs" and "@" not in bucket else bucket
     if (scheme != "abfss" and "@" in bucket) or bucket.count("@") > 1 or ":" in host:
@@ -199,11 +208,6 @@ def _object_path(scheme: str, rest: str) -> ObjectPath:
         if scheme == "hdfs":
             raise UsageError(f"hdfs://{host} does not name a NameNode: give {_EXAMPLE[scheme]}")
         raise UsageError(f"{scheme}://{bucket} does not name a bucket: give {_EXAMPLE[scheme]}")
-    if "?" in key or "#" in key:
-        raise UsageError(
-            f"an address under {shown} has a '?' or '#': give {_EXAMPLE[scheme]}, without "
-            "parameters"
-        )
     parts = [part for part in key.split("/") if part]
     if any(part in (".", "..") or not part.isprintable() for part in parts):
         raise UsageError(

@@ -369,8 +369,8 @@ def _client_of(root: str, silent_s: float) -> Any:
     except StillframeError:
         raise
     except Exception as error:  # noqa: BLE001 - of obstore, or of boto3
-        # The first line names a setting, and holds no credentials.
-        why = str(error).partition("\n")[0]
+        # The first line names a setting. That may be an address with credentials.
+        why = re.sub(r"\S+[@?]\S*", "...", str(error).partition("\n")[0])
         raise UsageError(f"{root} cannot be used with these settings: {why}") from None
 
 
