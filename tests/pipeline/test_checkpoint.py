@@ -82,6 +82,14 @@ def test_an_offset_of_a_channel_that_is_no_whole_number_is_damage(
     assert checkpoint.last_committed(path) == checkpoint.Committed(0, {"in": 7})
 
 
+def test_a_plan_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    """The disk changed it, or another program wrote it."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=0, done=0)
+    (path / "offsets" / "0").write_bytes(b"v1\n{}\n\xff")
+    with pytest.raises(Damaged, match="offsets/0 is not an offset file of Spark"):
+        checkpoint.last_committed(path)
+
+
 def test_what_spark_is_still_writing_is_not_linked(tmp_path: Path) -> None:
     """Neither the file nor its checksum: both change, or go, after the snapshot was published."""
     path = make_checkpoint(tmp_path / "checkpoint", planned=8, done=8)

@@ -294,6 +294,20 @@ def test_a_missing_file_of_a_pinned_checkpoint_is_damage() -> None:
             checkpoint.pinned_files(root / "pinned", PINNED)
 
 
+def test_a_failing_storage_is_no_damaged_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has need not be repaired."""
+    root = in_memory()
+    place = write(root / "ck", rocksdb_1()[0])
+
+    def fail(*_: object, **__: object) -> bytes:
+        raise OSError(5, "the object store failed")
+
+    monkeypatch.setattr(type(storage_of(root)), "read", fail)
+    with pytest.raises(StoreError, match="the object store failed: check that") as failed:
+        checkpoint.last_committed(place)
+    assert not isinstance(failed.value, Damaged)
+
+
 @pytest.mark.parametrize("name", ["17.zip", "SSTs/000017-a.sst"])
 @pytest.mark.parametrize("count", [4, 5])
 def test_files_that_spark_deletes_meanwhile_are_looked_for_again(

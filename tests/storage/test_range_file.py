@@ -6,11 +6,12 @@ import secrets
 
 import pytest
 
-from stillframe.errors import StoreError
+from stillframe.errors import Damaged, StoreError
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.object_store import ObjectStore
 from stillframe.storage.opened import requests_to, storage_of
 from stillframe.storage.range_file import RangeFile
+from stillframe.storage.reading import is_there, read_file
 
 
 @pytest.fixture
@@ -62,15 +63,17 @@ def test_its_errors(place: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     storage_of(place).put(place, bytes(2**20))
     file = RangeFile(place)
 
-    def fail(*_: object) -> bytes:
+    def fail(*_: object, **__: object) -> bytes:
         raise OSError(5, "the object store failed")
 
-    for name in ("read_range", "read_end"):
+    for name in ("read", "read_range", "read_end", "exists"):
         monkeypatch.setattr(ObjectStore, name, fail)
     with pytest.raises(StoreError, match=rf"{place} cannot be read: the object store failed"):
         file.read(1)
-    with pytest.raises(StoreError, match="the object store failed"):
-        RangeFile(place)
+    for use in (RangeFile, is_there, lambda path: read_file(path, bytes_max=9)):
+        with pytest.raises(StoreError, match=": check that the object store is available") as error:
+            use(place)
+        assert not isinstance(error.value, Damaged)
     monkeypatch.undo()
     storage_of(place).delete([place])
     with pytest.raises(FileNotFoundError):

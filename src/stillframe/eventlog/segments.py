@@ -23,10 +23,11 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.errors import Damaged, StoreError
+from stillframe.errors import Damaged
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
+from stillframe.storage.reading import unreadable
 
 ACCEPTED = "accepted"
 SENT = "sent"
@@ -155,7 +156,7 @@ def open_stream(path: Location) -> pa.NativeFile:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(path, error) from error
     if len(content) > _GROUP_BYTES_MAX:
         raise ValueError(f"it has more than {_GROUP_BYTES_MAX} bytes")
     return pa.BufferReader(content)

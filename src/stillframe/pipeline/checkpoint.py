@@ -35,7 +35,7 @@ from stillframe.storage.files import below, copy_all, mapped, names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
-from stillframe.storage.reading import is_there
+from stillframe.storage.reading import is_there, unreadable
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -343,8 +343,12 @@ def _positions_of(line: str) -> dict[str, int]:
 def _offset_lines(path: Location) -> list[str]:
     try:
         lines = _text(path).split("\n")
-    except OSError as error:
+    except FileNotFoundError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{path} is not an offset file of Spark: {error}", path=path) from error
     if not lines or not lines[0].startswith("v"):
         raise Damaged(f"{path} is not an offset file of Spark", path=path)
     return lines[_OFFSET_LINES_BEFORE_SOURCES:]

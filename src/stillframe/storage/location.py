@@ -174,7 +174,11 @@ def io_advice(location: Location, error: OSError) -> str:
         case errno.EACCES:
             return "check the credentials in the environment, and what they permit"
         case errno.EINVAL:
-            return "delete that object, or rename it"
+            return "give it another name, or delete that object"
+        case errno.ENAMETOOLONG:
+            return "give a shorter name"
+        case errno.EDQUOT:
+            return "make room there, or have the quota raised"
         case errno.ENXIO:
             return "create the bucket, or give another address"
         case _:

@@ -2,9 +2,9 @@
 
 import io
 
-from stillframe.errors import StoreError
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
+from stillframe.storage.reading import unreadable
 
 _END_BYTES = 2**16
 """What Arrow reads first of a Parquet file. The footer is there."""
@@ -23,7 +23,7 @@ class RangeFile(io.RawIOBase):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise self._explained(error) from error
+            raise unreadable(location, error) from error
 
     def readable(self) -> bool:
         """Return that it can be read."""
@@ -58,10 +58,7 @@ class RangeFile(io.RawIOBase):
             except FileNotFoundError:
                 raise
             except OSError as error:
-                raise self._explained(error) from error
+                # Not an OSError: a reader of Parquet raises those if a file is damaged.
+                raise unreadable(self._location, error) from error
         self._place += len(found)
         return found
-
-    def _explained(self, error: OSError) -> StoreError:
-        # Not an OSError: a reader of Parquet raises those if a file is damaged.
-        return StoreError(f"{self._location} cannot be read: {error.strerror}", path=self._location)

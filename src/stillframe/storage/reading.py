@@ -6,7 +6,7 @@ import re
 
 from stillframe.durable_files import no_wait
 from stillframe.errors import Damaged, StoreError
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 
 FILE_ADVICE = "put the file back from a copy"
@@ -17,6 +17,15 @@ FRAGMENT_ADVICE = f"{FILE_ADVICE}, or delete that fragment: its snapshot is inco
 _SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 
 
+def unreadable(path: Location, error: OSError) -> StoreError:
+    """Return the error for a file that may be intact, but cannot be read now."""
+    return StoreError(
+        f"{path} cannot be read: {error.strerror or error}",
+        path=path,
+        remedy=io_advice(path, error),
+    )
+
+
 def is_there(path: Location) -> bool:
     """Return whether there is a file; a directory counts only on this machine. StoreError if that
     cannot be found out."""
@@ -24,7 +33,7 @@ def is_there(path: Location) -> bool:
         try:
             return storage_of(path).exists(path)
         except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
+            raise unreadable(path, error) from error
     return path.exists()
 
 
@@ -41,7 +50,7 @@ def read_file(path: Location, *, bytes_max: int, advice: str = FILE_ADVICE) -> b
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise Damaged(f"{path} is missing", path=path, remedy=advice) from None
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(path, error) from error
     if len(content) > bytes_max:
         raise Damaged(
             f"{path} has more than the {bytes_max} bytes that it may have", path=path, remedy=advice
