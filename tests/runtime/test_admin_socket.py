@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from examples.bank import bank
-from stillframe.errors import StillframeError, Unavailable
+from stillframe.errors import StillframeError, StoreError, Unavailable
 from stillframe.model import SnapshotId
 from stillframe.protocol import wire
 from stillframe.runtime import events, run_file
@@ -19,6 +19,7 @@ from stillframe.runtime.os_process import OsProcess, current_process
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.runtime.supervisor.admin_socket import RestoreSnapshot, send_command
 from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.storage.location import ObjectPath
 from stillframe.store.store import Store
 from tests.runtime.watch import new_store, program
 
@@ -41,6 +42,23 @@ def announced(path: Path, supervisor: OsProcess) -> run_file.RunFile:
     )
     run_file.write_run_file(path, system)
     return system
+
+
+def test_a_user_without_a_home_directory_learns_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container its home is often a directory in which only root may write."""
+    (tmp_path / "home").touch()
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    place = ObjectPath("memory://no-home", "bank")
+    system = announced(tmp_path / "store", current_process())
+    system = msgspec.structs.replace(system, directory=run_file.identity(place))
+    with pytest.raises(StoreError, match="set XDG_STATE_HOME to a directory of this machine"):
+        run_file.write_run_file(place, system)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run_file.write_run_file(place, system)
+    assert run_file.read_run_file(place) == system
 
 
 @contextlib.asynccontextmanager

@@ -27,8 +27,9 @@ Colours appear only on a terminal, and never with `NO_COLOR`.
 `list`, `events`, `pipeline list` and `store stats` show what is readable even if something else
 is damaged. They then name the damage and exit with 1.
 
-A store, pipeline, event log or directory of fragments can be in an object store: give its address,
-such as `s3://bucket/x`, `gs://bucket/x` or `abfss://container@account.dfs.core.windows.net/x`.
+A store, pipeline, event log or directory of fragments can be in an object store or in HDFS: give
+its address, such as `s3://bucket/x`, `gs://bucket/x`, `hdfs://namenode:8020/x` or
+`abfss://container@account.dfs.core.windows.net/x`.
 Where only a local path can be used, an address is refused with exit code 2. `file:///x` means `/x`.
 To use a directory that is called `s3:`, give its absolute path. The same holds in Python.
 

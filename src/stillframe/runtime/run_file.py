@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from stillframe.durable_files import no_wait, partial_path, shell_command, write_new
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.network.addresses import Address
@@ -29,6 +29,7 @@ _BYTES_MAX = 2**20
 _COMMANDS = "commands"
 _COMMANDS_PREFIX = "stillframe-"
 _TMPDIR_LENGTH_MAX = 70
+_WITHOUT_HOME = "set XDG_STATE_HOME to a directory of this machine that this user may write"
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +102,7 @@ def run_file_path(store: Location) -> Path:
         raise UsageError(
             f"this user has no home directory for the run file of the system on {store}",
             path=store,
-            remedy="set XDG_STATE_HOME to a directory of this machine",
+            remedy=_WITHOUT_HOME,
         ) from error
     name = hashlib.sha256(str(store).encode()).hexdigest()[:32]
     return Path(home, "stillframe", name) / FILE
@@ -114,7 +115,15 @@ def write_run_file(store: Location, system: RunFile) -> None:
     partial = partial_path(path)
     with explain_io_errors(path, "written"):
         if isinstance(store, ObjectPath):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise StoreError(
+                    f"the directory {path.parent} for the run file of the system on {store} could "
+                    f"not be made: {error.strerror}",
+                    path=path.parent,
+                    remedy=_WITHOUT_HOME,
+                ) from error
         partial.unlink(missing_ok=True)
         write_new(partial, msgspec.json.encode(system), mode=0o600)
         partial.rename(path)
