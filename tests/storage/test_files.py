@@ -1,11 +1,16 @@
-"""Many files at a time: in order, with the first error, and Ctrl-C waits for none."""
+"""Many files at a time: in order, with the first error, and Ctrl-C waits for none; and copies."""
 
+import secrets
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
+from stillframe.storage import files
 from stillframe.storage.files import side_by_side
+from stillframe.storage.location import ObjectPath
+from stillframe.storage.opened import storage_of
 
 
 def test_results_come_in_order() -> None:
@@ -39,6 +44,21 @@ def test_an_error_ends_it_when_no_item_is_in_the_works() -> None:
     with pytest.raises(OSError, match="first"):
         list(side_by_side(act, [0, 1], 2))
     assert ended == [1]
+
+
+def test_a_file_that_is_too_long_is_not_copied_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy would be another file."""
+    source, target = tmp_path / "x", ObjectPath(f"memory://{secrets.token_hex(8)}", "x")
+    source.write_bytes(b"123")
+    monkeypatch.setattr(files, "_COPIED_BYTES_MAX", 2)
+    with pytest.raises(OSError, match="it has more than 2 bytes"):
+        files.copy_into(source, target)
+    assert files.names(target.parent) == []
+    monkeypatch.setattr(files, "_COPIED_BYTES_MAX", 3)
+    files.copy_into(source, target)
+    assert storage_of(target).read(target, bytes_max=9)[0] == b"123"
 
 
 def test_ctrl_c_waits_for_no_item() -> None:

@@ -36,8 +36,8 @@ To use a directory that is called `s3:`, give its absolute path. The same holds 
 Durations are a number and a unit: `250ms`, `1s`, `2m`, `1h`.
 Snapshot ids consist of the initiating process and a number: `P1-17`.
 
-The commands under `store` and `log` need the extra `stillframe[spark]` and Java 17, 21 or 25. No
-other command does.
+The commands under `store` and `log`, but for `store copy`, need the extra `stillframe[spark]` and
+Java 17, 21 or 25. No other command does.
 
 Old names of commands and options work until version 0.3 and print the new name.
 

@@ -4,6 +4,7 @@ In a directory they are renamed and linked, as ever. Errors are OSErrors, as tho
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -81,6 +82,11 @@ def copy_into(source: Location, target: Location) -> None:
         storage_of(source).copy(source, target)
         return
     content, _ = storage_of(source).read(source, bytes_max=_COPIED_BYTES_MAX)
+    if len(content) > _COPIED_BYTES_MAX:
+        sentence = (
+            f"it has more than {_COPIED_BYTES_MAX} bytes, and cannot be copied between places"
+        )
+        raise OSError(errno.EFBIG, sentence, str(source))
     storage_of(target).put(target, content)
 
 
