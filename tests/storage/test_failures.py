@@ -442,7 +442,7 @@ def test_a_name_that_no_path_can_have_is_shown(
     put_foreign(proxy, place, name)
     with pytest.raises(OSError, match=f"a name that no path can have: 'a/b/{name}'") as raised:
         storage.files_below(place)
-    assert io_advice(place, raised.value) == "give it another name, or delete that object"
+    assert io_advice(place, raised.value) == "delete that object, or rename it"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_file_that_the_library_created_twice_is_no_other_writer(
             "org.apache.hadoop.fs.InvalidPathException",
             errno.EINVAL,
             "must not have a ':'",
-            "give it another name",
+            "delete that object, or rename it",
         ),
         (
             "org.apache.hadoop.hdfs.protocol.DSQuotaExceededException",

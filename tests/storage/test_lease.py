@@ -95,16 +95,21 @@ def test_a_holder_that_ended_on_this_machine_loses_it_at_once(
         frozen.close()
 
 
-def test_who_lost_it_is_told(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its next renewal."""
+@pytest.mark.parametrize("content", [b"{}", b'{"token":"\xff"}'])
+def test_who_lost_it_is_told(
+    place: Location, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """At its next renewal, whatever has taken the place of the lease."""
     monkeypatch.setattr(lease, "LEASE_S", 0.01)
     lost = threading.Event()
     first = Lease(place, lost=lost.set)
     assert first.try_acquire()
-    storage_of(place).put(place, b"{}")
+    storage_of(place).put(place, content)
     assert lost.wait(30)
     first.close()
-    assert storage_of(place).read(place, bytes_max=9)[0] == b"{}"
+    assert storage_of(place).read(place, bytes_max=99)[0] == content
+    with pytest.raises(OSError, match="is not a lease"):
+        first.is_free()
 
 
 def test_a_forked_process_does_not_release_it(

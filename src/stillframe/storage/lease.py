@@ -21,6 +21,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from stillframe.errors import Unavailable
+from stillframe.model import DECODING_ERRORS
 from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
 from stillframe.storage.remote import unlimited
@@ -189,7 +190,7 @@ class Lease:
             return None
         try:
             return msgspec.json.decode(content, type=_Holder), version
-        except msgspec.DecodeError as error:
+        except DECODING_ERRORS as error:
             raise OSError(
                 errno.EINVAL, f"{self._location} is not a lease ({error})", str(self._location)
             ) from None

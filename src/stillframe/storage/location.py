@@ -174,7 +174,7 @@ def io_advice(location: Location, error: OSError) -> str:
         case errno.EACCES:
             return "check the credentials in the environment, and what they permit"
         case errno.EINVAL:
-            return "give it another name, or delete that object"
+            return "delete that object, or rename it"
         case errno.ENAMETOOLONG:
             return "give a shorter name"
         case errno.EDQUOT:
