@@ -18,6 +18,7 @@ from stillframe.storage import lease
 from stillframe.storage.lease import LEASE_S, Lease
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
+from stillframe.watch.pipeline_target import POLL_IDLE_S
 from tests.storage.faulty import Fault, Request, faulty
 
 
@@ -78,6 +79,22 @@ def test_time_without_a_look_does_not_count(
     for _ in range(5):
         assert not other.try_acquire()
         clock.now_s += LEASE_S
+
+
+def test_a_program_that_only_looks_may_look_less_often(
+    place: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``watch`` polls a pipeline every 5 s while no page is open, and its metrics must say which
+    participants have ended on other machines."""
+    clock, _ = Clock(monkeypatch), held(place)
+    other = Lease(place, lost=lambda: None)
+    while clock.now_s <= LEASE_S:
+        assert not other.is_free()
+        clock.now_s += POLL_IDLE_S
+    assert other.is_free()
+    assert not other.try_acquire()
+    clock.now_s += LEASE_S + 1
+    assert not other.is_free()
 
 
 def test_a_holder_that_ended_on_this_machine_loses_it_at_once(

@@ -55,8 +55,8 @@ class _Watched(NamedTuple):
     last_s: float
 
 
-_watched: dict[Location, _Watched] = {}
-"""What this program saw of leases when it last read them."""
+_watched: dict[tuple[Location, bool], _Watched] = {}
+"""What this program saw of leases when it last read them, to take them or only to look."""
 
 
 class Lease:
@@ -76,15 +76,15 @@ class Lease:
     def is_free(self) -> bool:
         """Return whether no living program holds the lease, without waiting. A holder that ended
         without releasing it, on another machine, is noticed only by a program that has asked for as
-        long as the lease lasts, at least as often as leases are renewed. OSError if the storage
-        fails."""
+        long as the lease lasts, and at least once in that time. OSError if the storage fails."""
         found = self._read()
-        return found is None or self._has_lapsed(*found)
+        return found is None or self._has_lapsed(*found, is_taken=False)
 
     def try_acquire(self) -> bool:
-        """Take the lease if it is free, as ``is_free``; return whether that succeeded."""
+        """Take the lease if it is free; return whether that succeeded. As ``is_free``, but the
+        program must have asked at least as often as leases are renewed."""
         found = self._read()
-        if found is not None and not self._has_lapsed(*found):
+        if found is not None and not self._has_lapsed(*found, is_taken=True):
             return False
         try:
             self._start(None if found is None else found[1])
@@ -93,8 +93,8 @@ class Lease:
         return True
 
     def watched_version(self) -> Version | None:
-        """Return the version of its holder that this program last saw; None if it saw none."""
-        seen = _watched.get(self._location)
+        """Return the version of its holder that ``try_acquire`` last saw; None if it saw none."""
+        seen = _watched.get((self._location, True))
         return None if seen is None else seen.version
 
     def acquire(self, in_use: Callable[[str], Unavailable]) -> None:
@@ -145,15 +145,16 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
 
-    def _has_lapsed(self, holder: _Holder, version: Version) -> bool:
+    def _has_lapsed(self, holder: _Holder, version: Version, *, is_taken: bool) -> bool:
         if holder.released or _has_ended(holder):
             return True
-        now = time.monotonic()
-        seen = _watched.get(self._location)
+        now, key = time.monotonic(), (self._location, is_taken)
+        seen = _watched.get(key)
         # While this program could not look, the holder could perhaps not renew it either.
-        if seen is None or seen.version != version or now - seen.last_s > LEASE_S / _RENEWALS:
+        pause_s_max = LEASE_S / _RENEWALS if is_taken else LEASE_S
+        if seen is None or seen.version != version or now - seen.last_s > pause_s_max:
             seen = _Watched(version, now, now)
-        _watched[self._location] = seen._replace(last_s=now)
+        _watched[key] = seen._replace(last_s=now)
         return now - seen.first_s > holder.lease_s
 
     def _renew(self) -> None:

@@ -37,7 +37,8 @@ from stillframe.watch.target import (
 )
 
 POLL_IDLE_S = 5.0
-"""Time between two polls while no page is open, in seconds: later pages show these events."""
+"""Time between two polls while no page is open, in seconds: later pages show these events. It is
+well below the time of a lease, or nothing would show that a participant has ended."""
 RATE_S = 5.0
 """Rates are averages over this time, in seconds: a micro-batch appends all its records at once."""
 PUBLISH_S = 1.0
