@@ -9,6 +9,7 @@ from stillframe.pages.snapshot_documents import pipeline_diff_document, pipeline
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.service import join
 from stillframe.storage.location import locate
+from stillframe.storage.opened import storage_of
 from stillframe.watch.pipeline_probe import ABSENT, RUNNING, STOPPED, PipelineProbe
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.snapshot_list import pipeline_snapshots
@@ -42,6 +43,17 @@ def test_samples(shop: Pipeline) -> None:
     assert (found.metadata.epoch, found.participants["till"].status) == (2, STOPPED)
     assert found.logs["coins"].entries == 2
     assert PipelineTarget(shop.path).pipeline.path == shop.path
+
+
+def test_a_lease_that_cannot_be_read_hides_nothing_else(shop: Pipeline) -> None:
+    """It is named."""
+    leave_behind(shop, 5, received_count=0)
+    storage_of(shop.path).put(shop.path / "participants" / "till.lease", b"x")
+    found = PipelineProbe(shop.path).sample()
+    (error,) = found.errors
+    assert "till.lease is not a lease" in error
+    assert {one.status for one in found.participants.values()} == {STOPPED}
+    assert found.logs["coins"].records == 1
 
 
 def test_snapshots_and_their_pages(shop: Pipeline) -> None:

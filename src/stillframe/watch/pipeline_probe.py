@@ -138,7 +138,9 @@ class PipelineProbe:
         return {log.name: _LogProbe(self._root, log, metadata) for log in metadata.dataflow.logs}
 
     def _participant(self, metadata: Metadata, name: str, errors: list[str]) -> ParticipantSample:
-        runs = self._is_running(name)
+        runs = False
+        with _collecting(errors):
+            runs = self._is_running(name)
         with _collecting(errors):
             if name in metadata.dataflow.queries:
                 start = metadata.starts[name]
