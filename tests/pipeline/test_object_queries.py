@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.errors import Damaged, Refused, StoreError, UsageError
+from stillframe.errors import Damaged, Refused, StillframeError, StoreError, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.pending_snapshot import QueryState
@@ -205,6 +205,34 @@ def publish(pipeline: Pipeline) -> None:
 def restore(pipeline: Pipeline) -> None:
     """Go back to the first one."""
     pipeline.restore("run-1")
+
+
+@pytest.mark.parametrize("operation", [publish, restore])
+def test_a_failing_request_is_an_error_that_programs_expect(
+    faults: Faults, operation: Callable[[Pipeline], None]
+) -> None:
+    """It ends no program that takes a snapshot again and again."""
+    faults.with_reads = True
+    pipeline = made(in_memory())
+    taken(pipeline)
+    with faults.at(-1, before):
+        operation(pipeline)
+    for number in range(faults.count):
+        with contextlib.suppress(StillframeError), faults.at(number, before):
+            operation(pipeline)
+
+
+def test_a_checkpoint_that_cannot_be_listed_or_read_is_no_bug(faults: Faults) -> None:
+    """When a query starts, it is said what to do."""
+    pipeline = made(in_memory())
+    place = first_checkpoint(pipeline.path, 1, "sums")
+    faults.with_reads = True
+    for look in (checkpoint.contradiction, lambda path: checkpoint.agrees(path, path, PINNED)):
+        with faults.at(-1, before):
+            look(place)
+        for number in range(faults.count):
+            with pytest.raises(StoreError, match="check that"), faults.at(number, before):
+                look(place)
 
 
 @pytest.mark.parametrize("operation", [publish, restore])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stillframe.errors import Refused, StoreError, Unavailable, UsageError
+from stillframe.errors import Refused, StillframeError, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, stopped
 from stillframe.pipeline.coordinator import abandoned_snapshots
@@ -200,6 +200,18 @@ def test_a_program_that_wakes_up_does_no_harm(
         with overtaken, faults.at(number, come_between):
             operation(pipeline)
         check(pipeline)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_failing_request_is_an_error_that_programs_expect(
+    faults: Faults, bucket: ObjectPath, operation: Operation
+) -> None:
+    """It ends no program that takes a snapshot again and again."""
+    faults.with_reads = True
+    for number in range(writes_of(faults, operation, bucket)):
+        pipeline = used(bucket)
+        with contextlib.suppress(StillframeError), faults.at(number, before):
+            operation(pipeline)
 
 
 def test_an_interrupted_fork_is_no_pipeline(faults: Faults, bucket: ObjectPath) -> None:

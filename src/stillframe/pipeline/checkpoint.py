@@ -36,6 +36,7 @@ from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
 from stillframe.storage.reading import is_there, unreadable
+from stillframe.store.layout import explain_io_errors
 
 OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
@@ -345,8 +346,6 @@ def _offset_lines(path: Location) -> list[str]:
         lines = _text(path).split("\n")
     except FileNotFoundError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise Damaged(f"{path} is not an offset file of Spark: {error}", path=path) from error
     if not lines or not lines[0].startswith("v"):
@@ -355,9 +354,14 @@ def _offset_lines(path: Location) -> list[str]:
 
 
 def _content(path: Location) -> bytes:
-    if isinstance(path, Path):
-        return path.read_bytes()
-    content, _ = storage_of(path).read(path, bytes_max=_FILE_BYTES_MAX)
+    try:
+        if isinstance(path, Path):
+            return path.read_bytes()
+        content, _ = storage_of(path).read(path, bytes_max=_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
     if len(content) > _FILE_BYTES_MAX:
         raise Damaged(f"{path} has more than {_FILE_BYTES_MAX} bytes", path=path)
     return content
@@ -375,7 +379,9 @@ def _changed_at_ns(path: Path) -> int:
 
 
 def _numbers(directory: Location) -> list[int]:
-    return [int(name) for name in names(directory) if name.isascii() and name.isdigit()]
+    with explain_io_errors(directory, "read"):
+        found = names(directory)
+    return [int(name) for name in found if name.isascii() and name.isdigit()]
 
 
 # --- which files belong to a micro-batch
@@ -386,7 +392,9 @@ def _files_below(checkpoint: Location, *parts: str) -> Iterator[str]:
     if isinstance(checkpoint, ObjectPath):
         places = [below(checkpoint, part) for part in parts] or [checkpoint]
         for place in places:
-            for one in storage_of(place).files_below(place):
+            with explain_io_errors(place, "read"):
+                listed = storage_of(place).files_below(place)
+            for one in listed:
                 # S3A marks directories by empty objects, listed without the slash at their end;
                 # no file that Spark has finished is empty.
                 if one.byte_count:

@@ -526,7 +526,8 @@ def _write_once(path: Location, content: bytes) -> None:
 
 def numbers_in(directory: Location) -> list[int]:
     """Return the numbers of the entries in a directory, which need not exist, in any order."""
-    stems = (name.removesuffix(".json") for name in names(directory))
+    with explain_io_errors(directory, "read"):
+        stems = [name.removesuffix(".json") for name in names(directory)]
     return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
 
 
