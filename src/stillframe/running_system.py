@@ -372,7 +372,8 @@ def run(
     Args:
         topology: an object that a module defines; or where it is, ``MODULE:ATTRIBUTE``. It cannot
             be defined in the script or notebook itself.
-        store: the directory for snapshots: a new or empty one for a fresh start.
+        store: the directory for snapshots, or its address, such as ``s3://bucket/bank``: a new or
+            empty one for a fresh start.
         restore: the snapshot to start from: an id, the name of a savepoint, or ``newest`` for the
             one from which the system would continue after a crash. None: a fresh start.
         interval_s: time between periodic snapshots, in seconds; None for none.

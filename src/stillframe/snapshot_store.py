@@ -303,7 +303,8 @@ def open_store(path: str | Location, *, topology: Topology | str | None = None) 
     ``open_store("bank.store").load("newest").processes["P1"]`` are the recorded fields of ``P1``.
 
     Args:
-        path: the directory that the system writes its snapshots to.
+        path: the directory that the system writes its snapshots to, or its address, such as
+            ``s3://bucket/bank``.
         topology: decodes states and messages into your classes. Pass the topology;
             ``MODULE:ATTRIBUTE`` to import it; or ``recorded`` to import the one that the store
             names. An import runs the code of that module. None: plain values.
@@ -315,5 +316,6 @@ def open_store(path: str | Location, *, topology: Topology | str | None = None) 
         UsageError: there is no store at `path`, or the topology cannot be imported.
         Damaged: the description of the store was changed.
         StoreError: the store cannot be read.
+        Unavailable: it is in an object store or HDFS, and the library for that is not installed.
     """
     return SnapshotStore(locate(path), topology)

@@ -140,7 +140,8 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
 
     Raises:
         UsageError: there is no such channel.
-        Unavailable: another program runs the query that writes it.
+        Damaged: the checkpoint of the query that writes it was edited or deleted.
+        Unavailable: another program runs that query.
     """
     flow = pipeline.dataflow
     source = flow.log(channel).source
@@ -211,7 +212,8 @@ def start_query(
         UsageError: there is no such query, or it writes nothing. `frame` has no Stillframe source,
             one of another query, or leaves out a channel that the query is declared to read. Its
             columns are not those of a channel that it writes. An option cannot be combined with
-            snapshots. Its checkpoint was edited. The session is one of Spark Connect.
+            snapshots. The session is one of Spark Connect.
+        Damaged: its checkpoint was edited or deleted.
         Unavailable: another program runs this query.
     """
     require_classic(frame.sparkSession)
