@@ -68,7 +68,7 @@ def test_only_what_the_pinned_version_refers_to_is_linked(
     assert not (pinned / "8.changelog").exists()
 
 
-@pytest.mark.parametrize("position", ["7.5", '"7"', "null", "[]"])
+@pytest.mark.parametrize("position", ["7.5", '"7"', "null", "[]", "-1", "9" * 19, "9" * 300])
 def test_an_offset_of_a_channel_that_is_no_whole_number_is_damage(
     tmp_path: Path, position: str
 ) -> None:

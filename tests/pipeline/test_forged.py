@@ -103,6 +103,7 @@ COURSE = [
     put("segments", "coins", value=[{"epoch": 0, "first": 0}]),
     put("segments", "coins", value=[{"epoch": 2, "first": 0}]),
     put("segments", "coins", value=[{"epoch": 1, "first": -1}]),
+    put("segments", "coins", value=[{"epoch": 1, "first": 2**62}]),
     put("segments", value={}),
     put("batches", value={"x": [{"epoch": 1, "first": 0}]}),
     put("dataflow", "logs", 0, "name", value="../../home"),
@@ -119,6 +120,7 @@ OF_HEAD = [
     put("starts", value={}),
     put("starts", "till", value={}),
     put("starts", "till", value={"coins": -1}),
+    put("starts", "till", value={"coins": 2**62}),
 ]
 OF_MANIFEST = [
     *COURSE,
@@ -130,9 +132,11 @@ OF_MANIFEST = [
     put("fragments", 0, "service", value=None),
     put("fragments", 0, "query", value={"batch": 1}),
     put("fragments", 1, "positions", value={"coins": -1}),
+    put("fragments", 1, "positions", value={"coins": 2**62}),
     put("channels", value=[]),
     put("channels", 0, "target", value="mint"),
     put("channels", 0, "position", value=-1),
+    put("channels", 0, "position", value=2**62),
     put("channels", 0, "sent_counts", value=[]),
 ]
 

@@ -1,5 +1,6 @@
 """A log: entries without a gap, one writer that wins, barriers, and what an older epoch writes."""
 
+import secrets
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.log import LogReader, LogWriter, entry_name
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.protocol.aligner import Mode
+from stillframe.storage.location import ObjectPath
 from tests.pipeline.money import SCHEMA, Account, amounts, leave_behind, line, records
 
 
@@ -98,6 +100,22 @@ def test_a_changed_or_missing_item_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(Damaged, match=entry_name(0)):
         reader_of(pipeline).entry(0)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_position_far_behind_the_end_costs_no_time(tmp_path: Path, *, is_local: bool) -> None:
+    """A file that another program wrote may name any: what is missing first is found at once."""
+    place = tmp_path / "p" if is_local else ObjectPath(f"memory://{secrets.token_hex(8)}", "p")
+    pipeline = line(place)
+    writer = writer_of(pipeline)
+    for _ in range(3):
+        writer.append(records(1))
+    reader, end = reader_of(pipeline), 2**62
+    assert reader.first_missing(0, end) == 3
+    with pytest.raises(Damaged, match=entry_name(3)):
+        list(reader.entries(0, end))
+    reader.forget(end)
+    reader.forget(2 * end)
 
 
 def test_a_barrier_is_put_once_and_found(tmp_path: Path) -> None:

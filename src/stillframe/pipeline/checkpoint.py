@@ -24,13 +24,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Annotated, BinaryIO, cast
 
 import msgspec
 
 from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
+from stillframe.pipeline.metadata import POSITION_END
 from stillframe.storage.files import below, copy_all, mapped, names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
@@ -69,6 +70,9 @@ _LINK_ATTEMPT_COUNT = 5
 _CHECKSUM = ".crc"
 _FILE_BYTES_MAX = 16 * 2**20
 """Of a plan or a commit in an object store: those of a thousand partitions have some 100 kB."""
+
+
+_Position = Annotated[int, msgspec.Meta(ge=0, lt=POSITION_END)]
 
 
 class _Offset(msgspec.Struct):
@@ -336,7 +340,7 @@ def _positions_of(line: str) -> dict[str, int]:
     except DECODING_ERRORS:
         return {}
     try:
-        return msgspec.json.decode(ours, type=dict[str, int])
+        return msgspec.json.decode(ours, type=dict[str, _Position])
     except DECODING_ERRORS as error:
         raise Damaged(f"{line[:200]!r} is not an offset of a channel: {error}") from error
 

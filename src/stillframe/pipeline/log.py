@@ -14,6 +14,7 @@ of a query also names the query's run (``query_runs``), and the runs of a log ne
 import bisect
 import contextlib
 import io
+import itertools
 import os
 import re
 import uuid
@@ -48,6 +49,8 @@ TO_MEND = (
     "that does not need it; a restore verifies that before it changes anything"
 )
 """The end of every error about an entry that is not what was written."""
+_LOOKED_COUNT = 1024
+"""How many entries are looked for before it is asked whether one is missing."""
 _READ_BYTES_MAX = 2**32
 """A data file in an object store is read as a whole: a table of this many bytes does not fit."""
 _encode = msgspec.json.Encoder().encode
@@ -211,9 +214,14 @@ class LogReader:
     def first_missing(self, start: int, end: int, *, listed: Collection[int] = ()) -> int | None:
         """Return the first missing one of the entries ``start .. end - 1``; it opens none, and does
         not look for those `listed`."""
-        numbers = [number for number in range(start, end) if number not in listed]
-        found = mapped(self._root, lambda number: is_there(self.entry_path(number)), numbers)
-        return next((n for n, is_there in zip(numbers, found, strict=True) if not is_there), None)
+        numbers = (number for number in range(start, end) if number not in listed)
+        # Some at a time, and no list of all: a damaged file may name any end.
+        while some := list(itertools.islice(numbers, _LOOKED_COUNT)):
+            found = mapped(self._root, lambda number: is_there(self.entry_path(number)), some)
+            for number, exists in zip(some, found, strict=True):
+                if not exists:
+                    return number
+        return None
 
     def entries(self, start: int, end: int) -> Iterator[LogEntry]:
         """Yield the entries ``start .. end - 1``, which must exist."""
@@ -250,8 +258,11 @@ class LogReader:
         """Free the memory of the entries before `position`."""
         if not self._entries:
             self._forgotten = position
-        for number in range(self._forgotten, position):
-            self._entries.pop(number, None)
+        if position - self._forgotten > len(self._entries):
+            self._entries = {n: entry for n, entry in self._entries.items() if n >= position}
+        else:
+            for number in range(self._forgotten, position):
+                self._entries.pop(number, None)
         self._forgotten = max(self._forgotten, position)
 
     def find_barrier(self, snapshot: SnapshotId, start: int, end: int) -> int | None:

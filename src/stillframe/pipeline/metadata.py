@@ -51,6 +51,8 @@ PIPELINE_FILE = "pipeline.json"
 CHANNELS = "channels"
 CHECKPOINTS = "checkpoints"
 PUBLISHED_COUNT_MAX = 10_000_000
+POSITION_END = 2**62
+"""No log has a position as high as this."""
 _FOR_SPARK = ("s3", "hdfs", "memory")
 """Object stores for pipelines with queries; in memory none can run, but all else works."""
 _ADVICE = (
@@ -307,14 +309,15 @@ def check_timeline(
         raise UsageError("it has timelines of other queries than the pipeline")
     for name, timeline in (*segments.items(), *batches.items()):
         epochs = [0, *(segment.epoch for segment in timeline), epoch + 1]
-        firsts = [-1, *(segment.first for segment in timeline)]
+        firsts = [-1, *(segment.first for segment in timeline), POSITION_END]
         if not timeline or not (_is_rising(epochs) and _is_rising(firsts)):
             raise UsageError(f"{name} cannot consist of {list(timeline)}")
 
 
 def check_positions(positions: Mapping[str, int], logs: Iterable[Log], participant: str) -> None:
     """Raise UsageError if a participant has no position on one of these logs, or on another."""
-    if positions.keys() != {log.name for log in logs} or min(positions.values(), default=0) < 0:
+    is_possible = all(0 <= position < POSITION_END for position in positions.values())
+    if positions.keys() != {log.name for log in logs} or not is_possible:
         raise UsageError(f"{participant} cannot have the positions {dict(positions)}")
 
 

@@ -26,6 +26,7 @@ from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.log import TO_MEND, LogReader
 from stillframe.pipeline.metadata import (
+    POSITION_END,
     Metadata,
     Segment,
     check_timeline,
@@ -354,7 +355,8 @@ def _check_names(manifest: Manifest) -> None:
     for cut in manifest.channels:
         count = flow.log(cut.log).partition_count
         numbers = (cut.position, cut.barrier, *cut.received_counts, *cut.sent_counts)
-        if not len(cut.received_counts) == len(cut.sent_counts) == count or min(numbers) < 0:
+        is_possible = min(numbers) >= 0 and max(cut.position, cut.barrier) < POSITION_END
+        if not (is_possible and len(cut.received_counts) == len(cut.sent_counts) == count):
             raise UsageError(f"channel {cut.log} to {cut.target} cannot be cut at {numbers}")
 
 
