@@ -286,6 +286,35 @@ def test_what_was_reported_as_abandoned_is_not_published(
         assert [entry.id.number for entry in Store.open(place).entries()] == [1, 2, 3, 4, 6]
 
 
+@pytest.mark.parametrize("buckets", ["memory"], indirect=True)
+def test_a_rewriting_whose_answer_was_lost_is_no_other_writer(
+    place: ObjectPath, buckets: Buckets
+) -> None:
+    """The manifest was replaced, and the object store was away from then on: the same writer tries
+    again later, and must not take its own manifest for that of a program that took over."""
+    with contextlib.closing(Store.open_writer(place)) as store:
+        lost: list[bool] = []
+        store.lost = lambda: lost.append(True)
+        replaced = storage_of(place).read(place / "snapshots/P-2/manifest.json", bytes_max=10**6)
+        is_away: list[bool] = []
+
+        def plan(request: Request) -> Fault | None:
+            if request.method == "put" and request.key.endswith("P-2/manifest.json"):
+                is_away.append(True)
+                return Fault.LOST if len(is_away) == 1 else Fault.REFUSED
+            return Fault.REFUSED if is_away else None
+
+        with faulty(place, plan, repeat_s=0.0), pytest.raises(StillframeError):
+            store.drop("P-1")
+        now = storage_of(place).read(place / "snapshots/P-2/manifest.json", bytes_max=10**6)
+        assert now != replaced
+        assert store.drop("P-1") is None
+        assert not lost
+        assert [entry.id.number for entry in store.entries()] == [2, 3, 4]
+        publish(store, 5)
+        store.verify_all(lambda *_: None)
+
+
 @pytest.mark.slow
 @pytest.mark.nightly(part="storage")
 @pytest.mark.parametrize("fault", by_night(DEATHS, check=DEATHS[1:]))

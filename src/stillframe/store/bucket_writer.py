@@ -85,6 +85,7 @@ class BucketWriter:
         self._is_open = self._is_fenced = self._is_lease_lost = False
         self._history: BucketHistory | None = None
         self._unresolved: set[SnapshotId] = set()
+        self._rewritten: set[SnapshotId] = set()
         self._left: dict[str, set[str]] = {}
         self._lease = Lease(path / LEASE, lost=self._lose_lease)
         with explain_io_errors(path, "opened for writing"):
@@ -172,10 +173,16 @@ class BucketWriter:
             # Only this writer replaces or removes what it has published or found.
             if content is None or is_tombstone(content):
                 raise Changed(errno.ESTALE, "another program has removed it", str(path))
-            if read_sealed_bytes(path, content, Manifest) != before:
+            found = read_sealed_bytes(path, content, Manifest)
+            is_ours = found == manifest and manifest.snapshot in self._rewritten
+            if found != before and not is_ours:
                 raise Changed(errno.ESTALE, "another program has replaced it", str(path))
             self._check()
-            place.replace(seal(manifest))
+            if not is_ours:
+                # Until it is known how this ends: after an error it may have taken effect.
+                self._rewritten.add(manifest.snapshot)
+                place.replace(seal(manifest))
+            self._rewritten.discard(manifest.snapshot)
 
     def remove_unlisted(self, manifest: Manifest, description: Description) -> None:
         """See ``writer.StoreWriter``."""
