@@ -7,9 +7,11 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from unittest import mock
 
+import msgspec
 import pytest
 
 from stillframe.errors import StillframeError
@@ -18,7 +20,9 @@ from stillframe.storage import remote
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.store import store as store_module
+from stillframe.store.bucket_writer import BucketWriter
 from stillframe.store.history import SnapshotBegan, SnapshotPublished
+from stillframe.store.manifest import read_manifest
 from stillframe.store.store import Store
 from tests import faulty_proxy
 from tests.nightly import by_night
@@ -313,6 +317,49 @@ def test_a_rewriting_whose_answer_was_lost_is_no_other_writer(
         assert [entry.id.number for entry in store.entries()] == [2, 3, 4]
         publish(store, 5)
         store.verify_all(lambda *_: None)
+
+
+@pytest.mark.parametrize("buckets", ["memory"], indirect=True)
+def test_a_removal_that_failed_does_not_come_later(place: ObjectPath, buckets: Buckets) -> None:
+    """The line in the history was written, and its answer lost: the snapshot, which may have got a
+    name since, must not disappear when the next writer reads that line."""
+    with contextlib.closing(Store.open_writer(place)) as store:
+        with (
+            faulty(
+                place,
+                lambda request: Fault.LOST if "history" in request.key else None,
+                repeat_s=0.0,
+            ),
+            pytest.raises(StillframeError, match=r"history\.ndjson could not be written"),
+        ):
+            store.drop("P-2")
+        store.save(SnapshotId("P", 2), "kept")
+    reader = Store.open(place)
+    assert [entry.id.number for entry in reader.entries()] == [1, 2, 3, 4]
+    with contextlib.closing(Store.open_writer(place)) as successor:
+        assert state_of(successor) == state_of(reader)
+        successor.verify(successor.find("kept"))
+
+
+@pytest.mark.parametrize("buckets", ["memory"], indirect=True)
+def test_what_was_assembled_stays_if_it_took_effect(place: ObjectPath, buckets: Buckets) -> None:
+    """Its manifest was written, and all answers were lost: nothing relies on it not being there."""
+    writer = BucketWriter(place, head=None, lost=lambda: None, keeps_files=True)
+    four = Store.open(place).entry(SnapshotId("P", 4))
+    manifest = read_manifest(four.directory, Store.open(place)._head.described)
+    five = msgspec.structs.replace(manifest, snapshot=SnapshotId("P", 5), sequence=5)
+    lost = lambda r: Fault.LOST if r.key.endswith("manifest.json") else None  # noqa: E731
+    with (
+        ThreadPoolExecutor(1) as executor,
+        contextlib.closing(writer),
+        faulty(place, lost, repeat_s=0.0),
+        pytest.raises(StillframeError),
+        writer.new_snapshot(five.snapshot, executor) as new,
+    ):
+        new.publish(five)
+    assert [entry.id.number for entry in Store.open(place).entries()] == [1, 2, 3, 4, 5]
+    with contextlib.closing(Store.open_writer(place)) as successor:
+        assert [entry.id.number for entry in successor.entries()] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow

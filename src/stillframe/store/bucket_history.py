@@ -146,6 +146,13 @@ class BucketHistory(HistoryWriter):
             except Fenced:
                 self._fenced()
                 raise
+            except StoreError:
+                if isinstance(event, SnapshotBegan | SnapshotRemoved):
+                    # The line may be there all the same. Without another write, readers and the
+                    # next writer would act on what this one takes for not done.
+                    self._is_dirty = True
+                    self._wake.set()
+                raise
             with self._appending:
                 later = self._content[len(before) :]
                 self._content = before + line + later

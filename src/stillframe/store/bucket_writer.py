@@ -62,8 +62,9 @@ class BucketWriter:
 
     With a `head` the store is made; it may exist without a snapshot (``layout.continued``). `lost`
     is called, by any thread, when another writer has taken the store over. If it `keeps_files`, the
-    files of a snapshot that never began stay. Raises Unavailable if another program writes to the
-    store, and UsageError if the object store cannot be used.
+    files of a snapshot that never began stay, and so does a last snapshot whose publication took
+    effect although it failed. Raises Unavailable if another program writes to the store, and
+    UsageError if the object store cannot be used.
     """
 
     notes_are_needed = True
@@ -212,8 +213,10 @@ class BucketWriter:
     def close(self) -> None:
         """See ``writer.StoreWriter``."""
         if self._history is not None:
+            # Who assembles has reported none as abandoned: the next writer finds out which came.
             with contextlib.suppress(OSError, StoreError):
-                self._resolve()  # else the next writer does
+                if not self._keeps_files:
+                    self._resolve()  # else the next writer does
             self._history.close()
         self._lease.close()
 
