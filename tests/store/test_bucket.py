@@ -12,6 +12,7 @@ from stillframe.model import SnapshotId
 from stillframe.storage import lease
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import object_store_of, storage_of
+from stillframe.store.bucket_writer import BucketWriter
 from stillframe.store.history import (
     SnapshotBegan,
     SnapshotPublished,
@@ -177,6 +178,41 @@ def test_a_fenced_writer_publishes_nothing(place: ObjectPath) -> None:
     reader = Store.open(place)
     assert [str(entry.id) for entry in reader.entries()] == ["A-1", "A-2", "A-5"]
     assert reader.verify_all(lambda *_: None) == 3
+
+
+@pytest.mark.usefixtures("hasty")
+def test_who_asks_late_is_told_that_it_lost(place: ObjectPath) -> None:
+    """A supervisor imports the code of users after it has opened its store, and may be frozen
+    meanwhile; if it takes over processes that run, it writes nothing that would be refused."""
+    frozen = Store.create(place, description=DESCRIPTION)
+    frozen.raise_epoch(None)
+    with contextlib.closing(Store.open_writer(place)):
+        with pytest.raises(Fenced):
+            frozen.history.append(SnapshotBegan(ONE))
+        told: list[str] = []
+        frozen.lost = lambda: told.append("lost")
+        assert told == ["lost"]
+    frozen.close()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_store_that_is_lost_while_it_is_opened_is_not_given(
+    place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no one to tell yet."""
+    Store.create(place, description=DESCRIPTION).close()
+    load, writers = Store._load_published, list[BucketWriter]()
+
+    def load_while_frozen(store: Store) -> None:
+        load(store)
+        assert isinstance(store._writer, BucketWriter)
+        store._writer._lose_lease()
+        writers.append(store._writer)
+
+    monkeypatch.setattr(Store, "_load_published", load_while_frozen)
+    with pytest.raises(Fenced, match="has taken over"):
+        Store.open_writer(place)
+    assert len(writers) == 1
 
 
 @pytest.mark.usefixtures("hasty")

@@ -83,7 +83,7 @@ class BucketWriter:
         self._storage = storage_of(path)
         self._head = OwnedObject(path / HEAD)
         self._lost = lost
-        self._is_open = self._is_fenced = self._is_lease_lost = False
+        self.is_lost = self._is_open = self._is_lease_lost = False
         self._history: BucketHistory | None = None
         self._unresolved: set[SnapshotId] = set()
         self._rewritten: set[SnapshotId] = set()
@@ -96,15 +96,20 @@ class BucketWriter:
                 self._take_over(head)
                 self._is_open = True
                 if self._is_lease_lost:
-                    self._is_fenced = True
-                    self._check()
+                    self.is_lost = True
+                    self.check()
             except BaseException:
                 self.close()
                 raise
 
+    def check(self) -> None:
+        """Raise Fenced if it is known that another writer has taken the store over."""
+        if self.is_lost:
+            raise self._fenced()
+
     def write_head(self, head: Head) -> None:
         """See ``writer.StoreWriter``."""
-        self._check()
+        self.check()
         with self._fencing():
             self._head.replace(seal(as_stored_in(head, is_bucket=True)))
 
@@ -115,7 +120,7 @@ class BucketWriter:
 
     def check_absent(self, snapshot: SnapshotId) -> None:
         """See ``writer.StoreWriter``."""
-        self._check()
+        self.check()
 
     def has(self, snapshot: SnapshotId) -> bool:
         """See ``writer.StoreWriter``."""
@@ -154,7 +159,7 @@ class BucketWriter:
     def write_file(self, location: Location, content: bytes) -> bytes:
         """See ``writer.StoreWriter``. What is there stays: an earlier attempt has left it, or
         another writer uses it."""
-        self._check()
+        self.check()
         try:
             self._storage.put_if_absent(location, content)
         except FileExistsError:
@@ -178,7 +183,7 @@ class BucketWriter:
             is_ours = found == manifest and manifest.snapshot in self._rewritten
             if found != before and not is_ours:
                 raise Changed(errno.ESTALE, "another program has replaced it", str(path))
-            self._check()
+            self.check()
             if not is_ours:
                 # Until it is known how this ends: after an error it may have taken effect.
                 self._rewritten.add(manifest.snapshot)
@@ -259,7 +264,7 @@ class BucketWriter:
     def _resolve(self) -> None:
         """Remove what may be published although the attempt failed: it was reported as abandoned,
         and nothing was committed because of it."""
-        self._check()
+        self.check()
         for snapshot in sorted(self._unresolved):
             self._bury(snapshot)
             place = self._snapshots / str(snapshot) / MANIFEST
@@ -327,8 +332,8 @@ class BucketWriter:
         self._fence()
 
     def _fence(self) -> None:
-        if self._is_open and not self._is_fenced:
-            self._is_fenced = True
+        if self._is_open and not self.is_lost:
+            self.is_lost = True
             self._lost()
 
     def _fenced(self) -> Fenced:
@@ -337,10 +342,6 @@ class BucketWriter:
             "more",
             path=self._path,
         )
-
-    def _check(self) -> None:
-        if self._is_fenced:
-            raise self._fenced()
 
 
 def _names(description: Description) -> set[str]:

@@ -79,7 +79,7 @@ class Store(StoreReader):
     def __init__(self, path: Location, *, writer: StoreWriter | None) -> None:
         super().__init__(path)
         self.clock: Callable[[], float] = time.time
-        self.lost: Callable[[], object] = lambda: None
+        self._lost: Callable[[], object] = lambda: None
         self._writer = writer
         self._is_head_known = True
         self._writing = threading.RLock()
@@ -149,6 +149,7 @@ class Store(StoreReader):
         writer = BucketWriter(path, head=head, lost=lambda: opened[0].lost() if opened else None)
         try:
             opened.append(cls._opened(path, writer))
+            writer.check()  # `lost` had no one to tell so far
         except BaseException:
             writer.close()
             raise
@@ -162,6 +163,18 @@ class Store(StoreReader):
         # the first snapshot waits to be published.
         store._files.submit(pa.array, [0])
         return store
+
+    @property
+    def lost(self) -> Callable[[], object]:
+        """What is called, by any thread, when another writer has taken the store over; at once if
+        that has happened before. It may be called twice."""
+        return self._lost
+
+    @lost.setter
+    def lost(self, act: Callable[[], object]) -> None:
+        self._lost = act
+        if self._writer is not None and self._writer.is_lost:
+            act()
 
     @property
     def is_remote(self) -> bool:

@@ -47,9 +47,11 @@ class StoreWriter(Protocol):
     """Changes one store, until ``close`` or until another writer takes the store over.
 
     `notes_are_needed`: a snapshot is removed only if its ``SnapshotRemoved`` was written before.
+    `is_lost`: it is known that another writer has taken the store over.
     """
 
     notes_are_needed: bool
+    is_lost: bool
 
     def write_head(self, head: Head) -> None:
         """Replace ``store.json``."""
@@ -111,6 +113,7 @@ class DirectoryWriter:
     """The writer of a store in a directory, which it has locked; see ``StoreWriter``."""
 
     notes_are_needed = False  # on a full disk, the removal makes room for the note
+    is_lost = False
 
     def __init__(self, path: Path, lock: int) -> None:
         self._path = path
