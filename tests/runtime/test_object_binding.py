@@ -20,6 +20,7 @@ import stillframe
 from stillframe.errors import StillframeError, StoreError, Unavailable
 from stillframe.model import Abandoned, ProcessId, SnapshotId
 from stillframe.pipeline import Pipeline, coordinator, locks
+from stillframe.pipeline.pending_snapshot import CutReport, Outcome, SystemCut
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.runtime.process.pipeline_logs import PipelineLogs
@@ -129,7 +130,7 @@ def world(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(
         lease.Lease,
         "_has_lapsed",
-        lambda self, holder, _: found.has_ended(holder),
+        lambda self, holder, _, is_taken: found.has_ended(holder),
     )
     for module in (coordinator, locks, pipeline_binding):
         monkeypatch.setattr(module, "OBJECT_POLL_S", 0.005)
@@ -256,6 +257,30 @@ class Interlude:
         """Raise what went wrong."""
         if self._error is not None:
             raise self._error
+
+
+@pytest.mark.usefixtures("world")
+def test_a_report_whose_answer_was_lost_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot of the pipeline is published with the part of the system, so its processes are
+    told: what was held back for that must not wait for the next one."""
+    write = CutReport.write
+
+    def write_without_answer(report: CutReport, cut: SystemCut) -> None:
+        write(report, cut)
+        if cut.outcome is Outcome.PUBLISHED:
+            raise StoreError("the object store failed: it does not answer")
+
+    async def main() -> None:
+        pipeline, store = made()
+        system = BoundSystem(pipeline, store)
+        async with system.running():
+            monkeypatch.setattr(CutReport, "write", write_without_answer)
+            await whole(pipeline)
+            (snapshot,) = [entry.id for entry in store.entries()]
+            told = system.coordinator._announced
+            await system.until(lambda: set(told.values()) == {snapshot})
+
+    asyncio.run(asyncio.wait_for(main(), 15))
 
 
 @pytest.mark.nightly(part="storage")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from stillframe.durable_files import shell_command, sync
-from stillframe.errors import Unavailable, UsageError, describe
+from stillframe.errors import StoreError, Unavailable, UsageError, describe
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pipeline.locks import OBJECT_POLL_S
 from stillframe.pipeline.metadata import ObjectMetadata, read_metadata, read_object_metadata
@@ -110,8 +110,8 @@ class PipelineBinding:
                     and request.epoch == self._metadata.epoch
                     and request.snapshot != last
                 ):
-                    last = request.snapshot
-                    ours = await self._take_snapshot(coordinator, request)
+                    last, ours = request.snapshot, None
+                    ours = await self._take_snapshot(coordinator, request, emit)
             except Exception as error:
                 emit(events.StoreUnavailable(describe(error)))
             await asyncio.sleep(poll_s)
@@ -134,7 +134,9 @@ class PipelineBinding:
             return False, None
         return awaited is not None and metadata.has_published(awaited), metadata.request
 
-    async def _take_snapshot(self, coordinator: Coordinator, request: Request) -> SnapshotId:
+    async def _take_snapshot(
+        self, coordinator: Coordinator, request: Request, emit: Callable[[events.Event], None]
+    ) -> SnapshotId:
         snapshot = SnapshotId(self.name, coordinator.next_number)
         store = str(self._store.path.absolute())
         cut = SystemCut(name=self.name, store=store, snapshot=snapshot)
@@ -145,7 +147,11 @@ class PipelineBinding:
         ended, detail = Outcome.PUBLISHED, ""
         if isinstance(outcome, Abandoned):
             ended, detail = Outcome.ABANDONED, str(outcome)
-        await self._write(report, msgspec.structs.replace(cut, outcome=ended, detail=detail))
+        try:
+            await self._write(report, msgspec.structs.replace(cut, outcome=ended, detail=detail))
+        except StoreError as error:
+            # It may be there all the same: then the snapshot of the pipeline is published with it.
+            emit(events.StoreUnavailable(describe(error)))
         return snapshot
 
     async def _write(self, report: CutReport, cut: SystemCut) -> None:
