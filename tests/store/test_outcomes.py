@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, StoreError
 from stillframe.model import SnapshotId
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
-from stillframe.store import history
+from stillframe.store import bucket_history, history
 from stillframe.store.history import NEWER, OLDER, History, HistoryRecord, first_record, read_after
 from stillframe.store.layout import SNAPSHOTS
 from stillframe.store.outcomes import (
@@ -30,6 +30,7 @@ from stillframe.store.outcomes import (
     Started,
 )
 from stillframe.store.store import Store
+from tests.storage.faulty import Fault, faulty
 from tests.store.samples import DESCRIPTION
 from tests.store.samples import publish as publish_in
 
@@ -186,6 +187,40 @@ def test_what_was_under_way_when_lines_were_lost_has_an_end(system: System) -> N
     told, after = drain(system.path, cursor)
     assert told == [f"P-1 {LOST}", f"P-2 {LOST}"]
     assert list(after.pending) == ["P-7"]
+
+
+def test_a_line_that_was_read_and_taken_back_repeats_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The object store took it and gave no answer, so the writer wrote others in its place."""
+    monkeypatch.setattr(bucket_history, "WRITE_INTERVAL_S", 3600.0)
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "store")
+    reader = OutcomeReader(place, timeout_s=None)
+
+    def told(cursor: OutcomeCursor) -> tuple[list[str], OutcomeCursor]:
+        found = reader.after(cursor, LATER)
+        names = [f"{one.snapshot} {one.how}" for one in found.outcomes]
+        if found.place == cursor.place and not names:
+            return [], found
+        more, last = told(found)
+        return names + more, last
+
+    with contextlib.closing(Store.create(place, description=DESCRIPTION)) as store:
+        store.raise_epoch(None)
+        publish_in(store, 1, 2, 3)
+        store.history.append(history.SnapshotBegan(SnapshotId("A", 4)))
+        names, cursor = told(OutcomeCursor())
+        assert names == [f"A-{number} {PUBLISHED}" for number in (1, 2, 3)]
+        lost = lambda request: Fault.LOST if "history" in request.key else None  # noqa: E731
+        with faulty(place, lost, repeat_s=0.0), pytest.raises(StoreError):
+            store.history.append(history.SnapshotBegan(SnapshotId("A", 5)))
+        names, cursor = told(cursor)
+        assert (names, list(cursor.pending)) == ([], ["A-4", "A-5"])
+        for number in (4, 5):
+            store.history.append(
+                history.SnapshotAbandoned(SnapshotId("A", number), "DEADLINE", (), "")
+            )
+    assert told(cursor)[0] == [f"A-4 {ABANDONED}", f"A-5 {ABANDONED}"]
 
 
 def test_many_come_a_few_at_a_time(system: System) -> None:

@@ -1,6 +1,7 @@
 """What happened is told once, in sentences, also when the file of the history is put aside."""
 
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_each_happening_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         last = seldom.poll()
         assert last == told[-len(last) :]
         assert last
+
+
+def test_a_line_that_was_taken_back_repeats_nothing(tmp_path: Path) -> None:
+    """A disk had no room for it, or an object store did not answer: others are in its place."""
+    with (
+        contextlib.closing(new_store(tmp_path)) as store,
+        contextlib.closing(History(local(store.path))) as writer,
+    ):
+        seen = EventReader(store.path)
+        writer.append(history.EpochBegan(1, None))
+        writer.append(history.ProcessDied("B", "killed by signal 9"))
+        path = local(store.path) / history.NEWER
+        whole = path.read_bytes()
+        writer.append(history.SnapshotBegan(SnapshotId("A", 1)))
+        assert [one["kind"] for one in seen.poll()] == ["start", "death"]
+        taken = history.line_of(history.TakenOver(1), time.time())
+        path.write_bytes(whole + taken)
+        assert [one["kind"] for one in seen.poll()] == ["takeover"]
+        assert seen.counts.deaths == {"B": 1}
+        assert seen.poll() == []
 
 
 def test_a_changed_line_is_told_once_and_hides_no_other(tmp_path: Path) -> None:

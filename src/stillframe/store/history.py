@@ -528,6 +528,24 @@ def read_after(store: Location, place: HistoryCursor) -> list[PlacedRecord] | No
         )
 
 
+def read_again(store: Location, place: HistoryCursor) -> list[PlacedRecord] | None:
+    """Return all lines of the file that a cursor is in, if ``read_after`` does not find it there;
+    None if the file was deleted. The last line before it could not be written for good, and others
+    were written in its place."""
+    for name in (NEWER, OLDER):
+        path = store / name
+        with _opened(path) as file:
+            if file is None or _name_of(file.readline(READ_BYTES_MAX)) != place.file:
+                continue
+            file.seek(0)
+            length, found = 0, list[PlacedRecord]()
+            for line, line_bytes in whole_lines(path, file.read(READ_BYTES_MAX)):
+                length += line_bytes
+                found.append((line, HistoryCursor(place.file, length)))
+            return found
+    return None
+
+
 def _name_of(first: bytes) -> str:
     return hashlib.sha256(first).hexdigest()
 

@@ -94,6 +94,9 @@ class OutcomeReader:
         history later than `now`, in seconds since 1970, are not read yet."""
         cursor = msgspec.structs.replace(cursor, outcomes=())
         steps = None if cursor.place is None else history.read_after(self._store, cursor.place)
+        if steps is None and cursor.place is not None:
+            again = history.read_again(self._store, cursor.place)
+            steps = again and [*_not_read(cursor, cursor.place, again)]
         if steps is None:
             return self._caught_up(cursor)
         behind = _behind(cursor, list(_until(steps, now)))
@@ -225,6 +228,26 @@ def _at_beginning(
         pending=pending,
         outcomes=(_damaged(line),) if isinstance(line, Damaged) else (),
     )
+
+
+def _not_read(
+    cursor: OutcomeCursor, place: history.HistoryCursor, steps: list[history.PlacedRecord]
+) -> Iterator[history.PlacedRecord]:
+    """Yield the lines of a file that are new to a cursor whose `place` is in none of them any more,
+    with an empty event instead of each other one. Up to there only what they say tells."""
+    for line, after in steps:
+        is_known = after.length <= place.length
+        match line.what if isinstance(line, history.HistoryRecord) else None:
+            case history.EpochBegan() | history.TakenOver():
+                is_known = False
+            case history.SnapshotBegan(snapshot):
+                is_known = is_known and snapshot.number <= cursor.last_number
+            case history.SnapshotPublished(snapshot) | history.SnapshotAbandoned(snapshot):
+                is_old = snapshot.number <= cursor.last_number
+                is_known = is_known and is_old and str(snapshot) not in cursor.pending
+        at = line.at if isinstance(line, history.HistoryRecord) else 0.0
+        nothing = history.HistoryRecord(at, history.WriterChanged(""))
+        yield nothing if is_known else line, after
 
 
 def _until(steps: Iterable[history.PlacedRecord], now: float) -> Iterator[history.PlacedRecord]:

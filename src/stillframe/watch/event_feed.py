@@ -51,11 +51,20 @@ class EventReader:
                 if steps:
                     self._cursor = steps[-1][1]
                 return [record for record, _ in steps]
+            again = history.read_again(self._store, self._cursor)
+            if again is not None:
+                self._cursor = again[-1][1]
+                return [record for record, _ in again if self._is_new(record)]
         first = history.first_record(self._store)
         if first is None:
             return []
         record, self._cursor = first
         return [record]
+
+    def _is_new(self, record: HistoryRecord | Damaged) -> bool:
+        """Return whether a line of a file that is read again is later than what was read of it."""
+        last_at = self._last_at
+        return isinstance(record, HistoryRecord) and (last_at is None or record.at > last_at)
 
     def _event(self, record: HistoryRecord | Damaged) -> dict[str, Any] | None:
         if isinstance(record, Damaged):
