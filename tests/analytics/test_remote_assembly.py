@@ -202,6 +202,22 @@ def test_a_fragment_that_was_repaired_is_assembled(
     check(out, [1, 2, 3])
 
 
+def test_a_snapshot_that_was_deleted_does_not_come_back(
+    in_process: SparkSession, empty_place: ObjectPath
+) -> None:
+    """Readers would ignore it, and the next writer would delete it."""
+    parts, out = empty_place / "parts", empty_place / "out"
+    write_parts(parts, [1, 2, 3])
+    assemble(in_process, parts, out)
+    with contextlib.closing(Store.open_writer(out)) as writer:
+        writer.drop("P1-1")
+    write_parts(parts, [4])
+    assert verdicts(in_process, parts, out) == {"P1-1": "incomplete", "P1-4": "consistent"}
+    check(out, [2, 3, 4])
+    with contextlib.closing(Store.open_writer(out)):
+        check(out, [2, 3, 4])
+
+
 def test_a_run_that_was_overtaken_changes_no_mark(
     in_process: SparkSession, empty_place: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """A store in an object store is analyzed as the same one in a directory."""
 
+import contextlib
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +99,26 @@ def test_manifests_are_found_by_one_listing(tmp_path: Path) -> None:
     assert found.damages == {}
     assert before is not None
     assert after is not None
-    # The head, whether it is there, the listing; and the unfinished one is asked for twice.
-    assert after.requests - before.requests <= 3 + 20 + 2
+    # The head, whether it is there, the listing, and the history in two objects; and the unfinished
+    # one is asked for twice.
+    assert after.requests - before.requests <= 3 + 4 + 20 + 2
     damage(store / "snapshots" / "P1-7" / "manifest.json")
     changed = read_published(store)
     assert [*changed.damages] == [SnapshotId("P1", 7)]
     assert "P1-7/manifest.json was changed" in changed.damages[SnapshotId("P1", 7)]
+
+
+def test_a_manifest_that_came_back_is_none() -> None:
+    """A late duplicate of a request has written it again, after the snapshot was removed."""
+    store = bank.make_store(ObjectPath(f"memory://{secrets.token_hex(8)}", "b"), snapshot_count=3)
+    path = store / "snapshots" / "P1-2" / "manifest.json"
+    content, _ = storage_of(path).read(path, bytes_max=2**20)
+    with contextlib.closing(Store.open_writer(store)) as writer:
+        writer.drop("P1-2")
+    storage_of(path).put(path, content)
+    found = read_published(store)
+    assert [snapshot.number for snapshot in found.manifests] == [1, 3]
+    assert found.damages == {}
 
 
 def test_a_snapshot_that_was_deleted_meanwhile_is_incomplete(tmp_path: Path) -> None:

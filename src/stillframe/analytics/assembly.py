@@ -233,12 +233,13 @@ def _first_head(good: Sequence[Group]) -> Head:
 
 
 def _buried(published: Published) -> set[SnapshotId]:
-    """Return the snapshots whose manifest can never come."""
+    """Return the snapshots whose manifest can never come, or means nothing any more."""
     snapshots = published.path / layout.SNAPSHOTS
     if not isinstance(snapshots, ObjectPath):
         return set()
     others = set(layout.snapshot_ids(snapshots)) - published.manifests.keys()
-    return {one for one in others if is_there(snapshots / str(one) / MANIFEST)}
+    ended = {one for one in others if is_there(snapshots / str(one) / MANIFEST)}
+    return ended | history.removed_snapshots(published.path)
 
 
 def _put_topologies(writer: StoreWriter, before: Head, good: Sequence[Group]) -> None:
@@ -422,8 +423,8 @@ def _new(outcomes: Sequence[Outcome], output: _Output) -> Iterator[Outcome]:
             )
         elif outcome.is_consistent and group.snapshot in output.buried:
             yield outcome.refused(
-                f"an earlier run was interrupted while it published it in {published.path}: "
-                "assemble it into a separate directory"
+                f"{published.path} had it, and it was deleted, or an earlier run was interrupted "
+                "while it published it: assemble it into a separate directory"
             )
         elif there is None:
             yield outcome

@@ -25,6 +25,7 @@ from stillframe.store.fragments import (
     read_fragment,
     read_topologies,
 )
+from stillframe.store.history import not_removed
 from stillframe.store.manifest import (
     CHAIN_LENGTH_MAX,
     MANIFEST,
@@ -133,6 +134,7 @@ def read_published(store_path: str | Location) -> Published:
     # In this order: the topology of each snapshot that is found is known then.
     snapshots = layout.snapshot_ids(path / layout.SNAPSHOTS)
     head = layout.read_head(path)
+    snapshots = not_removed(path, snapshots)
     directories = [path / layout.SNAPSHOTS / str(snapshot) for snapshot in snapshots]
     read = partial(_read, topologies=head.described)
     found = dict(zip(snapshots, _side_by_side(read, directories), strict=True))

@@ -383,6 +383,15 @@ def lost_snapshots(store: Location) -> list[SnapshotId]:
     return sorted(lost, key=lambda snapshot: snapshot.number)
 
 
+def not_removed(store: Location, snapshots: list[SnapshotId]) -> list[SnapshotId]:
+    """Return those of some listed snapshots that were not removed. In an object store a late
+    duplicate of a request may have brought a manifest back."""
+    if not isinstance(store, ObjectPath) or not snapshots:
+        return snapshots
+    removed = removed_snapshots(store)
+    return [snapshot for snapshot in snapshots if snapshot not in removed]
+
+
 def removed_snapshots(store: Location) -> set[SnapshotId]:
     """Return the snapshots that were removed, as far back as the history reaches."""
     lines = readable_history(store)[0]

@@ -13,13 +13,13 @@ from stillframe.durable_files import shell_command
 from stillframe.errors import Damaged, StillframeError, UsageError
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.storage.files import mapped
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.location import Location
 from stillframe.store import layout, snapshot_directory
 from stillframe.store.history import (
     began_before_epoch,
     explain_loss,
     lost_snapshots,
-    removed_snapshots,
+    not_removed,
 )
 from stillframe.store.layout import SNAPSHOTS, snapshot_ids
 from stillframe.store.manifest import (
@@ -216,11 +216,7 @@ class StoreReader:
         self._head_now()
         manifests: dict[SnapshotId, Manifest] = {}
         damages: dict[SnapshotId, Damaged] = {}
-        if isinstance(self.path, ObjectPath) and snapshots:
-            # A late duplicate of a request may have brought a manifest back.
-            removed = removed_snapshots(self.path)
-            snapshots = [snapshot for snapshot in snapshots if snapshot not in removed]
-        for snapshot, found in self._read_each(snapshots):
+        for snapshot, found in self._read_each(not_removed(self.path, snapshots)):
             if isinstance(found, Damaged):
                 damages[snapshot] = found
             elif found is not None:
