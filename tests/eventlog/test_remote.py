@@ -143,6 +143,12 @@ def test_a_failing_storage_is_no_damage(
         assert not isinstance(failed.value, Damaged)
     with pytest.raises(StoreError, match="the object store failed"):
         list_segments(remote)
+    monkeypatch.setattr(ObjectStore, "files_below", fail)
+    with pytest.raises(StoreError, match="the/log cannot be read: the object store failed: check"):
+        list_segments(remote)
+    monkeypatch.setattr(ObjectStore, "children", fail)
+    with pytest.raises(StoreError, match="the/log cannot be read: the object store failed: check"):
+        epochs(remote)
 
 
 def test_a_segment_that_was_replaced_by_its_parquet(remote: ObjectPath) -> None:
