@@ -6,28 +6,26 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stillframe.storage.location import ObjectPath, locate
-from tests.s3_servers import S3Server, at_night, environment
+from tests.s3_servers import at_night, environment
 
 
-@pytest.fixture
+@pytest.fixture(params=["moto_bucket", *at_night("hdfs")])
 def spark_bucket(
-    spark: SparkSession,
-    moto_bucket: str,
-    moto_server: S3Server,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> ObjectPath:
     """An empty bucket that Spark's workers find as the driver does, in their environment. Java was
-    started with another one."""
-    for name, value in environment(moto_server).items():
-        monkeypatch.setitem(spark.sparkContext.environment, name, value)
-    found = locate(moto_bucket)
+    started with another one. At night also an empty directory in HDFS."""
+    found = locate(str(request.getfixturevalue(request.param)))
     assert isinstance(found, ObjectPath)
+    if request.param == "moto_bucket":
+        for name, value in environment(request.getfixturevalue("moto_server")).items():
+            monkeypatch.setitem(spark.sparkContext.environment, name, value)
     return found
 
 
-@pytest.fixture(params=["memory", *at_night("versitygw_bucket")])
+@pytest.fixture(params=["memory", *at_night("versitygw_bucket", "hdfs")])
 def empty_place(request: pytest.FixtureRequest) -> ObjectPath:
-    """An empty place in an object store, for what needs no Spark; at night on a real server."""
+    """An empty place in an object store, for what needs no Spark; at night on real servers."""
     if request.param == "memory":
         return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "place")
     found = locate(f"{request.getfixturevalue(request.param)}/place")

@@ -26,7 +26,7 @@ from tests.nightly import Figure
 from tests.runtime.programs import rally
 from tests.runtime.test_event_logging import check_log
 from tests.runtime.test_fragment_systems import check
-from tests.s3_servers import S3Server, use
+from tests.s3_servers import S3Server, at_night, use
 from tests.storage import faulty as in_memory
 from tests.store.test_fragments import read_all
 
@@ -45,13 +45,7 @@ def copied_from(place: Location, target: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "server",
-    [
-        "moto_bucket",
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
-    ],
-)
+@pytest.mark.parametrize("server", ["moto_bucket", *at_night("versitygw_bucket", "hdfs")])
 def test_processes_write_logs_and_fragments_into_an_object_store(
     request: pytest.FixtureRequest, server: str, tmp_path: Path
 ) -> None:

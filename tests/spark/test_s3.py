@@ -17,6 +17,7 @@ from stillframe.storage.location import locate
 from stillframe.storage.opened import storage_of
 from tests.analytics.bank import make_store
 from tests.doc_pages import blocks
+from tests.s3_servers import at_night
 from tests.spark.outside import s3a_variables
 
 ROOT = Path(__file__).parent.parent.parent
@@ -120,17 +121,12 @@ def test_the_commands_of_the_page_work(versitygw_bucket: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "bucket",
-    [
-        "moto_bucket",
-        pytest.param("versitygw_bucket", marks=pytest.mark.nightly(part="storage", only=True)),
-    ],
-)
+@pytest.mark.parametrize("bucket", ["moto_bucket", *at_night("versitygw_bucket", "hdfs")])
 def test_a_query_continues_from_its_checkpoint_in_s3(
     bucket: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A second run repeats no verdict; ``s3://`` and ``s3a://`` lead Spark to the same files."""
+    """A second run repeats no verdict; ``s3://`` and ``s3a://`` lead Spark to the same files, and
+    HDFS has them, too."""
     address = str(request.getfixturevalue(bucket))
     store = make_store(tmp_path / "store", snapshot_count=3)
     said = subprocess.run(

@@ -1,4 +1,4 @@
-"""A system of real programs and its pipeline on S3, which share nothing but a bucket."""
+"""A system of real programs and its pipeline, which share nothing but a bucket, or HDFS."""
 
 import os
 import signal
@@ -50,11 +50,14 @@ def whole(pipeline: Pipeline, *, mode: str = "unaligned") -> Manifest:
     return found
 
 
-@pytest.fixture
-def pipeline(versitygw_bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
-    """A pipeline in a bucket; what belongs to this machine is in a directory of the test."""
+@pytest.fixture(params=["versitygw_bucket", "hdfs"])
+def pipeline(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Pipeline:
+    """A pipeline there; what belongs to this machine is in a directory of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Pipeline.create(locate(versitygw_bucket) / "coins", services=SERVICES, channels=CHANNELS)
+    place = locate(str(request.getfixturevalue(request.param)))
+    return Pipeline.create(place / "coins", services=SERVICES, channels=CHANNELS)
 
 
 def taking(pipeline: Pipeline) -> tuple[threading.Thread, list[Manifest | Abandoned]]:
