@@ -1,8 +1,8 @@
 """How long a snapshot takes until it is safe in a directory and in an object store, in turn: of a
-system of processes, and of a pipeline whose query keeps its state in RocksDB.
+system of processes, and of a pipeline whose query keeps its state in RocksDB; of this in HDFS, too.
 
-The object store is versitygw on this machine: no network is between, so these figures show what the
-protocol adds, and not how far away your object store is.
+The object store is versitygw on this machine, and HDFS has three DataNodes on it: no network is
+between, so these figures show what the protocols add, and not how far away yours are.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import requests_to, storage_of
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from tests.hdfs_server import minicluster
 from tests.s3_servers import environment, versitygw
 
 REFERENCE = "bench.forward:idle_of_5"
@@ -97,19 +98,17 @@ def time_query(place: Location, megabytes: int) -> list[float]:
     return [after - before for before, after in itertools.pairwise(times)]
 
 
-def time_queries(directory: Path, bucket: str) -> dict[str, dict[str, float]]:
-    """Measure pipelines with three sizes of state, in a directory and in a bucket in turn; print a
-    table, and return medians in ms."""
+def time_queries(places: dict[str, Location]) -> dict[str, dict[str, float]]:
+    """Measure pipelines with three sizes of state, in each of the places in turn; print a table,
+    and return medians in ms."""
     found: dict[str, dict[str, float]] = {}
     table = Table(title="snapshot and restore of a pipeline with one query, medians in ms")
     for column in ("state", "place", "snapshot", "restore"):
         table.add_column(column, justify="right")
     for megabytes in STATE_MEGABYTES:
-        rounds: dict[str, list[list[float]]] = {"directory": [], "object store": []}
-        for number in range(ROUND_COUNT):
-            name = f"query-{megabytes}-{number}"
-            rounds["directory"].append(time_query(directory / name, megabytes))
-            rounds["object store"].append(time_query(locate(f"s3://{bucket}/{name}"), megabytes))
+        rounds: dict[str, list[list[float]]] = {kind: [] for kind in places}
+        for number, (kind, place) in itertools.product(range(ROUND_COUNT), places.items()):
+            rounds[kind].append(time_query(below(place, f"query-{megabytes}-{number}"), megabytes))
         for kind, took in rounds.items():
             medians = [statistics.median(one) * 1000 for one in zip(*took, strict=True)]
             table.add_row(f"{megabytes} MB", kind, *(f"{ms:.0f}" for ms in medians))
@@ -127,13 +126,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory, versitygw(Path(directory)) as server:
         os.environ |= environment(server)
         bucket = server.new_bucket()
+        of_hdfs = Path(directory, "hdfs")
+        of_hdfs.mkdir()
         for number in range(ROUND_COUNT):
             took, _ = asyncio.run(measure(Path(directory, f"store-{number}")))
             found["directory"] += took
             took, count = asyncio.run(measure(locate(f"s3://{bucket}/store-{number}")))
             found["object store"] += took
             requests.append(count)
-        queries = time_queries(Path(directory), bucket)
+        with minicluster(of_hdfs) as hdfs:
+            places = {"object store": locate(f"s3://{bucket}"), "HDFS": locate(f"{hdfs}/bench")}
+            queries = time_queries({"directory": Path(directory), **places})
     table = Table(title="published after, 5 processes, 3 files a snapshot, in ms")
     for column in ("store", "snapshots", "p50", "p99", "requests a snapshot"):
         table.add_column(column, justify="left" if column == "store" else "right")

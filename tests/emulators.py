@@ -89,9 +89,10 @@ def fake_gcs_bucket(fake_gcs: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> s
     return f"gs://{name}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of one server for all tests of a process."""
+    """The port of a server for one test: after ten minutes Azurite looks for garbage, and answers
+    nothing for half a minute and more."""
     with running(
         lambda port: [
             *("node", AZURITE, "--silent", "--disableTelemetry", "--inMemoryPersistence"),

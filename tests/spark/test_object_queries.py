@@ -137,18 +137,19 @@ MANAGER = (
     "--conf spark.sql.streaming.checkpointFileManagerClass="
     "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 )
-"""The setting of docs/spark-cluster.md that saves requests of Spark's."""
+"""The setting of docs/spark-cluster.md that saves requests to S3. Spark refuses HDFS with it."""
 
 
 class Driver:
     """A program with the queries, which can be killed."""
 
-    def __init__(self, store: str) -> None:
-        packages = ",".join(map(str, jars("s3a")))
+    def __init__(self, store: str, address: str) -> None:
+        # Spark has what HDFS needs.
+        words = f"--jars {','.join(map(str, jars('s3a')))} {MANAGER}" if "s3:" in address else ""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.s3_queries", store],
             cwd=ROOT,
-            env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} {MANAGER} pyspark-shell"},
+            env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{words} pyspark-shell"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -180,9 +181,9 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driver(store: str) -> Iterator[Driver]:
+def driver(store: str, address: str) -> Iterator[Driver]:
     """Run a driver until the body ends, which kills it."""
-    running = Driver(store)
+    running = Driver(store, address)
     try:
         yield running
     finally:
@@ -208,14 +209,14 @@ def test_a_killed_driver_a_restore_and_a_fork(
     """Two stateful queries in a row end as computed each time."""
     address = str(request.getfixturevalue(bucket))
     pipeline = s3_queries.make(f"{address}/sums")
-    with driver(store) as first:
+    with driver(store, address) as first:
         first.start(pipeline)
         s3_queries.feed_up_to(pipeline, 20)
         taken = pipeline.snapshot(timeout_s=300)
         assert not isinstance(taken, Abandoned), taken
         s3_queries.feed_up_to(pipeline, 30)
     forked = pipeline.fork(taken.snapshot, f"{address}/fork", name="fork")
-    with driver(store) as second:
+    with driver(store, address) as second:
         if nightly.SEED is not None:
             second.run(pipeline, 80)
         pipeline.restore(taken.snapshot)
