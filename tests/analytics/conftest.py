@@ -23,9 +23,19 @@ def spark_bucket(
     return found
 
 
-@pytest.fixture(params=["memory", *at_night("versitygw_bucket", "hdfs")])
+@pytest.fixture(params=["memory", *at_night("versitygw_bucket")])
 def empty_place(request: pytest.FixtureRequest) -> ObjectPath:
-    """An empty place in an object store, for what needs no Spark; at night on real servers."""
+    """An empty place in an object store, for what needs no Spark; at night on a real server."""
+    return _place(request)
+
+
+@pytest.fixture(params=["memory", *at_night("versitygw_bucket", "hdfs")])
+def remote_place(request: pytest.FixtureRequest) -> ObjectPath:
+    """The same, at night also in HDFS, whose requests cannot be made to fail."""
+    return _place(request)
+
+
+def _place(request: pytest.FixtureRequest) -> ObjectPath:
     if request.param == "memory":
         return ObjectPath(f"memory://test-{secrets.token_hex(8)}", "place")
     found = locate(f"{request.getfixturevalue(request.param)}/place")

@@ -116,9 +116,9 @@ def check_assembly(spark: SparkSession, parts: Location, out: Location) -> None:
         assemble(spark, str(parts), str(out))
 
 
-def test_late_fragments_are_added(in_process: SparkSession, empty_place: ObjectPath) -> None:
+def test_late_fragments_are_added(in_process: SparkSession, remote_place: ObjectPath) -> None:
     """Both in an object store; a system can start from the result, and then nothing is added."""
-    place = empty_place
+    place = remote_place
     check_assembly(in_process, place / "parts", place / "out")
 
 
@@ -134,10 +134,10 @@ def test_tasks_read_and_write_the_object_store(
 
 
 def test_the_store_of_a_system_is_not_taken_over(
-    in_process: SparkSession, empty_place: ObjectPath
+    in_process: SparkSession, remote_place: ObjectPath
 ) -> None:
     """It is refused before anything is written to it. So is a place inside the fragments."""
-    place = empty_place
+    place = remote_place
     write_parts(place / "parts", [1])
     store = bank.make_store(place / "bank", snapshot_count=1)
     before = contents(store)
@@ -181,11 +181,11 @@ def test_whenever_it_dies_the_next_run_completes_it(
 
 
 def test_a_fragment_that_was_repaired_is_assembled(
-    in_process: SparkSession, empty_place: ObjectPath
+    in_process: SparkSession, remote_place: ObjectPath
 ) -> None:
     """The files that the first run has written of its snapshot are used, also by another release of
     Arrow, if they have the same rows."""
-    parts, out = empty_place / "parts", empty_place / "out"
+    parts, out = remote_place / "parts", remote_place / "out"
     write_parts(parts, [1, 2, 3])
     storage, damaged = storage_of(parts), parts / "e1" / "P2" / "P1-2" / "processes.parquet"
     content, _ = storage.read(damaged, bytes_max=2**20)
@@ -219,10 +219,10 @@ def test_a_snapshot_that_was_deleted_does_not_come_back(
 
 
 def test_a_run_that_was_overtaken_changes_no_mark(
-    in_process: SparkSession, empty_place: ObjectPath, monkeypatch: pytest.MonkeyPatch
+    in_process: SparkSession, remote_place: ObjectPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was frozen before it replaced the mark, and would forget what the other one has added."""
-    parts, out = [empty_place / f"parts-{epoch}" for epoch in (1, 2, 3)], empty_place / "out"
+    parts, out = [remote_place / f"parts-{epoch}" for epoch in (1, 2, 3)], remote_place / "out"
     for epoch, place in enumerate(parts, 1):
         snapshot = msgspec.structs.replace(bank.snapshot(epoch), epoch=epoch)
         write_fragments(place, bank.TOPOLOGY.description, [snapshot], run=f"run {epoch}")
