@@ -14,7 +14,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.storage import remote
 from stillframe.storage.location import ObjectPath
@@ -339,6 +339,29 @@ def test_a_removal_that_failed_does_not_come_later(place: ObjectPath, buckets: B
     with contextlib.closing(Store.open_writer(place)) as successor:
         assert state_of(successor) == state_of(reader)
         successor.verify(successor.find("kept"))
+
+
+@pytest.mark.parametrize("buckets", ["memory"], indirect=True)
+def test_a_removal_that_began_is_one(place: ObjectPath, buckets: Buckets) -> None:
+    """It is noted, and the manifest could not be deleted. Readers ignore the snapshot, and the next
+    writer deletes it, so it can become no savepoint; the removal can be tried again."""
+    with contextlib.closing(Store.open_writer(place)) as store:
+        refused = lambda r: Fault.REFUSED if r.method == "delete" else None  # noqa: E731
+        with (
+            faulty(place, refused, repeat_s=0.0),
+            pytest.raises(StillframeError, match="P-2 could not be removed"),
+        ):
+            store.drop("P-2")
+        for act in (
+            lambda: store.save(SnapshotId("P", 2), "kept"),
+            lambda: store.raise_epoch(SnapshotId("P", 2)),
+        ):
+            with pytest.raises(UsageError, match=r"no snapshot P-2 in .*; there are P-1, P-3, P-4"):
+                act()
+        assert state_of(store) == state_of(Store.open(place))
+        assert store.drop("P-2") is None
+        publish(store, 5)
+        assert [entry.id.number for entry in store.entries()] == [1, 3, 4, 5]
 
 
 @pytest.mark.parametrize("buckets", ["memory"], indirect=True)

@@ -245,6 +245,7 @@ class StoreReader:
         if manifest is None:
             # By their directories: a damaged manifest of another one does not matter here.
             known = sorted(map(SnapshotId.parse, layout.published_names(self._snapshots)))
+            known = not_removed(self.path, known)
             why = layout.explain_missing(self.path, snapshot, known)
             raise UsageError(why, path=self.path, snapshot=snapshot)
         return manifest

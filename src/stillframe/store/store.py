@@ -84,6 +84,7 @@ class Store(StoreReader):
         self._is_head_known = True
         self._writing = threading.RLock()
         self._published: dict[SnapshotId, Manifest] = {}
+        self._half_removed: set[SnapshotId] = set()
         self._sequence = 0
         self._restore_point: Manifest | Damaged | None = None
         self._history: HistoryWriter | None = None
@@ -304,7 +305,8 @@ class Store(StoreReader):
                 self._put_savepoints({n: s for n, s in names.items() if s != snapshot})
                 self.history.append(SnapshotRemoved(snapshot))
                 return None
-            self.entry(snapshot)
+            if snapshot not in self._half_removed:
+                self.entry(snapshot)
             if names.pop(text, None) is not None:
                 self._put_savepoints(names)
                 reason = self._needed().get(snapshot)
@@ -404,6 +406,10 @@ class Store(StoreReader):
 
     def _put_savepoints(self, names: dict[str, SnapshotId]) -> None:
         self._put_head(msgspec.structs.replace(self._head, savepoints=names))
+
+    def _manifest_if_there(self, snapshot: SnapshotId) -> Manifest | None:
+        # Readers ignore it already, and the next writer deletes it: nothing may need it any more.
+        return None if snapshot in self._half_removed else super()._manifest_if_there(snapshot)
 
     def _newest_restore_point(self) -> Manifest | None:
         if self._writer is None:
@@ -506,7 +512,10 @@ class Store(StoreReader):
                         # On a full disk the line is written later: this makes room for it.
                         if writer.notes_are_needed:
                             raise
+                    if writer.notes_are_needed:
+                        self._half_removed.add(snapshot)
                     writer.hide(snapshot)
+                    self._half_removed.discard(snapshot)
                     manifest = self._published.pop(snapshot, None)
                 known = self._head.described
                 writer.erase(snapshot, None if manifest is None else known.get(manifest.topology))
