@@ -364,6 +364,30 @@ def test_a_removal_that_began_is_one(place: ObjectPath, buckets: Buckets) -> Non
         assert [entry.id.number for entry in store.entries()] == [1, 3, 4, 5]
 
 
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.REFUSED])
+@pytest.mark.parametrize("buckets", ["memory"], indirect=True)
+def test_what_is_half_removed_is_not_rewritten_for_its_base(
+    place: ObjectPath, buckets: Buckets, fault: Fault
+) -> None:
+    """Its manifest may be gone, and was not deleted by another program: when its base is deleted,
+    its own removal ends first, and the system runs on."""
+    with contextlib.closing(Store.open_writer(place)) as store:
+        lost: list[bool] = []
+        store.lost = lambda: lost.append(True)
+        deleting = lambda r: fault if r.method == "delete" and "P-2" in r.key else None  # noqa: E731
+        with (
+            faulty(place, deleting, repeat_s=0.0),
+            pytest.raises(StillframeError, match="P-2 could not be removed"),
+        ):
+            store.drop("P-2")
+        assert store.drop("P-1") is None
+        assert not lost
+        assert storage_of(place).files_below(place / "snapshots" / "P-2") == []
+        publish(store, 5, 4)
+        assert [entry.id.number for entry in store.entries()] == [3, 4, 5]
+        store.verify_all(lambda *_: None)
+
+
 @pytest.mark.parametrize("buckets", ["memory"], indirect=True)
 def test_what_was_assembled_stays_if_it_took_effect(place: ObjectPath, buckets: Buckets) -> None:
     """Its manifest was written, and all answers were lost: nothing relies on it not being there."""

@@ -481,6 +481,10 @@ class Store(StoreReader):
         return [m.snapshot for m in self._published.values() if snapshot in m.based_on]
 
     def _make_full(self, snapshot: SnapshotId) -> None:
+        if snapshot in self._half_removed:
+            # Its manifest may be gone: missing, it would look as if another writer had taken over.
+            self._remove([snapshot])
+            return
         with self._writing:
             manifests = reachable(snapshot, self._published.get)
         if manifests[snapshot].bases is None:
