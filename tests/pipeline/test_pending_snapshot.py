@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, Fenced
 from stillframe.model import SnapshotId
 from stillframe.pipeline.pending_snapshot import (
     SYSTEMS,
@@ -18,6 +18,7 @@ from stillframe.pipeline.pending_snapshot import (
     request_path,
     system_cut,
 )
+from stillframe.storage.files import remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from tests.pipeline.faulty_store import Faults, faults
 
@@ -65,3 +66,33 @@ def test_the_outcome_is_the_last_thing_it_says(
             write()
     assert len(late) == is_remote
     assert system_cut(root, SNAPSHOT, "till") == ended
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_outcome_after_the_end_of_the_snapshot_is_no_error(
+    tmp_path: Path, *, is_remote: bool
+) -> None:
+    """Its coordinator has abandoned it, and removed what the system had said: no other program has
+    taken over, and no one is told that."""
+    request_path(tmp_path, SNAPSHOT).mkdir(parents=True)
+    remote = ObjectPath(f"memory://{secrets.token_hex(8)}", "shop")
+    root: Location = remote if is_remote else tmp_path
+    cut = SystemCut(name="till", store="s3://bucket/store", snapshot=SnapshotId("till", 4))
+    report = CutReport(root, SNAPSHOT, "till")
+    report.write(cut)
+    remove_tree(request_path(root, SNAPSHOT))
+    report.write(msgspec.structs.replace(cut, outcome=Outcome.ABANDONED))
+    assert system_cut(root, SNAPSHOT, "till") is None
+
+
+def test_who_reports_in_place_of_another_is_told() -> None:
+    """Two programs run as one system: the second one has overwritten nothing."""
+    root = ObjectPath(f"memory://{secrets.token_hex(8)}", "shop")
+    first, second = (
+        SystemCut(name="till", store=store, snapshot=SnapshotId("till", 4))
+        for store in ("s3://bucket/first", "s3://bucket/second")
+    )
+    CutReport(root, SNAPSHOT, "till").write(first)
+    with pytest.raises(Fenced, match="another program has taken over"):
+        CutReport(root, SNAPSHOT, "till").write(second)
+    assert system_cut(root, SNAPSHOT, "till") == first
