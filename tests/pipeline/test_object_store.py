@@ -174,6 +174,56 @@ def test_a_snapshot_that_others_saw_published_stays(faults: Faults, bucket: Obje
     assert seen_count
 
 
+def test_what_was_published_before_another_took_over_is_no_failure(
+    faults: Faults, bucket: ObjectPath
+) -> None:
+    """The coordinator was frozen before it had the answer, and sends the request again when another
+    program has already deleted an older snapshot."""
+    published_count = 0
+    for number in range(writes_of(faults, publish, bucket)):
+        pipeline, outcomes = used(bucket), list[object]()
+
+        def twice(write: Callable[[], Any], pipeline: Pipeline = pipeline) -> Any:
+            write()
+            with faults.paused():
+                delete(Pipeline(pipeline.path))
+            return write()
+
+        with contextlib.suppress(StillframeError, OSError), faults.at(number, twice):
+            outcomes.append(pipeline.snapshot())
+        found = {manifest.snapshot: manifest for manifest in pipeline.snapshots()}
+        if (third := SnapshotId("run", 3)) in found:
+            published_count += 1
+            assert outcomes == [found[third]]
+            assert third not in {one.snapshot for one in abandoned_snapshots(pipeline.path)}
+        check(pipeline)
+    assert published_count
+
+
+def test_what_was_restored_before_another_took_over_is_no_failure(
+    faults: Faults, bucket: ObjectPath
+) -> None:
+    """As above; the other program takes a snapshot of what was restored."""
+    restored_count = 0
+    for number in range(writes_of(faults, restore, bucket)):
+        pipeline, ended = used(bucket), list[bool]()
+
+        def twice(write: Callable[[], Any], pipeline: Pipeline = pipeline) -> Any:
+            write()
+            with faults.paused():
+                publish(Pipeline(pipeline.path))
+            return write()
+
+        with contextlib.suppress(StillframeError, OSError), faults.at(number, twice):
+            restore(pipeline)
+            ended.append(True)
+        if pipeline.epoch > 1:
+            restored_count += 1
+            assert ended
+        check(pipeline)
+    assert restored_count
+
+
 @pytest.mark.parametrize(
     ("operation", "other"),
     [

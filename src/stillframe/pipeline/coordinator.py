@@ -300,6 +300,13 @@ class _ObjectBook:
         published = self.metadata.published_with(manifest.snapshot)
         try:
             self._writer.replace(request=None, published=published)
+        except Unavailable:
+            # It may be published all the same: this program was frozen before it had the answer,
+            # and the other one began after that.
+            self.may_be_published = True
+            if not snapshot_manifest.is_published(self.root, manifest.snapshot):
+                self.may_be_published = False
+                raise
         except StoreError as error:
             self.may_be_published = not isinstance(error, TooLarge)
             raise

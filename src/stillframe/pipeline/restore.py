@@ -99,13 +99,19 @@ def _restore_objects(writer: MetadataWriter, manifest: Manifest) -> None:
     new = _metadata_after(before, manifest, writer.metadata.last_epoch)
     place_services(writer.root, new, manifest, before.epoch)
     _export(writer.root, manifest, writer.root, new)
-    writer.replace(
-        epoch=new.epoch,
-        restored_from=new.restored_from,
-        segments=new.segments,
-        batches=new.batches,
-        starts=new.starts,
-    )
+    try:
+        writer.replace(
+            epoch=new.epoch,
+            restored_from=new.restored_from,
+            segments=new.segments,
+            batches=new.batches,
+            starts=new.starts,
+        )
+    except Unavailable:
+        # If this program was frozen before it had the answer, another one may have begun in the
+        # new epoch, whose number is this restore's alone.
+        if read_metadata(writer.root).epoch != new.epoch:
+            raise
 
 
 def fork(
