@@ -12,8 +12,9 @@ import pytest
 from stillframe.errors import Refused, StillframeError, StoreError, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, stopped
+from stillframe.pipeline import restore as restoring
 from stillframe.pipeline.coordinator import abandoned_snapshots
-from stillframe.pipeline.metadata import Metadata
+from stillframe.pipeline.metadata import Metadata, MetadataWriter, as_ranges
 from stillframe.pipeline.pending_snapshot import fragment_path
 from stillframe.pipeline.service import join
 from stillframe.storage.location import ObjectPath
@@ -277,6 +278,24 @@ def test_an_interrupted_fork_is_no_pipeline(faults: Faults, bucket: ObjectPath) 
             use(target)
     with pytest.raises(UsageError, match="fork is not empty"):
         fork(pipeline)
+
+
+def test_a_fork_of_a_snapshot_that_is_being_deleted_is_no_pipeline(
+    bucket: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program that forks was frozen, and another one took its lease and deletes."""
+    pipeline = used(bucket)
+    copy_content = restoring._copy_content
+
+    def overtaken(*arguments: Any) -> None:
+        copy_content(*arguments)
+        MetadataWriter(pipeline.path).replace(published=as_ranges([SnapshotId("run", 2)]))
+
+    monkeypatch.setattr(restoring, "_copy_content", overtaken)
+    with pytest.raises(UsageError, match="there is no snapshot run-1"):
+        fork(pipeline)
+    with pytest.raises(UsageError, match="a fork is being copied to"):
+        Pipeline(pipeline.path.parent / "fork")
 
 
 def test_a_probe_that_was_left_is_in_nobodys_way(bucket: ObjectPath) -> None:

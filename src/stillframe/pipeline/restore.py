@@ -192,6 +192,8 @@ def _fork_to_objects(
         # What was copied stays: only a user can know that no other program needs that place now.
         read_manifest(root, manifest.snapshot)  # it may have been deleted meanwhile
         raise
+    # While it was copied, another program may have taken over, and deleted part of it.
+    read_manifest(root, manifest.snapshot)
     with explain_io_errors(target, "written"):
         # Last: this object makes it a pipeline.
         published = as_ranges([manifest.snapshot])

@@ -237,6 +237,6 @@ def _delete_objects_before(
             entries = mapped(place, reader.entry, some)
             files = [file for entry in entries for file in entry.files]
             storage.delete([directory / DATA / file.name for file in files])
-            # The last one first: what is left after a crash has no gap.
+            # After their files: the next trim finds by these what a crash has left.
             storage.delete([directory / entry_name(number) for number in some])
             reader.forget(some[-1] + 1)
