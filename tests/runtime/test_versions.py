@@ -177,7 +177,8 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], version: int
 ) -> None:
     """Should it listen in the place of the dead one after all, the handshake keeps both apart: it
-    hears of each process why, and each process ends and says why."""
+    hears of each process why, and each process ends. The first one says why; the supervisor kills
+    the others when it sees that one has ended, which may be before they have said it."""
     watch = Watch()
 
     def refused() -> list[str]:
@@ -204,8 +205,9 @@ def test_what_comes_back_to_a_supervisor_of_another_version_is_refused(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     ended = [line for line in capfd.readouterr().err.splitlines() if "ended: " in line]
-    assert len(ended) >= 2
-    check_words(ended[0], version)
+    assert ended
+    for line in ended:
+        check_words(line, version)
 
 
 @pytest.mark.parametrize("version", OTHERS)
