@@ -50,6 +50,12 @@ def whole(pipeline: Pipeline, *, mode: str = "unaligned") -> Manifest:
     return found
 
 
+def at(pipeline: Pipeline) -> tuple[object, ...]:
+    """Return the options for a system of it. An append in HDFS takes a tenth of a second, on a busy
+    machine more, and a marker waits for the messages before it."""
+    return ("--pipeline", pipeline.path, "--timeout", "60s")
+
+
 @pytest.fixture(params=["versitygw_bucket", "hdfs"])
 def pipeline(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -73,7 +79,7 @@ def taking(pipeline: Pipeline) -> tuple[threading.Thread, list[Manifest | Abando
 
 def test_a_supervisor_is_killed_in_a_snapshot(pipeline: Pipeline, figure: Figure) -> None:
     """Its processes end, and both are restored to one snapshot, again and again."""
-    store, place = pipeline.path.parent / "store", ("--pipeline", pipeline.path)
+    store, place = pipeline.path.parent / "store", at(pipeline)
     command: tuple[object, ...] = ("run", "tests.runtime.mixed:system", "--store", store, *place)
     outcomes: list[Manifest | Abandoned] = []
     for _ in range(KILL_COUNT):
@@ -97,7 +103,7 @@ def test_a_system_that_wakes_up_ends(
 ) -> None:
     """It was frozen in a snapshot until its leases had lapsed; the pipeline was restored, and a
     second supervisor, as if on another machine, took over its store."""
-    store, place = pipeline.path.parent / "store", ("--pipeline", pipeline.path)
+    store, place = pipeline.path.parent / "store", at(pipeline)
     command: tuple[object, ...] = ("run", "tests.runtime.mixed:system", "--store", store, *place)
     with running(*command) as frozen:
         with minting(pipeline):
