@@ -29,7 +29,7 @@ LAYERS = (
     ("__main__",),
 )
 RUNTIME_LAYERS = (
-    ("os_process",),
+    ("os_process", "loop_signals"),
     ("network",),
     ("control", "run_file", "events"),
     ("process", "coordinator"),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stillframe.cli.command import EXIT_CLOSED_PIPE
-from stillframe.cli.supervision import StopSignals
+from stillframe.cli.supervision import stop_signals
 from stillframe.runtime import run_file
 from stillframe.runtime.os_process import is_alive
 from stillframe.store.store import Store
@@ -184,7 +184,7 @@ def test_a_closed_terminal_never_hurries_a_stop() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        with StopSignals() as stop:
+        with stop_signals() as stop:
             for _ in range(2):
                 # Signals are handled in the order in which they come.
                 handled = loop.create_future()

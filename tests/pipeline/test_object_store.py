@@ -175,22 +175,31 @@ def test_a_snapshot_that_others_saw_published_stays(faults: Faults, bucket: Obje
     assert seen_count
 
 
+def sent_again(
+    faults: Faults, pipeline: Pipeline, other: Operation
+) -> Callable[[Callable[[], Any]], Any]:
+    """Return how a program sends a request, is frozen before it has the answer, and sends it again
+    when another one has done something."""
+
+    def twice(write: Callable[[], Any]) -> Any:
+        write()
+        with faults.paused():
+            other(Pipeline(pipeline.path))
+        return write()
+
+    return twice
+
+
 def test_what_was_published_before_another_took_over_is_no_failure(
     faults: Faults, bucket: ObjectPath
 ) -> None:
-    """The coordinator was frozen before it had the answer, and sends the request again when another
-    program has already deleted an older snapshot."""
+    """The other program has already deleted an older snapshot."""
     published_count = 0
     for number in range(writes_of(faults, publish, bucket)):
         pipeline, outcomes = used(bucket), list[object]()
 
-        def twice(write: Callable[[], Any], pipeline: Pipeline = pipeline) -> Any:
-            write()
-            with faults.paused():
-                delete(Pipeline(pipeline.path))
-            return write()
-
-        with contextlib.suppress(StillframeError, OSError), faults.at(number, twice):
+        overtaken = sent_again(faults, pipeline, delete)
+        with contextlib.suppress(StillframeError, OSError), faults.at(number, overtaken):
             outcomes.append(pipeline.snapshot())
         found = {manifest.snapshot: manifest for manifest in pipeline.snapshots()}
         if (third := SnapshotId("run", 3)) in found:
@@ -204,18 +213,13 @@ def test_what_was_published_before_another_took_over_is_no_failure(
 def test_what_was_restored_before_another_took_over_is_no_failure(
     faults: Faults, bucket: ObjectPath
 ) -> None:
-    """As above; the other program takes a snapshot of what was restored."""
+    """The other program has already taken a snapshot of what was restored."""
     restored_count = 0
     for number in range(writes_of(faults, restore, bucket)):
         pipeline, ended = used(bucket), list[bool]()
 
-        def twice(write: Callable[[], Any], pipeline: Pipeline = pipeline) -> Any:
-            write()
-            with faults.paused():
-                publish(Pipeline(pipeline.path))
-            return write()
-
-        with contextlib.suppress(StillframeError, OSError), faults.at(number, twice):
+        overtaken = sent_again(faults, pipeline, publish)
+        with contextlib.suppress(StillframeError, OSError), faults.at(number, overtaken):
             restore(pipeline)
             ended.append(True)
         if pipeline.epoch > 1:

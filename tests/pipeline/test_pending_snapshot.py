@@ -72,8 +72,8 @@ def test_the_outcome_is_the_last_thing_it_says(
 def test_an_outcome_after_the_end_of_the_snapshot_is_no_error(
     tmp_path: Path, *, is_remote: bool
 ) -> None:
-    """Its coordinator has abandoned it, and removed what the system had said: no other program has
-    taken over, and no one is told that."""
+    """Its coordinator has abandoned it, and removed the system's report. So the next report finds
+    none, and that does not mean that another program has taken over."""
     request_path(tmp_path, SNAPSHOT).mkdir(parents=True)
     remote = ObjectPath(f"memory://{secrets.token_hex(8)}", "shop")
     root: Location = remote if is_remote else tmp_path

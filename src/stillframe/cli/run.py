@@ -22,11 +22,11 @@ from stillframe.cli.supervision import (
     NOT_NEEDED,
     EventPrinter,
     StopCondition,
-    StopSignals,
     SystemConfig,
     check_shared,
     keep_running,
     output_dirs,
+    stop_signals,
 )
 from stillframe.detect.predicate import check_predicate_name, not_stable
 from stillframe.durable_files import shell_command
@@ -388,7 +388,7 @@ def join(
         output.say(f"process {process}: {words}")
 
     async def until_stop() -> int:
-        with StopSignals() as stop:
+        with stop_signals() as stop:
             return await run_until_stopped(launch, stop.requested, emit)
 
     if code := uvloop.run(until_stop()):

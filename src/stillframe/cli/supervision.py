@@ -7,8 +7,8 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Self, assert_never
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, assert_never
 
 from rich.live import Live
 from rich.text import Text
@@ -29,6 +29,7 @@ from stillframe.pages.values import plain
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.coordinator.membership import MARKER_WAIT_S_MAX
+from stillframe.runtime.loop_signals import handled
 from stillframe.runtime.network import addresses
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, serve_commands
 from stillframe.runtime.supervisor.config import Placement, RunConfig
@@ -287,39 +288,38 @@ def output_dirs(options: TraceOptions) -> OutputDirs:
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP as futures while the body runs: the first signal asks to stop, the
-    second to hurry.
-
-    A terminal that is closed sends SIGHUP twice, from its shell and from the kernel: SIGHUP only
-    asks to stop. It stays ignored where ``nohup`` lets it be.
-    """
+    """SIGINT, SIGTERM and SIGHUP as futures: the first signal asks to stop, the second to hurry."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.requested: asyncio.Future[None] = self._loop.create_future()
-        self.forced: asyncio.Future[None] = self._loop.create_future()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._signalled)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            self._loop.add_signal_handler(signal.SIGHUP, self.ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # uvloop would leave handlers that do nothing, and what comes next could not be ended.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._loop.remove_signal_handler(number)
+        loop = asyncio.get_running_loop()
+        self.requested: asyncio.Future[None] = loop.create_future()
+        self.forced: asyncio.Future[None] = loop.create_future()
 
     def ask(self) -> None:
         """Ask to stop, as the first signal does."""
         if not self.requested.done():
             self.requested.set_result(None)
 
-    def _signalled(self) -> None:
+    def insist(self) -> None:
+        """Ask to stop, or to hurry if that was asked before."""
         if self.requested.done() and not self.forced.done():
             self.forced.set_result(None)
         self.ask()
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopSignals]:
+    """Take the signals while the body runs.
+
+    A terminal that is closed sends SIGHUP twice, from its shell and from the kernel: SIGHUP only
+    asks to stop. It stays ignored where ``nohup`` lets it be.
+    """
+    stop = StopSignals()
+    handlers = {signal.SIGINT: stop.insist, signal.SIGTERM: stop.insist}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = stop.ask
+    with handled(handlers):
+        yield stop
 
 
 class StopCondition:
@@ -399,7 +399,7 @@ async def keep_running(
     """Start `system`, run it as `config` says, and stop it, also when `condition` holds; return
     False if work was lost that the last snapshot should have kept."""
     async with contextlib.AsyncExitStack() as stack:
-        stop = stack.enter_context(StopSignals())
+        stop = stack.enter_context(stop_signals())
         printer.on_unwritten = stop.ask
         # Print this only now: once it is read, a signal must stop the system in order.
         path = system.store.path

@@ -26,7 +26,7 @@ from stillframe.model import DECODING_ERRORS, ProcessId, check_process_id
 from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.opened import storage_of
-from stillframe.storage.reading import unreadable
+from stillframe.storage.reading import readable
 from stillframe.storage.storage import Listed
 
 VERSION = 1
@@ -213,7 +213,9 @@ def _objects(log: ObjectPath, wanted: int | None) -> Iterator[Listed]:
     """Yield the same of an object store, from one listing."""
     place = log if wanted is None else log / f"e{wanted}"
     by_process: dict[Location, list[Listed]] = {}
-    for path, byte_count in _listed(place, storage_of(log).files_below):
+    with readable(place):
+        listed = storage_of(log).files_below(place)
+    for path, byte_count in listed:
         assert isinstance(path, ObjectPath)
         parts = path.relative_to(log).split("/")
         if any(part.startswith(".") for part in parts):
@@ -238,20 +240,12 @@ def _visible(directory: Location) -> list[tuple[Location, bool]]:
     """Return what is in a directory, and whether each is one."""
     found: list[tuple[Location, bool]]
     if isinstance(directory, ObjectPath):
-        listed = _listed(directory, storage_of(directory).children)
+        with readable(directory):
+            listed = storage_of(directory).children(directory)
         found = [(path, byte_count is None) for path, byte_count in listed]
     else:
         found = [(path, path.is_dir()) for path in directory.iterdir()]
     return [one for one in found if not one[0].name.startswith(".")]
-
-
-def _listed(place: ObjectPath, list_all: Callable[[ObjectPath], list[Listed]]) -> list[Listed]:
-    try:
-        return list_all(place)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(place, error) from error
 
 
 def _open_all(files: list[Listed]) -> list[Segment]:

@@ -27,7 +27,7 @@ from stillframe.errors import Damaged
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
-from stillframe.storage.reading import unreadable
+from stillframe.storage.reading import readable
 
 ACCEPTED = "accepted"
 SENT = "sent"
@@ -151,12 +151,8 @@ def open_stream(path: Location) -> pa.NativeFile:
     """Open a segment that is being written. Of an object store all of it is read."""
     if not isinstance(path, ObjectPath):
         return pa.OSFile(str(path))
-    try:
+    with readable(path):
         content, _ = storage_of(path).read(path, bytes_max=_GROUP_BYTES_MAX)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
     if len(content) > _GROUP_BYTES_MAX:
         raise ValueError(f"it has more than {_GROUP_BYTES_MAX} bytes")
     return pa.BufferReader(content)

@@ -36,7 +36,7 @@ from stillframe.storage.files import below, copy_all, mapped, names
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
-from stillframe.storage.reading import is_there, unreadable
+from stillframe.storage.reading import is_there, readable
 from stillframe.store.layout import explain_io_errors
 
 OFFSET_KEY = "stillframe"
@@ -358,14 +358,10 @@ def _offset_lines(path: Location) -> list[str]:
 
 
 def _content(path: Location) -> bytes:
-    try:
+    with readable(path):
         if isinstance(path, Path):
             return path.read_bytes()
         content, _ = storage_of(path).read(path, bytes_max=_FILE_BYTES_MAX)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unreadable(path, error) from error
     if len(content) > _FILE_BYTES_MAX:
         raise Damaged(f"{path} has more than {_FILE_BYTES_MAX} bytes", path=path)
     return content

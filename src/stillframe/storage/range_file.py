@@ -4,7 +4,7 @@ import io
 
 from stillframe.storage.location import ObjectPath
 from stillframe.storage.opened import storage_of
-from stillframe.storage.reading import unreadable
+from stillframe.storage.reading import readable
 
 _END_BYTES = 2**16
 """What Arrow reads first of a Parquet file. The footer is there."""
@@ -18,12 +18,8 @@ class RangeFile(io.RawIOBase):
         self._location = location
         self._storage = storage_of(location)
         self._place = 0
-        try:
+        with readable(location):
             self._end, self.size = self._storage.read_end(location, _END_BYTES)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise unreadable(location, error) from error
 
     def readable(self) -> bool:
         """Return that it can be read."""
@@ -53,12 +49,8 @@ class RangeFile(io.RawIOBase):
         if skipped >= 0:
             found = self._end[skipped : skipped + length]
         else:
-            try:
+            # No OSError: a reader of Parquet raises those if a file is damaged.
+            with readable(self._location):
                 found = self._storage.read_range(self._location, self._place, length)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                # Not an OSError: a reader of Parquet raises those if a file is damaged.
-                raise unreadable(self._location, error) from error
         self._place += len(found)
         return found

@@ -1,8 +1,10 @@
 """Reads files that detect changes, wherever they are."""
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 
 from stillframe.durable_files import no_wait
 from stillframe.errors import Damaged, StoreError
@@ -26,6 +28,17 @@ def unreadable(path: Location, error: OSError) -> StoreError:
     )
 
 
+@contextlib.contextmanager
+def readable(path: Location) -> Iterator[None]:
+    """Raise ``unreadable`` for an OSError of the body. FileNotFoundError stays as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def is_there(path: Location) -> bool:
     """Return whether there is a file; a directory counts only on this machine. StoreError if that
     cannot be found out."""
@@ -40,17 +53,16 @@ def is_there(path: Location) -> bool:
 def read_file(path: Location, *, bytes_max: int, advice: str = FILE_ADVICE) -> bytes:
     """Read a whole file of at most `bytes_max` bytes; Damaged if it is missing or longer,
     StoreError if it cannot be read."""
-    try:
-        if isinstance(path, ObjectPath):
-            content, _ = storage_of(path).read(path, bytes_max=bytes_max)
-        else:
-            with open(path, "rb", opener=no_wait) as file:
-                # One byte more than expected shows whether the file is longer.
-                content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise Damaged(f"{path} is missing", path=path, remedy=advice) from None
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with readable(path):
+        try:
+            if isinstance(path, ObjectPath):
+                content, _ = storage_of(path).read(path, bytes_max=bytes_max)
+            else:
+                with open(path, "rb", opener=no_wait) as file:
+                    # One byte more than expected shows whether the file is longer.
+                    content = file.read(min(bytes_max, os.fstat(file.fileno()).st_size) + 1)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise Damaged(f"{path} is missing", path=path, remedy=advice) from None
     if len(content) > bytes_max:
         raise Damaged(
             f"{path} has more than the {bytes_max} bytes that it may have", path=path, remedy=advice

@@ -547,11 +547,8 @@ def read_again(store: Location, place: HistoryCursor) -> list[PlacedRecord] | No
             if file is None or _name_of(file.readline(READ_BYTES_MAX)) != place.file:
                 continue
             file.seek(0)
-            length, found = 0, list[PlacedRecord]()
-            for line, line_bytes in whole_lines(path, file.read(READ_BYTES_MAX)):
-                length += line_bytes
-                found.append((line, HistoryCursor(place.file, length)))
-            return found
+            lines = whole_lines(path, file.read(READ_BYTES_MAX))
+            return _placed(lines, HistoryCursor(place.file, 0))
     return None
 
 
@@ -579,6 +576,11 @@ def _records(path: Location, file: IO[bytes] | None, place: HistoryCursor) -> li
         file.seek(0)
         first = 1 + file.read(place.length).count(b"\n")
         lines = whole_lines(path, content, first=first)
+    return _placed(lines, place)
+
+
+def _placed(lines: Iterable[_Line], place: HistoryCursor) -> list[PlacedRecord]:
+    """Return the lines that follow a cursor, each with the cursor after it."""
     steps, length = [], place.length
     for line, line_bytes in lines:
         length += line_bytes

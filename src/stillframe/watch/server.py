@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.pages.self_contained_page import bundle, read, style_sheet
+from stillframe.runtime.loop_signals import handled
 from stillframe.runtime.network.addresses import Address
 from stillframe.watch.access_control import AccessControl
 from stillframe.watch.metrics import exposition
@@ -202,22 +203,21 @@ async def serve(
             timeout_graceful_shutdown=CLOSE_S_MAX,
         ),
     )
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
-    following = asyncio.ensure_future(target.run())
-    ready(Address(address.host, listener.getsockname()[1]))
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        await asyncio.wait((serving, following), return_when=asyncio.FIRST_COMPLETED)
+
+    def end() -> None:
         server.should_exit = True
-        await serving
-    finally:
-        following.cancel()
-        (outcome,) = await asyncio.gather(following, return_exceptions=True)
-        # uvloop would leave handlers that do nothing, and what comes next could not be ended.
-        for number in numbers:
-            loop.remove_signal_handler(number)
+
+    with handled({signal.SIGINT: end, signal.SIGTERM: end}):
+        following = asyncio.ensure_future(target.run())
+        ready(Address(address.host, listener.getsockname()[1]))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            await asyncio.wait((serving, following), return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+        finally:
+            following.cancel()
+            (outcome,) = await asyncio.gather(following, return_exceptions=True)
     if isinstance(outcome, Exception):
         raise outcome
 
