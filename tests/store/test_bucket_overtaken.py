@@ -10,7 +10,7 @@ from unittest import mock
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.errors import Fenced, StillframeError
+from stillframe.errors import Fenced, StillframeError, UsageError
 from stillframe.model import SnapshotId
 from stillframe.storage import lease, object_store, remote
 from stillframe.storage.location import ObjectPath
@@ -195,6 +195,11 @@ def test_a_late_duplicate_brings_no_snapshot_back(place: ObjectPath) -> None:
     storage_of(place).put_if_absent(*held[0])
     assert verified(place)[-1] == 9
     assert 6 not in verified(place)
+    for store in (Store.open(place), first):
+        with pytest.raises(UsageError, match="no snapshot P-6"):
+            store.entry(SnapshotId("P", 6))
+        with pytest.raises(UsageError, match="no snapshot P-6"):
+            store.load(SnapshotId("P", 6))
     first.close()
     with contextlib.closing(another(place)):
         assert not storage_of(place).exists(held[0][0])

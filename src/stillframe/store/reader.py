@@ -110,11 +110,14 @@ class StoreReader:
         one.
         """
         snapshot = self._current()
-        return None if snapshot is None else self.entry(snapshot)
+        return None if snapshot is None else self._entry_of(self._gathered(snapshot), snapshot)
 
     def entry(self, snapshot: SnapshotId) -> SnapshotEntry:
         """Return the entry of one snapshot."""
-        return self._entry_of(self._gathered(snapshot), snapshot)
+        entry = self._entry_of(self._gathered(snapshot), snapshot)
+        if self._is_removed(snapshot):
+            raise self._missing(snapshot)
+        return entry
 
     def description_of(self, snapshot: SnapshotId) -> Description:
         """Return the topology that a snapshot was taken of."""
@@ -179,6 +182,8 @@ class StoreReader:
             except StillframeError as error:
                 error.locate(snapshot=snapshot, path=self._snapshots / str(snapshot))
                 if manifests == seen or not isinstance(error, Damaged):
+                    if isinstance(error, Damaged) and self._is_removed(snapshot):
+                        raise self._missing(snapshot) from None
                     raise
             seen = manifests
 
@@ -243,12 +248,17 @@ class StoreReader:
     def _manifest(self, snapshot: SnapshotId) -> Manifest:
         manifest = self._manifest_if_there(snapshot)
         if manifest is None:
-            # By their directories: a damaged manifest of another one does not matter here.
-            known = sorted(map(SnapshotId.parse, layout.published_names(self._snapshots)))
-            known = not_removed(self.path, known)
-            why = layout.explain_missing(self.path, snapshot, known)
-            raise UsageError(why, path=self.path, snapshot=snapshot)
+            raise self._missing(snapshot)
         return manifest
+
+    def _missing(self, snapshot: SnapshotId) -> UsageError:
+        # By their directories: a damaged manifest of another one does not matter here.
+        known = sorted(map(SnapshotId.parse, layout.published_names(self._snapshots)))
+        why = layout.explain_missing(self.path, snapshot, not_removed(self.path, known))
+        return UsageError(why, path=self.path, snapshot=snapshot)
+
+    def _is_removed(self, snapshot: SnapshotId) -> bool:
+        return not not_removed(self.path, [snapshot])
 
     def _manifest_if_there(self, snapshot: SnapshotId) -> Manifest | None:
         if not layout.is_snapshot_id(snapshot) or not layout.is_published(self.path, snapshot):

@@ -411,6 +411,11 @@ class Store(StoreReader):
         # Readers ignore it already, and the next writer deletes it: nothing may need it any more.
         return None if snapshot in self._half_removed else super()._manifest_if_there(snapshot)
 
+    def _is_removed(self, snapshot: SnapshotId) -> bool:
+        if self._writer is None:
+            return super()._is_removed(snapshot)
+        return self.is_remote and snapshot not in self._published
+
     def _newest_restore_point(self) -> Manifest | None:
         if self._writer is None:
             return super()._newest_restore_point()
