@@ -1,6 +1,7 @@
 """The recovery line: against all combinations of versions, with wrong searches, and its cost."""
 
 import dataclasses
+import inspect
 import itertools
 import math
 from collections import Counter
@@ -13,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.protocol import recovery_line
 from stillframe.protocol.recovery_line import Edge, Line, NoLine, check_line, newest_line
 from tests.nightly import seeds
 
 NOTHING = -(10**9)
 """What a target has consumed before its first record."""
 GRAPH_COUNT = 10_000
+MUTANT_GRAPH_COUNT = 1_000
 
 Search = Callable[[Mapping[str, Sequence[int]], Iterable[Edge], Any], Line | NoLine]
 
@@ -134,6 +137,118 @@ def test_the_line_is_the_newest_of_all_consistent_cuts(seed: int) -> None:
         outcomes["newest" if at_newest else type(found).__name__] += 1
     assert min(outcomes.values()) > GRAPH_COUNT / 10, outcomes
     assert len(outcomes) == 3
+
+
+def mutant(old: str, new: str) -> Search:
+    """Return the search with one place of its source replaced."""
+    source = inspect.getsource(recovery_line)
+    assert source.count(old) == 1, f"{source.count(old)} places to change: {old}"
+    functions = source[source.index("def newest_line") :].replace(old, new)
+    names = dict(vars(recovery_line))
+    exec(compile(functions, "mutant", "exec"), names)
+    search: Search = names["newest_line"]
+    return search
+
+
+MUTANTS = {
+    "a version that is just old enough is ruled out": (
+        "consumed(edge, versions[place]) <= chosen",
+        "consumed(edge, versions[place]) < chosen",
+    ),
+    "the bisection rules out what is just old enough": ("bisect_right", "bisect_left"),
+    "the bisection leaves out the oldest version": ("chosen, 0, place", "chosen, 1, place"),
+    "the bisection leaves out the next version": ("chosen, 0, place", "chosen, 0, place - 1"),
+    "the next version is taken instead of the bisected one": (
+        "return count - 1 if count",
+        "return place - 1 if count",
+    ),
+    "the oldest version is taken instead of the bisected one": (
+        "return count - 1 if count",
+        "return 0 if count",
+    ),
+    "the oldest version is taken where every one is ruled out": (
+        "if count else None",
+        "if count else 0",
+    ),
+    "one pass instead of a fixed point": ("pending.add(target)", "pass"),
+    "only sources of the first pass limit their targets": (
+        "chosen = kept[source][places[source]]",
+        "chosen = kept[source][-1]",
+    ),
+    "the search begins at the oldest versions": ("len(versions) - 1 for", "0 for"),
+    "only the last of parallel channels counts": (
+        "in edges:\n        outgoing[",
+        "in {(e.source, e.target): e for e in edges}.values():\n        outgoing[",
+    ),
+    "only the last target of a channel counts": (
+        "in edges:\n        outgoing[",
+        "in {e.channel: e for e in edges}.values():\n        outgoing[",
+    ),
+    "a channel from a participant to itself does not count": (
+        "for edge in outgoing[source]:",
+        "for edge in (e for e in outgoing[source] if e.target != source):",
+    ),
+    "the other targets are left out when one was lowered": (
+        "pending.add(target)",
+        "pending.add(target); break",
+    ),
+    "answers for one target serve for all targets of a channel": (
+        "consumed = _Memo(consumed)",
+        "consumed = _Memo(lambda e, v, f=consumed, m={}: m.setdefault((e.channel, v), f(e, v)))",
+    ),
+    "answers for one edge are compared with those for others": (
+        "self._seen.setdefault(edge, [])",
+        "self._seen.setdefault(None, [])",
+    ),
+    "one version too few is needed": ("len(kept[name]) - place", "len(kept[name]) - place - 1"),
+    "the reason names the newest version": ("oldest=versions[0]", "oldest=versions[-1]"),
+    "the reason names what the newest version has consumed": (
+        "wanted = consumed(edge, versions[0])",
+        "wanted = consumed(edge, versions[-1])",
+    ),
+    "the reason names the newest version of the source": (
+        "_no_line(edge, kept[target], chosen,",
+        "_no_line(edge, kept[target], kept[source][-1],",
+    ),
+}
+
+
+def check_search(search: Search) -> None:
+    """Compare a search with the cuts of some random graphs."""
+    chance = Random(1)
+    for _ in range(MUTANT_GRAPH_COUNT):
+        graph = random_graph(chance)
+        check(graph, graph.find(search))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_search_is_found(name: str) -> None:
+    """Every plausible wrong version of the search fails on a random graph."""
+    search = mutant(*MUTANTS[name])
+    with pytest.raises((AssertionError, NotConsistent)):
+        check_search(search)
+
+
+def test_the_right_search_passes_where_wrong_ones_are_found() -> None:
+    """The graphs that find the wrong searches find nothing in the right one."""
+    check_search(mutant("while pending:", "while pending:"))
+
+
+def test_no_inconsistent_line_is_returned() -> None:
+    """A search that stops too early raises an error: the line is checked before it is returned."""
+    search = mutant("pending.add(target)", "pass")
+    chance = Random(1)
+    error_count = 0
+    for _ in range(MUTANT_GRAPH_COUNT):
+        graph = random_graph(chance)
+        try:
+            found = graph.find(search)
+        except NotConsistent as error:
+            assert "the cut is not consistent" in str(error)  # noqa: PT017 - it may also return
+            error_count += 1
+        else:
+            assert isinstance(found, NoLine) or found.versions in graph.cuts()
+    assert error_count > 0
 
 
 AB = Edge("ab", "a", "b")
