@@ -16,7 +16,7 @@ def flow(*edges: str) -> Dataflow:
     """Return a dataflow of services from edges such as ``a>b``."""
     logs = [channel(e.replace(">", "-"), SCHEMA, source=e[0], targets=[e[2]]) for e in edges]
     names = {name for e in edges for name in (e[0], e[2])}
-    return dataflow(queries=[], services=dict.fromkeys(names, Account), logs=logs)
+    return dataflow(queries=[], services=dict.fromkeys(names, Account), channels=logs)
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def test_a_channel_that_cannot_be_is_refused(changes: dict[str, Any], message: s
     """The error names the channel and what is wrong."""
     described = {"name": "ab", "schema": SCHEMA, "source": "a", "targets": ["b"], **changes}
     with pytest.raises(UsageError, match=message):
-        dataflow(queries=["a"], services={"b": Account}, logs=[channel(**described)])
+        dataflow(queries=["a"], services={"b": Account}, channels=[channel(**described)])
 
 
 def test_names_are_given_once() -> None:
     """Neither two participants nor two channels share a name; nothing at all is not a pipeline."""
     with pytest.raises(UsageError, match="two queries or services are called 'a'"):
-        dataflow(queries=["a"], services={"a": Account}, logs=[])
+        dataflow(queries=["a"], services={"a": Account}, channels=[])
     twice = [channel("ab", SCHEMA, source="a", targets=["b"])] * 2
     with pytest.raises(UsageError, match="two channels are called 'ab'"):
-        dataflow(queries=["a", "b"], services={}, logs=twice)
+        dataflow(queries=["a", "b"], services={}, channels=twice)
     with pytest.raises(UsageError, match="at least one query or service"):
-        dataflow(queries=[], services={}, logs=[])
+        dataflow(queries=[], services={}, channels=[])
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def flow_of(*logs: str) -> Dataflow:
         name = f"{source}-{targets.replace(',', '-')}"
         described.append(channel(name, SCHEMA, source=source, targets=targets.split(",")))
     names = {name for log in described for name in (log.source, *log.targets)}
-    return dataflow(queries=names, services={}, logs=described)
+    return dataflow(queries=names, services={}, channels=described)
 
 
 class Steps:

@@ -14,12 +14,12 @@ cannot be read. What writes raises StoreError if the disk is full or failed; the
 
 from typing import TYPE_CHECKING, Any
 
-from stillframe.pipeline.dataflow import Dataflow, Log, channel
+from stillframe.pipeline.dataflow import Dataflow, Log, Topic, channel, kafka_channel
 from stillframe.pipeline.log import LogBatch
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.pipeline.service import JoinedService
-from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, TopicCut
 from stillframe.pipeline.stopped import NotAtRest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
@@ -37,7 +37,10 @@ __all__ = [
     "NotAtRest",
     "Pipeline",
     "Progress",
+    "Topic",
+    "TopicCut",
     "channel",
+    "kafka_channel",
 ]
 
 if not TYPE_CHECKING:

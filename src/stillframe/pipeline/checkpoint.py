@@ -72,11 +72,18 @@ _FILE_BYTES_MAX = 16 * 2**20
 """Of a plan or a commit in an object store: those of a thousand partitions have some 100 kB."""
 
 
+START = -1
+"""Stands for the start of a query, before its first micro-batch."""
 _Position = Annotated[int, msgspec.Meta(ge=0, lt=POSITION_END)]
+_Partition = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Offset(msgspec.Struct):
     stillframe: msgspec.Raw
+
+
+class _BatchMetadata(msgspec.Struct):
+    batchTimestampMs: int  # noqa: N815 - Spark's
 
 
 class _Commit(msgspec.Struct):
@@ -109,6 +116,67 @@ def committed(checkpoint: Location, batch: int) -> Committed:
                 )
             positions[log] = position
     return Committed(batch, positions)
+
+
+def retained_batches(checkpoint: Location) -> list[int]:
+    """Return the micro-batches with which a query could continue, in rising order: those that Spark
+    still keeps whole. `START` stands for the start, before the first micro-batch."""
+    plans, commits = (set(_numbers(checkpoint / part)) for part in (_OFFSETS, _COMMITS))
+    # Spark goes on after a micro-batch only if it has the plan of the one before.
+    found = sorted(n for n in commits & plans if n == 0 or n - 1 in plans)
+    return found if commits and found[:1] != [0] else [START, *found]
+
+
+def has_started(checkpoint: Location) -> bool:
+    """Return whether Spark has written anything."""
+    return is_there(checkpoint / _METADATA)
+
+
+def is_retained(checkpoint: Location, batch: int) -> bool:
+    """Return whether Spark keeps a micro-batch: it has not deleted any of the files for it yet."""
+    needed = [(_OFFSETS, batch - 1)] if batch > 0 else [(_COMMITS, 0)] if batch == 0 else []
+    return all(is_there(below(checkpoint, part, str(number))) for part, number in needed)
+
+
+def topic_positions(checkpoint: Location, batch: int) -> dict[str, dict[int, int]]:
+    """Return the position of a query on each partition of each topic after a micro-batch, or at its
+    `START`. If two of its sources read one topic, it is the later one."""
+    found: dict[str, dict[int, int]] = {}
+    for line in _first_lines(checkpoint) if batch == START else _plan_lines(checkpoint, batch):
+        try:
+            topics = msgspec.json.decode(line, type=dict[str, dict[_Partition, _Position]])
+        except DECODING_ERRORS:
+            continue  # of another kind of source
+        for topic, positions in topics.items():
+            known = found.setdefault(topic, {})
+            for partition, position in positions.items():
+                known[partition] = max(position, known.get(partition, 0))
+    return found
+
+
+def _plan_lines(checkpoint: Location, batch: int) -> list[str]:
+    return [line for line in _offset_lines(checkpoint / _OFFSETS / str(batch)) if line]
+
+
+def _first_lines(checkpoint: Location) -> list[str]:
+    """Return the offsets at which Spark's source for Kafka starts; it writes them once."""
+    lines = []
+    for name in _files_below(checkpoint, _SOURCES):
+        if name.rpartition("/")[2] == "0":
+            lines += _text(below(checkpoint, name)).split("\n")[1:]
+    return lines
+
+
+def planned_at(checkpoint: Location, batch: int) -> float | None:
+    """Return when a micro-batch was planned, in seconds since 1970; None if it was not."""
+    try:
+        lines = _text(checkpoint / _OFFSETS / str(batch)).split("\n")
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(lines[1], type=_BatchMetadata).batchTimestampMs / 1000
+    except (IndexError, *DECODING_ERRORS) as error:
+        raise Damaged(f"{checkpoint} has no plan of micro-batch {batch}: {error}") from error
 
 
 def planned_batch(checkpoint: Location) -> int | None:
@@ -265,7 +333,7 @@ def pinned_files(pinned: Location, batch: int) -> list[str]:
     `batch`, and none that an interrupted attempt for another micro-batch left. Damaged if one is
     missing."""
     found = set(_files_below(pinned))
-    own = (f"{_OFFSETS}/{batch}", f"{_COMMITS}/{batch}")
+    own = () if batch == START else (f"{_OFFSETS}/{batch}", f"{_COMMITS}/{batch}")
     needed = sorted({*own, *_needed(pinned, batch, found)})
     for name in needed:
         if name not in found:
@@ -279,7 +347,7 @@ def export(pinned: Location, target: Location, batch: int, positions: Mapping[st
     # A new id, so that sinks which remember (query, batch) do not take the next batches for done.
     metadata = json.dumps({"id": str(uuid.uuid4())})
     plan = f"{_OFFSETS}/{batch}"
-    moved = _moved(_text(below(pinned, plan)), positions)
+    moved = None if batch == START else _moved(_text(below(pinned, plan)), positions)
     if isinstance(pinned, Path) and isinstance(target, Path):
         for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
             link_tree(pinned / part, target / part)

@@ -26,7 +26,7 @@ from stillframe.errors import (
     describe,
 )
 from stillframe.model import Abandoned, Reason, SnapshotId
-from stillframe.pipeline import checkpoint, pending_snapshot, snapshot_manifest
+from stillframe.pipeline import checkpoint, pending_snapshot, retained, snapshot_manifest
 from stillframe.pipeline.locks import OBJECT_POLL_S, POLL_S, coordinating
 from stillframe.pipeline.log import Barrier, LogEntry
 from stillframe.pipeline.metadata import (
@@ -148,7 +148,10 @@ def take_snapshot(
                 initiated_at=now,
                 deadline_at=now + timeout_s,
             )
-            book.ask(request)
+            if mode is Mode.RETAINED:
+                book.reserve(request)
+            else:
+                book.ask(request)
             try:
                 outcome = _take(book, request, progress)
             except BaseException as error:
@@ -164,6 +167,8 @@ def take_snapshot(
 def _take(
     book: "_DirectoryBook | _ObjectBook", request: Request, progress: Callable[[Progress], None]
 ) -> Manifest | Abandoned:
+    if request.mode is Mode.RETAINED:
+        return _take_retained(book, request)
     outcome = _collect(book, request, progress)
     if isinstance(outcome, Abandoned):
         return outcome
@@ -187,6 +192,21 @@ def _take(
             f"the states of all services together are too large: {error}; the largest is "
             f"that of {largest}, {sizes[largest]} bytes",
         )
+
+
+def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Manifest | Abandoned:
+    try:
+        cut = retained.record(book.root, book.metadata, request.snapshot)
+        if isinstance(cut, retained.NotFound):
+            missing = (cut.participant,)
+            return Abandoned(request.snapshot, Reason.NOT_RECORDED, missing, cut.sentence)
+        book.check()
+        manifest = _checked_manifest(book, request, cut.fragments, completed_at=time.time())
+        manifest = msgspec.structs.replace(manifest, topics=cut.topics, staleness_s=cut.staleness_s)
+        book.publish(manifest)
+        return manifest
+    except NotConsistent as error:
+        return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
 
 
 def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
@@ -237,6 +257,11 @@ class _DirectoryBook:
         """Show the request to the participants."""
         _ask(self.root, request)
 
+    def reserve(self, request: Request) -> None:
+        """Prepare a snapshot for which no participant is asked to record."""
+        with explain_io_errors(self.root / pending_snapshot.PENDING, "changed"):
+            pending_snapshot.request_path(self.root, request.snapshot).mkdir()
+
     def check(self) -> None:
         """Raise Unavailable if another coordinator has ended the request, which cannot be here."""
 
@@ -284,6 +309,9 @@ class _ObjectBook:
 
     def ask(self, request: Request) -> None:
         self._writer.replace(request=request, last_snapshot=request.snapshot.number)
+
+    def reserve(self, request: Request) -> None:
+        self._writer.replace(last_snapshot=request.snapshot.number)
 
     def pinned_files(self, request: Request, fragments: _Fragments) -> tuple[PinnedFile, ...]:
         directory = snapshot_manifest.snapshot_path(self.root, request.snapshot)
@@ -338,14 +366,16 @@ class _ObjectBook:
 
 
 def _check_pinned(directory: Location, fragments: _Fragments) -> dict[str, QueryState]:
-    """Check what the queries have pinned; return the state of each one that has committed a
-    micro-batch."""
+    """Check what the queries have pinned; return the state of each one that has pinned anything."""
     states = {}
     for name, fragment in fragments.items():
-        if (state := fragment.query) is not None and state.batch is not None:
-            expected = checkpoint.Committed(state.batch, fragment.positions)
-            pinned = snapshot_manifest.pinned_path(directory, name, state)
-            checkpoint.check_pinned(pinned, expected)
+        if (state := fragment.query) is None:
+            continue
+        pinned = snapshot_manifest.pinned_path(directory, name, state)
+        if state.batch is not None:
+            checkpoint.check_pinned(pinned, checkpoint.Committed(state.batch, fragment.positions))
+            states[name] = state
+        elif checkpoint.has_started(pinned):
             states[name] = state
     return states
 

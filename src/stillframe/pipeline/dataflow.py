@@ -3,6 +3,7 @@
 import base64
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -16,6 +17,8 @@ from stillframe.model import check_process_id
 from stillframe.protocol.aligner import Mode
 
 PARTITION_COUNT_MAX = 1024
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
+_SERVERS = re.compile(r"[^\s@,]+:\d+(?:,[^\s@,]+:\d+)*", re.ASCII)
 
 PARTITION_COLUMN = "_partition"
 OFFSET_COLUMN = "_offset"
@@ -44,18 +47,43 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return decode_schema(self.schema)
 
 
-class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Queries, services, and the logs between them; each has a unique name.
+class Topic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A channel that is a topic of Kafka. Without a source, other programs write it: the records
+    enter the pipeline there. Without targets they leave it there.
+
+    Attributes:
+        name: of the channel.
+        topic: its name in Kafka.
+        servers: the brokers to ask first, ``HOST:PORT`` with commas between them.
+        source: the query that writes it; None if other programs do.
+        targets: the queries that read it.
+        has_unique_keys: whether each micro-batch of the source has at most one record of a key.
+    """
+
+    name: str
+    topic: str
+    servers: str
+    source: str | None
+    targets: tuple[str, ...]
+    has_unique_keys: bool = False
+
+
+class Dataflow(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Queries, services, and the channels between them; each has a unique name.
 
     Attributes:
         queries: the names of the queries.
         services: the name of each service, and that of the class of its state.
-        logs: the channels.
+        logs: the channels that are logs.
+        topics: the channels that are topics of Kafka.
     """
 
     queries: tuple[str, ...]
     services: dict[str, str]
     logs: tuple[Log, ...]
+    topics: tuple[Topic, ...] = ()
 
     @property
     def participants(self) -> tuple[str, ...]:
@@ -73,6 +101,32 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 return log
         names = ", ".join(log.name for log in self.logs) or "none"
         raise UsageError(f"there is no channel {name!r} in this pipeline; there are: {names}")
+
+    @property
+    def channels(self) -> tuple[Log | Topic, ...]:
+        """Every channel: the logs, and then the topics."""
+        return (*self.logs, *self.topics)
+
+    def topic(self, name: str) -> Topic:
+        """Return one channel that is a topic; UsageError if there is none of that name."""
+        for topic in self.topics:
+            if topic.name == name:
+                return topic
+        names = ", ".join(topic.name for topic in self.topics) or "none"
+        raise UsageError(f"there is no Kafka channel {name!r} in this pipeline; there are: {names}")
+
+    @property
+    def default_mode(self) -> Mode:
+        """The mode of a snapshot if none is asked for."""
+        return Mode.RETAINED if self.topics else Mode.ALIGNED
+
+    def incoming_topics(self, participant: str) -> tuple[Topic, ...]:
+        """Return the topics that a participant reads, sorted by name."""
+        return tuple(topic for topic in self.topics if participant in topic.targets)
+
+    def outgoing_topics(self, participant: str) -> tuple[Topic, ...]:
+        """Return the topics that a participant writes, sorted by name."""
+        return tuple(topic for topic in self.topics if topic.source == participant)
 
     def incoming(self, participant: str) -> tuple[Log, ...]:
         """Return the logs that a participant reads, sorted by name."""
@@ -113,8 +167,21 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return ()
 
     def check_mode(self, mode: Mode) -> None:
-        """Raise UsageError if a snapshot in this mode would wait forever: on a cycle all
-        participants would wait for each other's barriers."""
+        """Raise UsageError if a snapshot in this mode cannot be taken. On a cycle all participants
+        would wait for each other's barriers. No barrier travels in a topic, and the state of a
+        service is recorded at barriers only."""
+        if self.topics and mode is not Mode.RETAINED:
+            raise UsageError(
+                f"a snapshot in mode {mode} needs barriers in every channel, and "
+                f"{self.topics[0].name} is a topic of Kafka: use mode retained"
+            )
+        if mode is Mode.RETAINED:
+            if self.services:
+                raise UsageError(
+                    f"a snapshot in mode retained needs states that are kept, and the service "
+                    f"{next(iter(self.services))} keeps its state in memory: use another mode"
+                )
+            return
         cycle = self.cycle()
         if cycle and mode is not Mode.UNALIGNED:
             raise UsageError(
@@ -137,16 +204,18 @@ class Dataflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def dataflow(
-    *, queries: Iterable[str], services: Mapping[str, type], logs: Iterable[Log]
+    *, queries: Iterable[str], services: Mapping[str, type], channels: Iterable[Log | Topic]
 ) -> Dataflow:
     """Return a dataflow, with its names sorted and checked; arguments as ``Pipeline.create``."""
+    every: list[Log | Topic] = sorted(channels, key=lambda channel: channel.name)
     described = Dataflow(
         queries=tuple(sorted(check_process_id(name, "a query") for name in queries)),
         services={
             check_process_id(name, "a service"): services[name].__name__
             for name in sorted(services)
         },
-        logs=tuple(sorted(logs, key=lambda log: log.name)),
+        logs=tuple(one for one in every if isinstance(one, Log)),
+        topics=tuple(one for one in every if isinstance(one, Topic)),
     )
     check_dataflow(described)
     return described
@@ -160,14 +229,27 @@ def check_dataflow(described: Dataflow) -> None:
     for name, following in itertools.pairwise(every):
         if name == following:
             raise UsageError(f"two queries or services are called {name!r}: rename one")
-    for log, next_log in itertools.pairwise(described.logs):
-        if log.name == next_log.name:
+    names = sorted(one.name for one in described.channels)
+    for name, next_name in itertools.pairwise(names):
+        if name == next_name:
             raise UsageError(
-                f"two channels are called {log.name!r}: a channel has one writer; give each of "
+                f"two channels are called {name!r}: a channel has one writer; give each of "
                 "several writers its own channel"
             )
     for log in described.logs:
         _check_log(log, every)
+    for topic in described.topics:
+        _check_topic(topic, every)
+    topics = sorted(topic.topic for topic in described.topics)
+    for name, next_name in itertools.pairwise(topics):
+        if name == next_name:
+            raise UsageError(f"two channels are the topic {name!r}: declare it once")
+    if described.topics and described.services:
+        raise UsageError(
+            f"the service {next(iter(described.services))} keeps its state in memory, and cannot "
+            f"be in a pipeline with a topic of Kafka, such as {described.topics[0].name}: use logs "
+            "between them (stillframe.pipeline.channel)"
+        )
 
 
 def channel(
@@ -196,6 +278,38 @@ def channel(
         schema=encode_schema(schema),
         partition_count=partition_count,
         key=tuple(key),
+    )
+
+
+def kafka_channel(
+    name: str,
+    *,
+    topic: str,
+    servers: str,
+    source: str | None = None,
+    targets: Iterable[str] = (),
+    has_unique_keys: bool = False,
+) -> Topic:
+    """Return the description of a channel that is a topic of Kafka.
+
+    Args:
+        name: its name; letters, digits, ``_``, ``.`` and ``-``.
+        topic: the name of the topic.
+        servers: the brokers to ask first, ``HOST:PORT`` with commas between them. They must be the
+            same for every program of the pipeline. How to log in is not part of the description.
+        source: the query that writes it, and nothing else may; None if other programs do.
+        targets: the queries that read it; none for the end of the dataflow.
+        has_unique_keys: whether each micro-batch of the source has at most one record of a key, as
+            after an aggregation by that key. Then a micro-batch that Spark repeats after a crash
+            may have other values. Without it, it must have the same records, in any order.
+    """
+    return Topic(
+        name=name,
+        topic=topic,
+        servers=servers,
+        source=source,
+        targets=tuple(sorted(targets)),
+        has_unique_keys=has_unique_keys,
     )
 
 
@@ -291,21 +405,40 @@ def _alike(fields: Iterable[Any]) -> tuple[str, str] | None:
     return None
 
 
-def _check_log(log: Log, participants: list[str]) -> None:
-    check_process_id(log.name, "a channel")
-    for name in (log.source, *log.targets):
+def _check_ends(channel: Log | Topic, participants: list[str]) -> None:
+    check_process_id(channel.name, "a channel")
+    for name in (*([] if channel.source is None else [channel.source]), *channel.targets):
         if name not in participants:
             raise UsageError(
-                f"channel {log.name}: there is no query or service {name!r}; there are: "
+                f"channel {channel.name}: there is no query or service {name!r}; there are: "
                 f"{', '.join(participants)}"
             )
-    if len(set(log.targets)) != len(log.targets):
-        raise UsageError(f"channel {log.name}: a target is named twice: {', '.join(log.targets)}")
-    if log.source in log.targets:
+    if len(set(channel.targets)) != len(channel.targets):
         raise UsageError(
-            f"channel {log.name}: {log.source} would read its own output: keep that in its "
+            f"channel {channel.name}: a target is named twice: {', '.join(channel.targets)}"
+        )
+    if channel.source in channel.targets:
+        raise UsageError(
+            f"channel {channel.name}: {channel.source} would read its own output: keep that in its "
             "state, or insert another query"
         )
+
+
+def _check_topic(topic: Topic, participants: list[str]) -> None:
+    _check_ends(topic, participants)
+    if topic.source is None and not topic.targets:
+        raise UsageError(f"channel {topic.name}: no query writes or reads it: name one, or drop it")
+    if _TOPIC_NAME.fullmatch(topic.topic) is None or topic.topic in (".", ".."):
+        raise UsageError(f"channel {topic.name}: Kafka has no topic {topic.topic!r}")
+    if _SERVERS.fullmatch(topic.servers) is None:
+        raise UsageError(
+            f"channel {topic.name}: {topic.servers!r} does not name brokers: give HOST:PORT, with "
+            "commas between several, and nothing else"
+        )
+
+
+def _check_log(log: Log, participants: list[str]) -> None:
+    _check_ends(log, participants)
     if not 1 <= log.partition_count <= PARTITION_COUNT_MAX:
         raise UsageError(
             f"channel {log.name}: {log.partition_count} partitions; the number must be from 1 "

@@ -19,7 +19,7 @@ from stillframe.errors import (
 from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
-from stillframe.pipeline.dataflow import Dataflow, Log, dataflow
+from stillframe.pipeline.dataflow import Dataflow, Log, Topic, dataflow
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
 from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
@@ -76,7 +76,7 @@ class Pipeline:
         *,
         queries: Iterable[str] = (),
         services: Mapping[str, type] = {},
-        channels: Iterable[Log],
+        channels: Iterable[Log | Topic],
         name: str | None = None,
     ) -> "Pipeline":
         """Make a pipeline, or open the existing one if its description is the same.
@@ -86,7 +86,8 @@ class Pipeline:
                 an address such as ``s3://bucket/shop``; with queries it must be in S3 or HDFS.
             queries: the names of the streaming queries.
             services: name -> the dataclass or Struct class whose fields are that service's state.
-            channels: the logs between them, made with ``stillframe.pipeline.channel``.
+            channels: the channels between them, made with ``stillframe.pipeline.channel`` and
+                ``stillframe.pipeline.kafka_channel``.
             name: the prefix of its snapshot ids; None for the directory's stem.
 
         Raises:
@@ -95,7 +96,7 @@ class Pipeline:
             StoreError: the disk is full or failed.
         """
         root = locate(path).absolute()
-        described = dataflow(queries=queries, services=services, logs=channels)
+        described = dataflow(queries=queries, services=services, channels=channels)
         chosen = check_process_id(root.stem if name is None else name, "a pipeline")
         with explain_io_errors(root, "made into a pipeline"):
             if isinstance(root, ObjectPath):
@@ -215,7 +216,7 @@ class Pipeline:
 
     def snapshot(
         self,
-        mode: str | Mode = Mode.ALIGNED,
+        mode: str | Mode | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
         progress: Callable[[Progress], None] = _ignore,
@@ -227,6 +228,8 @@ class Pipeline:
                 of all its channels. ``unaligned``: records at once; records in transit belong to
                 the snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing
                 is delayed, and a restore delivers some records twice; the snapshot records which.
+                ``retained``: without barriers, the newest cut in what Spark and Kafka keep. None
+                for ``retained`` if there is a topic of Kafka, and else ``aligned``.
             timeout_s: seconds after which it is abandoned.
             progress: called repeatedly while it is pending.
 
@@ -238,12 +241,12 @@ class Pipeline:
             Unavailable: another snapshot is being taken, or the pipeline is being restored.
             StoreError: the disk is full or failed.
         """
-        return coordinator.take_snapshot(self.path, parse_mode(mode), None, timeout_s, progress)
+        return coordinator.take_snapshot(self.path, self._mode(mode), None, timeout_s, progress)
 
     def savepoint(
         self,
         name: str,
-        mode: str | Mode = Mode.ALIGNED,
+        mode: str | Mode | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
         progress: Callable[[Progress], None] = _ignore,
@@ -253,7 +256,7 @@ class Pipeline:
         Raises:
             UsageError: the name is not allowed, looks like the id of a snapshot, or is in use.
         """
-        chosen = parse_mode(mode)
+        chosen = self._mode(mode)
         check_savepoint_name(name)
         return coordinator.take_snapshot(self.path, chosen, name, timeout_s, progress)
 
@@ -262,7 +265,7 @@ class Pipeline:
         self,
         interval_s: float,
         *,
-        mode: str | Mode = Mode.ALIGNED,
+        mode: str | Mode | None = None,
         timeout_s: float = TIMEOUT_S,
         keep: int | None = None,
         happened: Callable[[Outcome | StillframeError], None] = lambda outcome: None,
@@ -285,7 +288,7 @@ class Pipeline:
         """
         check_seconds("interval_s", interval_s)
         check_count("keep", keep or 0, 0)
-        chosen = parse_mode(mode)
+        chosen = self._mode(mode)
         ended = threading.Event()
         failure: list[Exception] = []
 
@@ -352,6 +355,9 @@ class Pipeline:
             path=self.path,
             remedy="take one while it runs",
         )
+
+    def _mode(self, mode: str | Mode | None) -> Mode:
+        return self.dataflow.default_mode if mode is None else parse_mode(mode)
 
     def restore(
         self,
@@ -481,7 +487,7 @@ def _check_alike(root: Location, found: Dataflow, described: Dataflow) -> None:
     parts = {
         "queries": (found.queries, described.queries),
         "services": (found.services, described.services),
-        "channels": (found.logs, described.logs),
+        "channels": ((found.logs, found.topics), (described.logs, described.topics)),
     }
     changed = ", ".join(name for name, (old, new) in parts.items() if old != new)
     raise UsageError(

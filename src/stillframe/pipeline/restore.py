@@ -22,6 +22,7 @@ from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, U
 from stillframe.model import check_process_id
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.coordinator import ID_FILE, LastSnapshot, clear_pending
+from stillframe.pipeline.kafka import brokers
 from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
 from stillframe.pipeline.metadata import (
@@ -71,6 +72,7 @@ def restore(root: Location, manifest: Manifest, progress: Callable[[int], None])
         _verify(root, manifest, progress)
         for cut in manifest.systems:
             Store.open(locate(cut.store)).verify(cut.snapshot)
+        check_topics(manifest)
         if writer is not None:
             _restore_objects(writer, manifest)
             return
@@ -81,6 +83,28 @@ def restore(root: Location, manifest: Manifest, progress: Callable[[int], None])
         place_services(root, new, manifest, metadata.epoch)
         _export(root, manifest, root, new)
         write_metadata(root, new)
+
+
+def check_topics(manifest: Manifest) -> None:
+    """Raise NotConsistent if Kafka does not hold the records any more with which a query would
+    continue from a snapshot."""
+    with brokers() as broker_of:
+        for cut in manifest.topics:
+            topic = manifest.dataflow.topic(cut.channel)
+            if not topic.targets:
+                continue
+            broker = broker_of(topic)
+            first, end = broker.first_offsets(topic.topic), broker.end_offsets(topic.topic)
+            for target, positions in cut.positions.items():
+                for partition, position in positions.items():
+                    held = range(first.get(partition, 0), end.get(partition, 0) + 1)
+                    if position not in held:
+                        raise NotConsistent(
+                            f"query {target} would continue at offset {position} in partition "
+                            f"{partition} of topic {topic.topic}, which holds the offsets "
+                            f"{held.start} to {held.stop - 1}",
+                            remedy="restore a newer snapshot, and raise the topic's retention.ms",
+                        )
 
 
 def _verify(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
@@ -124,6 +148,11 @@ def fork(
     """Make a second pipeline in `target` that continues from a snapshot, as ``Pipeline.fork``.
     Neither sees what the other writes: files are shared as hard links, and no file is ever changed
     in place. From or into an object store they are copied."""
+    if manifest.dataflow.topics:
+        raise UsageError(
+            f"{root} has a channel that is a topic of Kafka, {manifest.dataflow.topics[0].name}, "
+            "which two pipelines cannot write: such a pipeline cannot be forked"
+        )
     if manifest.systems:
         raise UsageError(
             f"snapshot {manifest.snapshot} includes a system with its own store, "
@@ -283,7 +312,7 @@ def _export(root: Location, manifest: Manifest, target: Location, metadata: Meta
             if place.exists():
                 shutil.rmtree(place)  # left by an attempt that did not replace pipeline.json
             place.mkdir(parents=True)
-        for query, batch in manifest.last_batches.items():
+        for query, batch in manifest.pinned_batches.items():
             checkpoint.export(
                 manifest.pinned(root, query),
                 first_checkpoint(target, metadata.epoch, query),

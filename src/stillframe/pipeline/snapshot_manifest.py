@@ -41,6 +41,7 @@ from stillframe.pipeline.pending_snapshot import (
     check_fragments,
     request_path,
 )
+from stillframe.pipeline.topics import Offset, Partition
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.files import Place, below, mapped
 from stillframe.storage.location import Location, ObjectPath
@@ -121,6 +122,23 @@ class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield (f"{self.log} to {self.target}, partition {partition}{note}", *counts)
 
 
+class TopicCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A topic of Kafka at the cut. The records on the channel are those that count, from the
+    position of a target on, of the micro-batches of the source up to that of the cut.
+
+    Attributes:
+        channel: the name of the channel.
+        positions: the position of each target on each partition that it reads: the offset of the
+            next record.
+        ends: where the partitions ended when the snapshot was taken; every record of the cut has a
+            lower offset.
+    """
+
+    channel: str
+    positions: dict[str, dict[Partition, Offset]]
+    ends: dict[Partition, Offset]
+
+
 class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of a pinned checkpoint: its path below it, its length and its SHA-256. `inode` and
     `changed_at_ns` let the next snapshot recognize a file without reading it."""
@@ -146,7 +164,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         completed_at: when the last participant had recorded.
         published_at: when all of it was on the disk.
         dataflow: the queries, services and channels of the pipeline at that time.
-        channels: where the cut lies on each channel, for each target.
+        channels: where the cut lies on each channel that is a log, for each target.
+        topics: where it lies on each channel that is a topic of Kafka.
+        staleness_s: in mode retained, how long before the snapshot the first micro-batch was
+            planned that is not part of it; 0 if the newest one of each query is. None in others.
     """
 
     format: int = FORMAT
@@ -164,6 +185,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     systems: tuple[SystemCut, ...]
     channels: tuple[ChannelCut, ...]
     files: tuple[PinnedFile, ...]
+    topics: tuple[TopicCut, ...] = ()
+    staleness_s: float | None = None
 
     def fragment(self, participant: str) -> ParticipantFragment:
         """Return what one participant recorded; UsageError if there is no such participant."""
@@ -211,6 +234,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The last committed micro-batch of each query that has one."""
         recorded = {one.participant: one.query for one in self.fragments if one.query is not None}
         return {n: state.batch for n, state in recorded.items() if state.batch is not None}
+
+    @property
+    def pinned_batches(self) -> dict[str, int]:
+        """The micro-batch of each query with a pinned checkpoint; `checkpoint.START` if the query
+        had planned its start, and not committed any."""
+        started = {file.query: checkpoint.START for file in self.files}
+        return started | self.last_batches
 
     def pinned(self, root: Place, query: str) -> Place:
         """Return where the pipeline at `root` keeps the checkpoint of a query in the snapshot."""
@@ -352,6 +382,9 @@ def _check_names(manifest: Manifest) -> None:
     ends = [(log.name, target) for log in flow.logs for target in log.targets]
     if [(cut.log, cut.target) for cut in manifest.channels] != ends:
         raise UsageError("it does not have one cut of each channel")
+    readers = [(topic.name, list(topic.targets)) for topic in flow.topics]
+    if [(cut.channel, sorted(cut.positions)) for cut in manifest.topics] != readers:
+        raise UsageError("it does not have one cut of each topic")
     for cut in manifest.channels:
         count = flow.log(cut.log).partition_count
         numbers = (cut.position, cut.barrier, *cut.received_counts, *cut.sent_counts)
@@ -421,9 +454,9 @@ def hashed_objects(
 
     found: list[PinnedFile] = []
     for query, state in sorted(states.items()):
-        assert state.batch is not None
+        batch = checkpoint.START if state.batch is None else state.batch
         with explain_io_errors(directory, "read"):
-            named = checkpoint.pinned_files(pinned_path(directory, query, state), state.batch)
+            named = checkpoint.pinned_files(pinned_path(directory, query, state), batch)
         found += mapped(directory, hashed, [(query, name) for name in named])
     return found
 
@@ -452,7 +485,7 @@ def _verify_objects(root: ObjectPath, manifest: Manifest, progress: Callable[[in
         return file.bytes
 
     expected = {(file.query, file.name) for file in manifest.files}
-    for query, batch in manifest.last_batches.items():
+    for query, batch in manifest.pinned_batches.items():
         pinned = manifest.pinned(root, query)
         with explain_io_errors(pinned, "read"):
             for name in checkpoint.pinned_files(pinned, batch):

@@ -31,6 +31,8 @@ class Mode(enum.Enum):
     ALIGNED = "aligned"
     UNALIGNED = "unaligned"
     AT_LEAST_ONCE = "at-least-once"
+    RETAINED = "retained"
+    """Without barriers: found in what every participant retains (``protocol.recovery_line``)."""
 
     def __str__(self) -> str:
         return self.value

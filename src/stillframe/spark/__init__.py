@@ -20,9 +20,11 @@ if TYPE_CHECKING:
         with_barriers,
     )
     from stillframe.spark.snapshot_reader import diff, log_records, query_state
+    from stillframe.spark.topics import counted
 
 __all__ = [
     "checkpoint_location",
+    "counted",
     "diff",
     "log_records",
     "query_state",
@@ -39,6 +41,7 @@ _MODULES = {
     "stillframe.spark.queries": "checkpoint_location read_channels start_query to_channel "
     "with_barriers",
     "stillframe.spark.snapshot_reader": "diff log_records query_state",
+    "stillframe.spark.topics": "counted",
 }
 
 

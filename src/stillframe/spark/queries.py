@@ -44,6 +44,7 @@ from stillframe.spark.session import (
 from stillframe.spark.sink import WRITTEN, writer_into
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
+from stillframe.spark.topics import check_topics_of, join_topics, topic_appender
 from stillframe.storage.location import Location, ObjectPath, locate
 
 EachBatch = Callable[[DataFrame, int], None]
@@ -144,10 +145,15 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
         Unavailable: another program runs that query.
     """
     flow = pipeline.dataflow
-    source = flow.log(channel).source
+    topic = next((one for one in flow.topics if one.name == channel), None)
+    source = flow.log(channel).source if topic is None else topic.source
+    if source is None:
+        raise UsageError(f"no query of the pipeline writes channel {channel}: declare its source")
     flow.check_participant(source, "query")
     key = (pipeline.path, source)
     if key not in _lent:
+        if topic is not None:
+            join_topics(pipeline.path, flow, source)
         lock = _hold(pipeline, source)
         try:
             # Now no restore of the pipeline can happen any more.
@@ -157,7 +163,10 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
             lock.release()
             raise
     lock, head, run = _lent[key]
-    append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
+    if topic is None:
+        append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
+    else:
+        append = topic_appender(pipeline.path, head, topic)
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
         lock.check_held("query", source)
@@ -219,12 +228,14 @@ def start_query(
     require_classic(frame.sparkSession)
     pipeline.dataflow.check_participant(query, "query")
     check_options(trigger or {}, options or {})
+    if pipeline.dataflow.topics:
+        join_topics(pipeline.path, pipeline.dataflow, query)
     run = _Run(_hold(pipeline, query), query)
     try:
         # Now no restore of the pipeline can happen any more.
         head = read_metadata(pipeline.path)
-        outgoing = head.dataflow.outgoing(query)
-        if not outgoing and each_batch is None:
+        outgoing, topics = head.dataflow.outgoing(query), head.dataflow.outgoing_topics(query)
+        if not outgoing and not topics and each_batch is None:
             raise UsageError(
                 f"query {query} writes no channel and has no each_batch: Spark would not run it; "
                 "give it a channel without targets, or a sink"
@@ -233,10 +244,14 @@ def start_query(
             columns = to_arrow_schema(frame.schema, timezone="UTC")
             if (wrong := schema_difference(log.arrow_schema, columns)) is not None:
                 raise UsageError(f"query {query} does not fit channel {log.name}: {wrong}")
-        check_sources(frame, pipeline.path, head, query)
+        if head.dataflow.topics:
+            check_topics_of(frame, pipeline.path, head, query)
+        else:
+            check_sources(frame, pipeline.path, head, query)
         check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
         begun = _begin_run(pipeline.path, head, query)
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
+        appenders += [topic_appender(pipeline.path, head, topic) for topic in topics]
 
         def go(batch: DataFrame, number: int) -> None:
             with run.micro_batch(number), _kept(batch, len(appenders) + (each_batch is not None)):

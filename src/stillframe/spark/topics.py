@@ -1,0 +1,261 @@
+"""Topics of Kafka as channels: a query reads the records that count, and writes each once.
+
+Both use Spark's own source and sink for Kafka. A reader compares the label of each record with the
+timeline of its writer, in SQL. A writer labels its records with the micro-batch. After a crash
+Spark repeats a micro-batch that it did not commit. Some of its records may be in the topic: only
+the missing ones are written.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.pipeline.dataflow import Dataflow, Topic
+from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.locks import participant_lock
+from stillframe.pipeline.metadata import Metadata, read_metadata
+from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.topics import HEADER, Counting, Label, counting, has_joined, join_topic
+from stillframe.storage.location import Location
+
+_POLL_S = 0.2
+NOTICE_S = 1.0
+_HEADERS = "array<struct<key:string,value:binary>>"
+_SINK_COLUMNS = {"key", "value", "headers", "partition"}
+_ONE_ATTEMPT = {
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+}
+_counted: dict[tuple[Location, str, str], int] = {}
+"""Pipeline, query and channel -> the epoch of the DataFrame that reads it."""
+
+
+def counted(
+    frame: DataFrame,
+    pipeline: Pipeline,
+    query: str,
+    channel: str,
+    *,
+    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\\n"),
+) -> DataFrame:
+    """Return the records of a topic that count, from a DataFrame of Spark's source ``kafka``.
+
+    A restore deletes no record of a topic: this leaves out those that it took back. If the query
+    that writes the topic has not joined the pipeline yet, it waits for that.
+
+    Args:
+        frame: a streaming DataFrame of the topic alone, with all columns of the source and the
+            option ``includeHeaders``.
+        pipeline: the pipeline.
+        query: the name of the query that reads.
+        channel: the name of the channel, made with ``stillframe.pipeline.kafka_channel``.
+        report: receives a sentence if it waits for longer than a second.
+
+    Raises:
+        UsageError: there is no such query or channel, the query is not a target of the channel, the
+            DataFrame has no headers, or the topic does not keep its records.
+        Unavailable: Kafka does not answer.
+    """
+    flow = pipeline.dataflow
+    flow.check_participant(query, "query")
+    topic = flow.topic(channel)
+    if query not in topic.targets:
+        raise UsageError(f"query {query} is no target of channel {channel}: declare it as one")
+    if topic.source is not None and not {"headers", "partition", "offset"} <= set(frame.columns):
+        raise UsageError(
+            f"the DataFrame of topic {topic.topic} has the columns {', '.join(frame.columns)}, and "
+            "needs all of the source, with its headers: set the source's option includeHeaders to "
+            "true, and use counted before any other operator"
+        )
+    join_topics(pipeline.path, flow, query)
+    _wait_for_source(pipeline.path, topic, report)
+    metadata = read_metadata(pipeline.path)
+    _counted[pipeline.path, query, channel] = metadata.epoch
+    if topic.source is None:
+        return frame
+    return frame.where(F.expr(counting(pipeline.path, metadata, topic).condition()))
+
+
+def join_topics(root: Location, flow: Dataflow, query: str) -> None:
+    """Let a query join the pipeline as the writer of its topics, and check all that it uses."""
+    outgoing = flow.outgoing_topics(query)
+    with brokers() as broker_of:
+        for topic in (*flow.incoming_topics(query), *outgoing):
+            broker_of(topic).check(topic)
+        joining = [topic for topic in outgoing if not has_joined(root, topic)]
+        lock = participant_lock(root, query)
+        # Another program that runs the query has joined, or is about to.
+        if joining and lock.acquire():
+            try:
+                for topic in joining:
+                    join_topic(root, topic, broker_of(topic).end_offsets(topic.topic))
+            finally:
+                lock.release()
+
+
+def _wait_for_source(root: Location, topic: Topic, report: Callable[[str], object]) -> None:
+    began, is_said = time.monotonic(), False
+    while topic.source is not None and not has_joined(root, topic):
+        if not is_said and time.monotonic() - began > NOTICE_S:
+            is_said = True
+            report(
+                f"waiting for query {topic.source} to join the pipeline {root}: start it, so that "
+                f"it is known which records of topic {topic.topic} are its own"
+            )
+        time.sleep(_POLL_S)
+
+
+def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
+    """Raise UsageError if a query cannot read or write its topics exactly once."""
+    for topic in head.dataflow.incoming_topics(query):
+        epoch = _counted.get((root, query, topic.name))
+        if epoch is None:
+            raise UsageError(
+                f"query {query} of {root} is declared to read channel {topic.name}: use "
+                f"counted(frame, pipeline, {query!r}, {topic.name!r}) on the DataFrame of topic "
+                f"{topic.topic}"
+            )
+        if epoch != head.epoch:
+            raise UsageError(
+                f"the pipeline {root} was restored since the DataFrame of channel {topic.name} was "
+                "made: make it again"
+            )
+    if head.dataflow.outgoing_topics(query):
+        _check_attempts(frame)
+
+
+def _check_attempts(frame: DataFrame) -> None:
+    """Refuse a session that writes some records of a failed task again, at any time."""
+    context = frame.sparkSession.sparkContext
+    conf = context.getConf()
+    if str(conf.get("spark.speculation", "false")).lower() == "true":
+        raise UsageError(
+            "with spark.speculation two tasks write the same records into a topic: turn it off"
+        )
+    master = str(context.master)
+    if master.startswith("local"):
+        wrong = {} if "," not in master or master.endswith(",1]") else {"master": "local[N]"}
+    else:
+        wrong = {name: want for name, want in _ONE_ATTEMPT.items() if conf.get(name) != want}
+    if wrong:
+        settings = " and ".join(f"{name} to {value}" for name, value in wrong.items())
+        raise UsageError(
+            "a task that Spark repeats writes its records into the topic a second time: set "
+            f"{settings}. A micro-batch that failed is repeated when the query is started again, "
+            "and then only its missing records are written"
+        )
+
+
+def topic_appender(
+    root: Location, head: Metadata, topic: Topic
+) -> Callable[[DataFrame, int], None]:
+    """Return what writes each micro-batch of a query into a topic, once."""
+    if not has_joined(root, topic):
+        raise Unavailable(
+            f"query {topic.source} could not join the pipeline: another program runs it"
+        )
+    one = counting(root, head, topic)
+    is_first = True
+
+    def append(batch: DataFrame, number: int) -> None:
+        nonlocal is_first
+        label = one.label(head.epoch, number)
+        records = _records(batch, topic)
+        if not is_first:
+            _write(records, topic, label)
+            return
+        # An earlier run may have begun this micro-batch. The later ones can only be of this run.
+        with Broker(topic.servers) as broker:
+            spans = broker.span_of(one, label)
+        if spans:
+            _write_missing(records, one, label, spans)
+        else:
+            _write(records, topic, label)
+        is_first = False
+
+    return append
+
+
+def _records(batch: DataFrame, topic: Topic) -> DataFrame:
+    """Return the columns of a micro-batch that are written, with an array of headers."""
+    names = set(batch.columns)
+    if unknown := names - _SINK_COLUMNS:
+        raise UsageError(
+            f"query {topic.source} writes the topic {topic.topic}, and its DataFrame has the "
+            f"column {min(unknown)}: it may have key, value, headers and partition"
+        )
+    if "value" not in names:
+        raise UsageError(f"the DataFrame of query {topic.source} has no column value for Kafka")
+    none = F.expr(f"cast(array() as {_HEADERS})")
+    headers = F.coalesce(F.col("headers").cast(_HEADERS), none) if "headers" in names else none
+    key = F.col("key").cast("binary") if "key" in names else F.lit(None).cast("binary")
+    columns = [key.alias("key"), F.col("value").cast("binary").alias("value")]
+    columns += [F.col("partition").cast("int")] if "partition" in names else []
+    return batch.select(*columns, headers.alias("headers"))
+
+
+def _label_header(label: Label) -> Column:
+    value = F.expr(f"X'{label.encoded.hex()}'")
+    return F.array(F.struct(F.lit(HEADER).alias("key"), value.alias("value"))).cast(_HEADERS)
+
+
+def _write(records: DataFrame, topic: Topic, label: Label) -> None:
+    labelled = records.withColumn("headers", F.concat("headers", _label_header(label)))
+    labelled.write.format("kafka").options(**sink_options(topic)).save()
+
+
+def sink_options(topic: Topic) -> dict[str, str]:
+    """Return the options of Spark's sink for a topic."""
+    return {"kafka.bootstrap.servers": topic.servers, "topic": topic.topic}
+
+
+def _write_missing(
+    records: DataFrame, one: Counting, label: Label, spans: dict[int, tuple[int, int]]
+) -> None:
+    """Write the records of a micro-batch that an earlier attempt has not written."""
+    topic = one.topic
+    records.persist()
+    found = _written(records, topic, label, spans).persist()
+    try:
+        if topic.has_unique_keys:
+            is_same = records["key"].eqNullSafe(found["key"])
+            missing = records.join(found.select("key"), is_same, "left_anti")
+            strange = found.join(records.select("key"), is_same, "left_anti")
+        else:
+            missing, strange = records.exceptAll(found), found.exceptAll(records)
+        if (count := strange.count()) > 0:
+            kind = "keys" if topic.has_unique_keys else "records"
+            raise NotConsistent(
+                f"micro-batch {label.batch} of query {topic.source} was interrupted, and has other "
+                f"{kind} when it is repeated: {count} in topic {topic.topic} are not among them",
+                remedy="restore the pipeline from a snapshot (stillframe pipeline restore "
+                "--newest-consistent); if the records depend on the order in which Spark reads, "
+                "declare the channel with has_unique_keys",
+            )
+        _write(missing, topic, label)
+    finally:
+        found.unpersist()
+        records.unpersist()
+
+
+def _written(
+    records: DataFrame, topic: Topic, label: Label, spans: dict[int, tuple[int, int]]
+) -> DataFrame:
+    """Return the records of a label in a topic, with the columns of those to be written."""
+    options: dict[str, Any] = {
+        "kafka.bootstrap.servers": topic.servers,
+        "assign": json.dumps({topic.topic: sorted(spans)}),
+        "startingOffsets": json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
+        "endingOffsets": json.dumps({topic.topic: {p: end for p, (_, end) in spans.items()}}),
+        "includeHeaders": "true",
+    }
+    found = records.sparkSession.read.format("kafka").options(**options).load()
+    is_of_label = F.expr(f"try_element_at(headers, -1).value = X'{label.encoded.hex()}'")
+    own = F.expr("slice(headers, 1, size(headers) - 1)").cast(_HEADERS)
+    return found.where(is_of_label).withColumn("headers", own).select(*records.columns)
