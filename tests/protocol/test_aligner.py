@@ -97,7 +97,7 @@ def test_only_aligned_holds_a_channel() -> None:
 
 def test_a_mode_is_called_as_on_the_command_line() -> None:
     """A mode prints as the word that people type."""
-    assert [str(mode) for mode in Mode] == ["aligned", "unaligned", "at-least-once"]
+    assert [str(mode) for mode in Mode] == ["aligned", "unaligned", "at-least-once", "retained"]
     assert Mode("at-least-once") is Mode.AT_LEAST_ONCE
 
 

@@ -29,10 +29,10 @@ from typing import Annotated, BinaryIO, cast
 import msgspec
 
 from stillframe.durable_files import link_into, link_tree
-from stillframe.errors import Damaged, NotConsistent, StoreError
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.model import DECODING_ERRORS
 from stillframe.pipeline.metadata import POSITION_END
-from stillframe.storage.files import below, copy_all, mapped, names
+from stillframe.storage.files import below, copy_all, mapped, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
@@ -294,23 +294,47 @@ def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
     copy_all([(below(checkpoint, last), below(target, last))])
 
 
-def continue_in(checkpoint: Location, target: Location) -> None:
+def continue_in(checkpoint: Location, target: Location, *, last: tuple[str, ...] = ()) -> None:
     """Copy into `target` every file with which a query continues from where its checkpoint ends.
     These are those of the last committed micro-batch, as ``pin`` has them, and the plan of the next
-    one, with which Spark runs that again. Nothing is copied if Spark has written none yet."""
+    one, with which Spark runs that again. Nothing is copied if Spark has written none yet. Files
+    named in `last` are copied after all others."""
     if not is_there(checkpoint / _METADATA):
         return
-    last = max(_numbers(checkpoint / _COMMITS), default=-1)
-    planned = f"{_OFFSETS}/{last + 1}"
+    batch = max(_numbers(checkpoint / _COMMITS), default=START)
+    planned = f"{_OFFSETS}/{batch + 1}"
     # Even if the list of files is not whole, because they change: without these it begins anew.
-    own = [] if last < 0 else [f"{_OFFSETS}/{last}", f"{_COMMITS}/{last}"]
+    own = [] if batch == START else [f"{_OFFSETS}/{batch}", f"{_COMMITS}/{batch}"]
 
     def copy_needed() -> None:
         found = list(_files_below(checkpoint))
-        needed = {*own, *_needed(checkpoint, last, found), *({planned} & set(found))}
-        copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(needed)])
+        needed = {*own, *_needed(checkpoint, batch, found), *({planned} & set(found))}
+        for some in (needed.difference(last), needed.intersection(last)):
+            copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(some)])
 
     _until_found(checkpoint, copy_needed)
+
+
+def adopt(checkpoint: Location, target: Location) -> None:
+    """Copy into `target`, which has not started, what a query needs to continue from where its
+    `checkpoint` ends. That one stays as it is. The copy has started when this returns, and not
+    before.
+
+    Raises:
+        UsageError: there is no checkpoint.
+        Damaged: it was edited by hand.
+    """
+    if not has_started(checkpoint):
+        raise UsageError(
+            f"{checkpoint} is not the checkpoint of a query that has run: give its option "
+            "checkpointLocation, as it was",
+            path=checkpoint,
+        )
+    if (wrong := contradiction(checkpoint)) is not None:
+        raise Damaged(f"the checkpoint {checkpoint} was edited: {wrong}", path=checkpoint)
+    with explain_io_errors(target, "written"):
+        remove_tree(target)  # left by an attempt that was cut short
+        continue_in(checkpoint, target, last=(_METADATA,))
 
 
 def _until_found(checkpoint: Location, take: Callable[[], None]) -> None:

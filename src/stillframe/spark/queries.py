@@ -132,12 +132,18 @@ def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame
     return frame.union(none)
 
 
-def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
+def to_channel(pipeline: Pipeline, channel: str, *, adopt: str | None = None) -> EachBatch:
     """Return a function for ``foreachBatch`` that appends each micro-batch to a channel, once.
 
     ``start_query`` does this for every channel that a query is declared to write; use it directly
     only where you start the query yourself, at ``checkpoint_location``. Until the program ends, no
     other program may write this channel.
+
+    Args:
+        pipeline: the pipeline.
+        channel: the name of a channel that is a log, or a topic of Kafka. For a topic the
+            micro-batch has the columns of Spark's sink ``kafka``, without ``topic``.
+        adopt: as for ``start_query``.
 
     Raises:
         UsageError: there is no such channel.
@@ -158,7 +164,7 @@ def to_channel(pipeline: Pipeline, channel: str) -> EachBatch:
         try:
             # Now no restore of the pipeline can happen any more.
             head = read_metadata(pipeline.path)
-            _lent[key] = lock, head, _begin_run(pipeline.path, head, source)
+            _lent[key] = lock, head, _begin_run(pipeline.path, head, source, adopt)
         except BaseException:
             lock.release()
             raise
@@ -198,6 +204,7 @@ def start_query(
     trigger: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
     each_batch: EachBatch | None = None,
+    adopt: str | None = None,
     report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
 ) -> StreamingQuery:
     """Start a query of a pipeline: each micro-batch goes to every channel that it writes.
@@ -214,6 +221,9 @@ def start_query(
             the numbers of the abandoned timeline come again with other records. No restore of the
             pipeline can happen before a call has returned: ``pipeline.epoch`` stays the same in it,
             and what it writes is of that epoch.
+        adopt: the checkpoint of the query from before it joined the pipeline: its option
+            ``checkpointLocation``. The query continues from a copy of it. It is not looked at once
+            the query has a checkpoint in the pipeline.
         report: receives a sentence before and after a start that takes longer than a second: each
             source starts a Python process. By default it goes to standard error.
 
@@ -249,7 +259,7 @@ def start_query(
         else:
             check_sources(frame, pipeline.path, head, query)
         check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
-        begun = _begin_run(pipeline.path, head, query)
+        begun = _begin_run(pipeline.path, head, query, adopt)
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
         appenders += [topic_appender(pipeline.path, head, topic) for topic in topics]
 
@@ -350,8 +360,11 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
     return lock
 
 
-def _begin_run(root: Location, head: Metadata, query: str) -> QueryRun:
-    """Return the run that starts now, and check the checkpoint that it continues."""
+def _begin_run(root: Location, head: Metadata, query: str, adopt: str | None) -> QueryRun:
+    """Return the run that starts now, and check the checkpoint that it continues, or adopts."""
+    present = current_run(root, head.epoch, query).checkpoint
+    if adopt is not None and not checkpoint.has_started(present):
+        checkpoint.adopt(locate(adopt), present)
 
     def check(place: Location) -> None:
         check_checkpoint(root, head, query, place)
