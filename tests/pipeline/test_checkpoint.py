@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.errors import Damaged
+from stillframe.errors import Damaged, UsageError
 from stillframe.pipeline import checkpoint
 
 
@@ -225,3 +225,107 @@ def test_what_is_no_number_of_a_micro_batch_is_passed_over(tmp_path: Path) -> No
     (path / "offsets" / "\N{SUPERSCRIPT TWO}").touch()
     assert checkpoint.last_committed(path) == checkpoint.Committed(2, {"in": 1})
     assert checkpoint.planned_batch(path) == 3
+
+
+def purge(root: Path, before: int) -> None:
+    """Delete the plans and commits before a micro-batch, as Spark does."""
+    for directory in (root / "offsets", root / "commits"):
+        for file in directory.iterdir():
+            if int(file.name) < before:
+                file.unlink()
+
+
+def add_topic(root: Path, *lines: str) -> None:
+    """Let the query read topics of Kafka, from these first offsets on."""
+    for number, line in enumerate(lines):
+        source = root / "sources" / str(number)
+        source.mkdir(parents=True)
+        (source / "0").write_text(f"\0v1\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("planned", "done", "before", "retained"),
+    [
+        (-1, -1, 0, [checkpoint.START]),
+        (0, -1, 0, [checkpoint.START]),
+        (3, 2, 0, [checkpoint.START, 0, 1, 2]),
+        (3, 3, 0, [checkpoint.START, 0, 1, 2, 3]),
+        (9, 8, 6, [7, 8]),
+    ],
+)
+def test_micro_batches_are_retained_with_the_plan_before(
+    tmp_path: Path, planned: int, done: int, before: int, retained: list[int]
+) -> None:
+    """Spark goes on after a micro-batch only if it has the plan of the one before."""
+    path = make_checkpoint(tmp_path, planned=planned, done=done)
+    purge(path, before)
+    assert checkpoint.retained_batches(path) == retained
+    assert all(checkpoint.is_retained(path, batch) for batch in retained)
+    if before:
+        assert not checkpoint.is_retained(path, before)
+
+
+def test_positions_on_topics_are_read_from_a_plan_and_from_the_start(tmp_path: Path) -> None:
+    """Of a topic that two sources read it is the later one; offsets of other sources are not."""
+    path = make_checkpoint(tmp_path, planned=0, done=0)
+    plan = ['{"a":{"0":5,"1":2}}', '{"a":{"0":3,"1":9}}', '{"stillframe": {"in": 1}}', "17", "-"]
+    (path / "offsets" / "0").write_text("\n".join(["v1", "{}", *plan]))
+    add_topic(path, '{"a":{"0":1,"1":0}}', '{"b":{"0":4}}')
+    assert checkpoint.topic_positions(path, 0) == {"a": {0: 5, 1: 9}}
+    first = {"a": {0: 1, 1: 0}, "b": {0: 4}}
+    assert checkpoint.topic_positions(path, checkpoint.START) == first
+
+
+def test_a_query_that_was_adopted_continues_from_a_copy(tmp_path: Path) -> None:
+    """The copy has the last micro-batch and the next plan, and no way back to the start; the old
+    checkpoint stays as it is."""
+    old = make_checkpoint(tmp_path / "old", planned=1, done=0)
+    add_topic(old, '{"a":{"0":1}}')
+    before = sorted(path.relative_to(old) for path in old.rglob("*"))
+    new = tmp_path / "new"
+    (new / "offsets").mkdir(parents=True)
+    (new / "offsets" / "7").write_text("left by an attempt that was cut short")
+    checkpoint.adopt(old, new)
+    assert checkpoint.has_started(new)
+    assert checkpoint.planned_batch(new) == 1
+    assert checkpoint.retained_batches(new) == [0]
+    assert sorted(path.relative_to(old) for path in old.rglob("*")) == before
+    checkpoint.pin(new, 0, tmp_path / "pinned")
+    checkpoint.export(tmp_path / "pinned", tmp_path / "again", 0, {"in": 1})
+    assert checkpoint.retained_batches(tmp_path / "again") == [0]
+
+
+def test_only_a_whole_checkpoint_is_adopted(tmp_path: Path) -> None:
+    """There must be one, and nobody may have reset it by hand."""
+    with pytest.raises(UsageError, match="is not the checkpoint of a query that has run"):
+        checkpoint.adopt(tmp_path / "none", tmp_path / "new")
+    old = make_checkpoint(tmp_path / "old", planned=4, done=2)
+    with pytest.raises(Damaged, match="was edited"):
+        checkpoint.adopt(old, tmp_path / "new")
+    assert not checkpoint.has_started(tmp_path / "new")
+
+
+def test_the_start_of_a_query_is_pinned_and_exported(tmp_path: Path) -> None:
+    """The query starts again at the same first offsets, with a new id and no micro-batch."""
+    path = make_checkpoint(tmp_path / "one", planned=3, done=2)
+    add_topic(path, '{"a":{"0":7}}')
+    checkpoint.pin(path, checkpoint.START, tmp_path / "pinned")
+    checkpoint.export(tmp_path / "pinned", tmp_path / "new", checkpoint.START, {})
+    new = tmp_path / "new"
+    assert checkpoint.topic_positions(new, checkpoint.START) == {"a": {0: 7}}
+    assert checkpoint.planned_batch(new) is None
+    assert checkpoint.last_committed(new) is None
+    assert not list(new.rglob("*.changelog"))
+    assert json.loads((new / "metadata").read_text())["id"] != "one"
+    assert checkpoint.contradiction(new) is None
+
+
+def test_when_a_micro_batch_was_planned_is_known_from_its_plan(tmp_path: Path) -> None:
+    """Its time is in seconds; one that was not planned has none."""
+    path = make_checkpoint(tmp_path, planned=0, done=0)
+    (path / "offsets" / "0").write_text('v1\n{"batchTimestampMs":1500,"batchWatermarkMs":0}\n{}')
+    assert checkpoint.planned_at(path, 0) == 1.5
+    assert checkpoint.planned_at(path, 1) is None
+    (path / "offsets" / "1").write_text("v1\n{}\n{}")
+    with pytest.raises(Damaged, match="no plan of micro-batch 1"):
+        checkpoint.planned_at(path, 1)

@@ -32,7 +32,7 @@ from stillframe.durable_files import link_into, link_tree
 from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.model import DECODING_ERRORS
 from stillframe.pipeline.metadata import POSITION_END
-from stillframe.storage.files import below, copy_all, mapped, names, remove_tree
+from stillframe.storage.files import below, copy_all, mapped, names, remove_tree, replace
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
@@ -43,6 +43,8 @@ OFFSET_KEY = "stillframe"
 """Our sources' offsets are ``{"stillframe": {channel: position}}``."""
 
 _METADATA = "metadata"
+_ADOPTED = "adopted"
+"""Ours: what the query did before belongs to no pipeline."""
 _OFFSETS = "offsets"
 _COMMITS = "commits"
 _STATE = "state"
@@ -120,11 +122,13 @@ def committed(checkpoint: Location, batch: int) -> Committed:
 
 def retained_batches(checkpoint: Location) -> list[int]:
     """Return the micro-batches with which a query could continue, in rising order: those that Spark
-    still keeps whole. `START` stands for the start, before the first micro-batch."""
+    still keeps whole. `START` stands for the start, before the first micro-batch. A query that was
+    adopted cannot go back to that: its first records are not labelled."""
     plans, commits = (set(_numbers(checkpoint / part)) for part in (_OFFSETS, _COMMITS))
     # Spark goes on after a micro-batch only if it has the plan of the one before.
     found = sorted(n for n in commits & plans if n == 0 or n - 1 in plans)
-    return found if commits and found[:1] != [0] else [START, *found]
+    has_start = not commits or (found[:1] == [0] and not is_there(checkpoint / _ADOPTED))
+    return [START, *found] if has_start else found
 
 
 def has_started(checkpoint: Location) -> bool:
@@ -334,6 +338,9 @@ def adopt(checkpoint: Location, target: Location) -> None:
         raise Damaged(f"the checkpoint {checkpoint} was edited: {wrong}", path=checkpoint)
     with explain_io_errors(target, "written"):
         remove_tree(target)  # left by an attempt that was cut short
+        if isinstance(target, Path):
+            target.mkdir(parents=True)
+        replace(target / _ADOPTED, b"adopted")
         continue_in(checkpoint, target, last=(_METADATA,))
 
 
@@ -373,8 +380,11 @@ def export(pinned: Location, target: Location, batch: int, positions: Mapping[st
     plan = f"{_OFFSETS}/{batch}"
     moved = None if batch == START else _moved(_text(below(pinned, plan)), positions)
     if isinstance(pinned, Path) and isinstance(target, Path):
+        target.mkdir(parents=True, exist_ok=True)
         for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
             link_tree(pinned / part, target / part)
+        if (pinned / _ADOPTED).exists():
+            link_into(pinned / _ADOPTED, target / _ADOPTED)
         (target / _METADATA).write_text(metadata, encoding="utf-8")
         if moved is not None:
             _replace_linked(target / plan, moved)
@@ -507,6 +517,8 @@ def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None
         if not last.endswith(_GROWING):
             folders.setdefault(folder, []).append(last)
     yield _METADATA
+    if _ADOPTED in folders.get("", ()):
+        yield _ADOPTED
     for folder, numbers in ((_OFFSETS, (batch - 1, batch)), (_COMMITS, (batch,))):
         wanted = {name for n in numbers for name in (str(n), f".{n}{_CHECKSUM}")}
         yield from (f"{folder}/{name}" for name in folders.get(folder, ()) if name in wanted)
