@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
 from stillframe.spark.session import find_java
 from tests.ports import free_port
 from tests.spark.flows import wait_until
@@ -35,10 +38,27 @@ def jars(kind: str) -> list[Path]:
 def s3a_variables(*settings: str) -> dict[str, str]:
     """Return the variables with which programs of PySpark have Hadoop's S3A, and these settings of
     Spark, such as ``spark.executor.memory=1g``."""
-    words = ["--jars", ",".join(map(str, jars("s3a")))]
+    return _submitted(jars("s3a"), settings)
+
+
+def spark_variables(*settings: str) -> dict[str, str]:
+    """Return the variables with which programs of PySpark have the way to Kafka and PostgreSQL."""
+    return _submitted(jars("spark"), settings)
+
+
+def _submitted(files: Sequence[Path], settings: Sequence[str]) -> dict[str, str]:
+    words = ["--jars", ",".join(map(str, files))]
     for setting in settings:
         words += ["--conf", setting]
     return {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])}
+
+
+def create_topics(address: str, *names: str, partition_count: int = 2) -> None:
+    """Make topics, which exist when this returns."""
+    admin = AdminClient({"bootstrap.servers": address})
+    made = admin.create_topics([NewTopic(name, partition_count, 1) for name in names])
+    for future in made.values():
+        future.result()
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ TOPICS = "topics"
 _NUMBERS = struct.Struct(">IQ")
 _WRITER_BYTES = 8
 _LABEL_BYTES = _WRITER_BYTES + _NUMBERS.size
+_EPOCH_BYTES = _WRITER_BYTES + 4
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -110,22 +111,16 @@ class Counting(msgspec.Struct, frozen=True):
         """Return the condition, in SQL, that a record counts, for the columns of Spark's source
         ``kafka`` with the option ``includeHeaders``. It is an error, with the topic, the partition
         and the offset, if a record neither counts nor is of an abandoned timeline."""
-        value = "try_element_at(headers, -1).value"
-        bounds = [
-            (
-                self.label(segment.epoch, segment.first).encoded,
-                (
-                    self.label(segment.epoch + 1, 0)
-                    if end is None
-                    else self.label(segment.epoch, end)
-                ).encoded,
-            )
-            for segment, end in reversed(list(with_ends(self.timeline)))
-        ]
-        cases = [
-            f"WHEN {value} >= X'{low.hex()}' AND {value} < X'{high.hex()}' THEN true"
-            for low, high in bounds
-        ]
+        value = "get(headers, size(headers) - 1).value"
+        *before, (present, _) = with_ends(self.timeline)
+        # Nearly every record is of the present epoch, which has no other micro-batches than these.
+        epoch = self.label(present.epoch, 0).encoded[:_EPOCH_BYTES]
+        cases = [f"WHEN startswith({value}, X'{epoch.hex()}') THEN true"]
+        for segment, end in reversed(before):
+            assert end is not None
+            low, high = (self.label(segment.epoch, n).encoded for n in (segment.first, end))
+            bounds = f"{value} >= X'{low.hex()}' AND {value} < X'{high.hex()}'"
+            cases.append(f"WHEN {bounds} THEN true")
         cases.append(
             f"WHEN length({value}) = {_LABEL_BYTES} AND "
             f"substring({value}, 1, {_WRITER_BYTES}) = X'{self.record.writer}' THEN false"
