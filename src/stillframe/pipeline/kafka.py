@@ -27,6 +27,7 @@ _POLL_S = 0.1
 _QUICK = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
+    "fetch.queue.backoff.ms": 1,
     "fetch.message.max.bytes": 2**16,
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 2**10,
@@ -76,6 +77,8 @@ class Broker:
         self._kafka = _imported("confluent_kafka")
         self._admin_module = _imported("confluent_kafka.admin")
         self._consumer: Any = None
+        self._first: dict[str, dict[int, int]] = {}
+        self._known: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +112,9 @@ class Broker:
         Raises:
             NotConsistent: a record is not from the writer, or has no label.
         """
-        first = self.first_offsets(counting.topic.topic)
+        topic = counting.topic.topic
+        # Many positions are looked at in one search, which takes no time in which this matters.
+        first = self._first.get(topic) or self._first.setdefault(topic, self.first_offsets(topic))
         found: list[int] = []
         pending = {p: end for p, end in positions.items() if end > 0}
         window = 1
@@ -209,10 +214,16 @@ class Broker:
         if not left:
             return
         consumer = self._opened()
+        if topic not in self._known:
+            # Else it would take a second to hear of the topic.
+            self._partitions(topic)
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
+        missing = sum(end - ranges[p][0] for p, end in left.items())
         while left:
-            for message in consumer.consume(1000, _POLL_S):
+            # It waits until it has as many, so it must not ask for more than there can be.
+            for message in consumer.consume(max(1, min(missing, _WINDOW_MAX)), _POLL_S):
+                missing -= 1
                 until = time.monotonic() + TIMEOUT_S
                 partition = message.partition()
                 if (error := message.error()) is not None:
@@ -260,7 +271,7 @@ class Broker:
 
     def _partitions(self, topic: str) -> list[int]:
         described = self._asked(
-            functools.partial(self._admin.list_topics, topic=topic, timeout=TIMEOUT_S)
+            functools.partial(self._opened().list_topics, topic=topic, timeout=TIMEOUT_S)
         ).topics[topic]
         if described.error is not None:
             if described.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -268,6 +279,7 @@ class Broker:
                     f"there is no topic {topic} at {self._servers}: create it first",
                 )
             raise self._failed(f"topic {topic}: {described.error.str()}")
+        self._known.add(topic)
         return sorted(described.partitions)
 
     @functools.cached_property
