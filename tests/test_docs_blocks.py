@@ -28,6 +28,7 @@ MACHINES = "tests/cli/test_machines.py::test_the_commands_of_the_page_run_a_syst
 PIPELINE = (
     "tests/spark/test_pipeline_page.py::test_the_programs_of_the_page_add_up_and_its_commands_work"
 )
+KAFKA = "tests/spark/test_kafka_page.py::test_two_ordinary_queries_become_a_pipeline"
 DATABASE = (
     "tests/spark/test_ends.py::test_with_a_transaction_for_each_micro_batch_a_record_counts_once"
 )
@@ -65,6 +66,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
             "tests/runtime/test_event_logging.py::test_the_documented_question_is_answered",
         ],
     },
+    "docs/kafka.md": {"python": [KAFKA] * 3, "console": [KAFKA] * 3},
     "docs/kubernetes.md": {
         "python": [KUBERNETES],
         "console": [KUBERNETES, KUBERNETES],

@@ -122,8 +122,8 @@ def committed(checkpoint: Location, batch: int) -> Committed:
 
 def retained_batches(checkpoint: Location) -> list[int]:
     """Return the micro-batches with which a query could continue, in rising order: those that Spark
-    still keeps whole. `START` stands for the start, before the first micro-batch. A query that was
-    adopted cannot go back to that: its first records are not labelled."""
+    still keeps whole. `START` stands for the start, before the first micro-batch. An adopted query
+    has none: its first records are not labelled."""
     plans, commits = (set(_numbers(checkpoint / part)) for part in (_OFFSETS, _COMMITS))
     # Spark goes on after a micro-batch only if it has the plan of the one before.
     found = sorted(n for n in commits & plans if n == 0 or n - 1 in plans)

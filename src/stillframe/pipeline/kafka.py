@@ -1,7 +1,7 @@
 """The broker: where topics begin and end, the labels of their records, and how they are set up.
 
-Only this module talks to Kafka outside Spark. It reads and never commits: no consumer group knows
-of it.
+Only this module talks to Kafka outside Spark. It reads and never commits: it is in no consumer
+group.
 """
 
 import contextlib

@@ -228,7 +228,7 @@ class Pipeline:
                 of all its channels. ``unaligned``: records at once; records in transit belong to
                 the snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing
                 is delayed, and a restore delivers some records twice; the snapshot records which.
-                ``retained``: without barriers, the newest cut in what Spark and Kafka keep. None
+                ``retained``: without barriers, the newest cut that Spark and Kafka retain. None
                 for ``retained`` if there is a topic of Kafka, and else ``aligned``.
             timeout_s: seconds after which it is abandoned.
             progress: called repeatedly while it is pending.

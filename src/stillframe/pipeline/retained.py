@@ -1,4 +1,4 @@
-"""Finds a consistent cut in what Spark and Kafka keep anyway, and records it: mode ``retained``.
+"""Finds a consistent cut that Spark and Kafka retain anyway, and records it: mode ``retained``.
 
 Spark keeps the offsets and the state of the last micro-batches of each query, and Kafka keeps the
 records. So no barrier is needed, nothing waits, and it does not matter whether a query runs: the
@@ -75,7 +75,7 @@ def record(root: Location, metadata: Metadata, snapshot: SnapshotId) -> Retained
 
 
 class _Query:
-    """What a query retains."""
+    """A query and the versions that it retains."""
 
     def __init__(self, root: Location, metadata: Metadata, name: str) -> None:
         self.name = name

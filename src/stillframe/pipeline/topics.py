@@ -1,4 +1,4 @@
-"""Which records of a topic count: the label of each record, and what a pipeline knows of a topic.
+"""The records of a topic that count: their labels, and what a pipeline records about a topic.
 
     ROOT/topics/unique.json     the id of the one writer, and where its records begin
 
@@ -79,7 +79,7 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Counting(msgspec.Struct, frozen=True):
-    """What decides whether a record counts: the record of its topic, and the timeline of the
+    """The condition that a record counts: the record of its topic, and the timeline of the
     micro-batches of its writer."""
 
     topic: Topic

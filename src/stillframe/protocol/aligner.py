@@ -32,7 +32,7 @@ class Mode(enum.Enum):
     UNALIGNED = "unaligned"
     AT_LEAST_ONCE = "at-least-once"
     RETAINED = "retained"
-    """Without barriers: found in what every participant retains (``protocol.recovery_line``)."""
+    """Without barriers: found in the versions that participants retain (``recovery_line``)."""
 
     def __str__(self) -> str:
         return self.value

@@ -138,9 +138,9 @@ def _check_attempts(frame: DataFrame) -> None:
         raise UsageError(
             "with spark.speculation two tasks write the same records into a topic: turn it off"
         )
-    master = str(context.master)
-    if master.startswith("local"):
-        wrong = {} if "," not in master or master.endswith(",1]") else {"master": "local[N]"}
+    url = str(context.master)
+    if url.startswith("local"):
+        wrong = {} if "," not in url or url.endswith(",1]") else {"master": "local[N]"}
     else:
         wrong = {name: want for name, want in _ONE_ATTEMPT.items() if conf.get(name) != want}
     if wrong:
