@@ -13,6 +13,7 @@ from tests.hdfs_server import hdfs, hdfs_server
 from tests.nightly import figure
 from tests.s3_servers import bucket, moto_bucket, moto_server, versitygw_bucket, versitygw_server
 from tests.sparks import spark
+from tests.topics import kafka_address, topic_shop
 from tests.wheels import distributions
 
 __all__ = [
@@ -25,9 +26,11 @@ __all__ = [
     "figure",
     "hdfs",
     "hdfs_server",
+    "kafka_address",
     "moto_bucket",
     "moto_server",
     "spark",
+    "topic_shop",
     "versitygw_bucket",
     "versitygw_server",
 ]

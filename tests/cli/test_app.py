@@ -21,7 +21,7 @@ BANK = "examples.bank:bank"
 COMMANDS = "run restore resume join snapshot savepoint delete list show".split()
 COMMANDS += "verify diff detect events watch view certs".split()
 GROUPS = {
-    "pipeline": "snapshot savepoint list show delete restore fork status".split(),
+    "pipeline": "snapshot savepoint list show filter detect delete restore fork status".split(),
     "store": "audit stats diff detect compact assemble follow copy".split(),
     "log": "verify clock".split(),
     "trace": "import cuts".split(),

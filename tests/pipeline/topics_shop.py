@@ -15,7 +15,7 @@ import pytest
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline import Pipeline, kafka, kafka_channel
 from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.kafka import Broker, TopicRecordAt
+from stillframe.pipeline.kafka import Broker, KafkaRecord
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.topics import HEADER, counting, join_topic
 
@@ -27,7 +27,7 @@ class Records(Broker):
     `why_away` says why."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, dict[int, list[TopicRecordAt]]] = {}
+        self.topics: dict[str, dict[int, list[KafkaRecord]]] = {}
         self.why_away = ""
         self.asked: list[str] = []
 
@@ -38,7 +38,7 @@ class Records(Broker):
         """Append a record."""
         records = self.topics.setdefault(topic, {0: [], 1: []})[partition]
         headers = () if label is None else ((HEADER, label),)
-        records.append(TopicRecordAt(partition, len(records), b"k", b"v", headers, 0))
+        records.append(KafkaRecord(partition, len(records), b"k", b"v", headers, 0))
 
     def first_offsets(self, topic: str) -> dict[int, int]:
         """See ``Broker``."""
@@ -53,12 +53,12 @@ class Records(Broker):
         """See ``Broker``."""
         return sorted(self._records(topic))
 
-    def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[TopicRecordAt]:
+    def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
         """See ``Broker``."""
         for partition, (start, end) in ranges.items():
             yield from self._records(topic)[partition][start:end]
 
-    def _records(self, topic: str) -> dict[int, list[TopicRecordAt]]:
+    def _records(self, topic: str) -> dict[int, list[KafkaRecord]]:
         if self.why_away:
             raise Unavailable(f"Kafka at {SERVERS} does not answer as it should: {self.why_away}")
         if topic not in self.topics:

@@ -175,9 +175,9 @@ def test_channels_are_a_table(spark: SparkSession, shop: Pipeline) -> None:
     table = cut(spark, shop, "late", table="channels")
     assert table.columns == [
         *("log", "target", "position", "barrier", "sent_count", "received_count"),
-        *("record_count", "duplicate_count"),
+        *("record_count", "duplicate_count", "partition", "end"),
     ]
-    found = [(row[0], row[1], *row[4:]) for row in rows(table)]
+    found = [(row[0], row[1], *row[4:8]) for row in rows(table)]
     assert found == [("transfers", "idle", 7, 0, 7, 0), ("transfers", "sums", 7, 4, 3, 0)]
 
 
@@ -302,7 +302,7 @@ def test_a_log_is_read_as_it_is_or_up_to_a_snapshot(spark: SparkSession, shop: P
         ({"snapshot": "late", "channel": "x"}, "no channel 'x'.*there are: totals, transfers"),
         ({"snapshot": "late", "channel": "transfers"}, "name one of idle, sums"),
         ({"snapshot": "late", "channel": "transfers", "target": "x"}, "it has idle, sums"),
-        ({"snapshot": "late", "channel": "totals"}, "read its log with log_records"),
+        ({"snapshot": "late", "channel": "totals"}, "read it with log_records"),
         ({"table": "queries"}, "needs the option 'snapshot'"),
     ],
 )

@@ -89,12 +89,15 @@ defer(app, "run", "certs", "Create TLS certificates for testing.")
 pipeline_app = _group(
     "pipeline",
     "Snapshot and restore whole pipelines. A pipeline consists of streaming queries, services and "
-    "channels. These commands read and write its directory; they do not start Spark.",
+    "channels. These commands read and write its directory. Only 'detect' starts Spark, and only "
+    "for states of queries.",
 )
 defer(pipeline_app, "pipeline", "snapshot", "Take a snapshot of a pipeline now.")
 defer(pipeline_app, "pipeline", "savepoint", "Take a snapshot and keep it under a name.")
 defer(pipeline_app, "pipeline", "list", "List the snapshots of a pipeline.")
 defer(pipeline_app, "pipeline", "show", "Show the contents of a snapshot.")
+defer(pipeline_app, "pipeline_contents", "filter", "Print which records of a topic count.")
+defer(pipeline_app, "pipeline_contents", "detect", "Check whether a stable predicate holds.")
 defer(pipeline_app, "pipeline", "delete", "Delete snapshots.")
 defer(pipeline_app, "pipeline", "restore", "Roll a stopped pipeline back to a snapshot.")
 defer(pipeline_app, "pipeline", "fork", "Create a second pipeline from a snapshot.")

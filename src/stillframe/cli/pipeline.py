@@ -20,7 +20,13 @@ from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, end_with_failure, flag, option, signals
 from stillframe.cli.options import INTERVAL, KEEP, KEPT, Timeout
 from stillframe.durable_files import shell_command
-from stillframe.errors import Damaged, StillframeError, UsageError
+from stillframe.errors import (
+    Damaged,
+    NotConsistent,
+    StillframeError,
+    Unavailable,
+    UsageError,
+)
 from stillframe.model import Abandoned, SnapshotId
 from stillframe.pages.values import plain
 from stillframe.pipeline.coordinator import abandoned_snapshots, periodically
@@ -56,6 +62,14 @@ CHANNEL_COLUMNS: output.Columns[dict[str, Any]] = {
     "received": itemgetter("received_count"),
     "on it": itemgetter("record_count"),
     "duplicates": itemgetter("duplicate_count"),
+}
+
+TOPIC_COLUMNS: output.Columns[dict[str, Any]] = {
+    "channel": itemgetter("channel"),
+    "from": itemgetter("source"),
+    "to": itemgetter("target"),
+    "read up to": lambda row: _positions_cell(row["positions"]),
+    "in flight": itemgetter("record_count"),
 }
 
 app = Commands()
@@ -468,18 +482,46 @@ def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     pipeline = Pipeline(path)
     manifest = pipeline.latest() if name is None else pipeline.find(name)
     channels = [_channel_document(manifest, cut) for cut in manifest.channels]
+    topics = list(_topic_documents(pipeline, manifest))
     if output.wants_json():
         participants = [_fragment_document(fragment) for fragment in manifest.fragments]
-        found = {"participants": participants, "channels": channels}
+        found = {"participants": participants, "channels": channels, "topics": topics}
         output.put_json(document_of(manifest) | found)
         return
     output.say(f"{published(manifest)}, begun {quantities.moment(manifest.initiated_at)}")
     title = "participants, positions in items"
     output.put_table(title, PARTICIPANT_COLUMNS, manifest.fragments, texts=5)
-    output.put_table("channels, counts in records", CHANNEL_COLUMNS, channels, texts=3)
+    if channels or not topics:
+        output.put_table("channels, counts in records", CHANNEL_COLUMNS, channels, texts=3)
+    if topics:
+        title = "topics of Kafka, partition and offset, counts in records"
+        output.put_table(title, TOPIC_COLUMNS, topics, texts=4)
     output.say(
         f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has all)"
     )
+
+
+def _topic_documents(pipeline: Pipeline, manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """Yield what JSON says of a topic for each of its targets. The records in flight are counted in
+    Kafka; if it cannot be read, a sentence on stderr says why."""
+    view = pipeline.view(manifest.snapshot)
+    for cut in manifest.topics:
+        for target, positions in sorted(cut.positions.items()):
+            count = None
+            try:
+                count = view.in_flight_count(cut.channel, target)
+            except (NotConsistent, Unavailable, UsageError) as error:
+                output.say(f"{cut.channel} to {target}: the records in flight are unknown: {error}")
+            topic = manifest.dataflow.topic(cut.channel)
+            yield {
+                "channel": cut.channel,
+                "topic": topic.topic,
+                "source": topic.source,
+                "target": target,
+                "positions": {str(p): offset for p, offset in sorted(positions.items())},
+                "ends": {str(p): offset for p, offset in sorted(cut.ends.items())},
+                "record_count": count,
+            }
 
 
 def _fragment_document(fragment: ParticipantFragment) -> dict[str, Any]:

@@ -108,7 +108,12 @@ def find_deadlock(view: SnapshotView) -> Deadlock | None:
     wait that it would end when it arrives; so does one from a process that is not blocked itself. A
     request in transit to a blocked process changes nothing: a blocked process sends nothing. Raises
     as ``open_waits``."""
-    waits = open_waits(view)
+    return deadlock_among(open_waits(view))
+
+
+def deadlock_among(waits: Mapping[ProcessId, Waiting]) -> Deadlock | None:
+    """Return the deadlock among processes with these waits; others are not blocked. None if there
+    is none."""
     names = sorted(set(waits).union(*(waiting.processes for waiting in waits.values())))
     numbers = {name: number for number, name in enumerate(names)}
     targets = [waits[name].processes if name in waits else () for name in names]
@@ -205,7 +210,13 @@ def find_loss(
 ) -> tuple[Discrepancy, ...]:
     """Return every quantity whose amount is not the `expected` one, which ``places_of`` returned
     for a snapshot without loss; by name. Raises as ``places_of``."""
-    places = places_of(view)
+    return differences(expected, places_of(view))
+
+
+def differences(
+    expected: Mapping[str, Mapping[str, Number]], places: Mapping[str, Mapping[str, Number]]
+) -> tuple[Discrepancy, ...]:
+    """Return every quantity whose amount in `places` is not the `expected` one, by name."""
     found = []
     for quantity in sorted({*expected, *places}):
         before, now = expected.get(quantity, {}), places.get(quantity, {})
@@ -263,8 +274,11 @@ def termination(view: SnapshotView) -> Verdict:
 def deadlock(view: SnapshotView) -> Verdict:
     """Return whether processes keep each other blocked forever."""
     found = find_deadlock(view)
-    if found is None:
-        return Verdict(holds=False, sentence=NO_DEADLOCK)
+    return Verdict(holds=False, sentence=NO_DEADLOCK) if found is None else verdict_on(found)
+
+
+def verdict_on(found: Deadlock) -> Verdict:
+    """Return the verdict that there is a deadlock."""
     among = {name for ring in found.rings for name in ring.processes}
     behind = [name for name in found.processes if name not in among]
     return Verdict(holds=True, sentence=deadlock_text([str(ring) for ring in found.rings], behind))

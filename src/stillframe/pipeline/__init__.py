@@ -14,13 +14,16 @@ cannot be read. What writes raises StoreError if the disk is full or failed; the
 
 from typing import TYPE_CHECKING, Any
 
+from stillframe.pipeline.cut_view import PipelineView
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, channel, kafka_channel
+from stillframe.pipeline.kafka import KafkaRecord
 from stillframe.pipeline.log import LogBatch
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, TopicCut
 from stillframe.pipeline.stopped import NotAtRest
+from stillframe.pipeline.topics import Counting, Label, LabelRange
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
 
@@ -28,14 +31,19 @@ __all__ = [
     "Awaited",
     "AwaitedChannel",
     "ChannelCut",
+    "Counting",
     "Dataflow",
     "JoinedService",
+    "KafkaRecord",
+    "Label",
+    "LabelRange",
     "Log",
     "LogBatch",
     "Manifest",
     "Mode",
     "NotAtRest",
     "Pipeline",
+    "PipelineView",
     "Progress",
     "Topic",
     "TopicCut",

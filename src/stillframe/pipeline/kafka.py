@@ -24,6 +24,9 @@ RETENTION_S_MIN = 24 * 3600
 """How long a topic must keep its records: a snapshot cannot be restored after that time."""
 _WINDOW_MAX = 4096
 _POLL_S = 0.1
+_CHUNK_COUNT = 1000
+_PARTITIONS_S = 5.0
+"""How often a reader that follows a topic looks for new partitions."""
 _QUICK = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
@@ -32,13 +35,24 @@ _QUICK = {
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 2**10,
 }
+_MANY = {"queued.max.messages.kbytes": 2**14}
+"""Records of a whole topic are wanted: up to so much waits in memory."""
 _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[kafka]'"
 
 _Answer = TypeVar("_Answer")
 
 
-class TopicRecordAt(msgspec.Struct, frozen=True):
-    """A record of a topic: its place, its key and value, its headers, and the label among them."""
+class KafkaRecord(msgspec.Struct, frozen=True):
+    """A record of a topic of Kafka.
+
+    Attributes:
+        partition: its partition.
+        offset: its offset there.
+        key: its key; None if it has none.
+        value: its value; None if it has none.
+        headers: the key and value of each header. The last one is the label, if there is one.
+        timestamp_ms: its time, in milliseconds since 1970.
+    """
 
     partition: int
     offset: int
@@ -49,7 +63,8 @@ class TopicRecordAt(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> Label | None:
-        """Its label, the last header; None if it has none."""
+        """Its label, the last header: who wrote it, in which epoch and micro-batch. None if it has
+        none."""
         if not self.headers or self.headers[-1][0] != HEADER:
             return None
         return decode_label(self.headers[-1][1] or b"")
@@ -71,6 +86,8 @@ class Broker:
 
     Every method raises Unavailable if no broker answers, and UsageError if there is no such topic.
     """
+
+    _fetching: Mapping[str, int] = _QUICK
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
@@ -188,7 +205,7 @@ class Broker:
             window = min(_WINDOW_MAX, window * 8)
         return spans
 
-    def _is_before(self, counting: Counting, record: TopicRecordAt, label: Label) -> bool:
+    def _is_before(self, counting: Counting, record: KafkaRecord, label: Label) -> bool:
         """Return whether a record is of a micro-batch before that of `label`, of this timeline."""
         found = record.label
         if found is None and counting.is_adopted(record.partition, record.offset):
@@ -206,7 +223,7 @@ class Broker:
             )
         return True
 
-    def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[TopicRecordAt]:
+    def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
         """Yield the records of each partition from a first offset up to, and without, a last one;
         those of one partition in their order."""
         kafka = self._kafka
@@ -222,9 +239,11 @@ class Broker:
         missing = sum(end - ranges[p][0] for p, end in left.items())
         while left:
             # It waits until it has as many, so it must not ask for more than there can be.
-            for message in consumer.consume(max(1, min(missing, _WINDOW_MAX)), _POLL_S):
-                missing -= 1
-                until = time.monotonic() + TIMEOUT_S
+            messages = consumer.consume(max(1, min(missing, _CHUNK_COUNT)), _POLL_S)
+            missing -= len(messages)
+            if not messages and time.monotonic() > until:
+                raise self._failed(f"topic {topic} sends no record")
+            for message in messages:
                 partition = message.partition()
                 if (error := message.error()) is not None:
                     if error.code() != kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
@@ -235,8 +254,34 @@ class Broker:
                         yield _record(message)
                     if message.offset() >= left[partition] - 1:
                         del left[partition]
-            if time.monotonic() > until:
-                raise self._failed(f"topic {topic} sends no record")
+            if messages:
+                # Only now: the caller may take its time with each record.
+                until = time.monotonic() + TIMEOUT_S
+
+    def follow(self, topic: str, starts: Mapping[int, int]) -> Iterator[list[KafkaRecord]]:
+        """Yield the records of a topic as they come, some at a time, and never end. `starts` are
+        the offsets to start at; a partition that is not named, such as one that is added later, is
+        read from its first record on. A list is empty if none has come for a while."""
+        kafka, consumer = self._kafka, self._opened()
+        positions: dict[int, int] = {}
+        look_at = 0.0
+        while True:
+            if time.monotonic() >= look_at:
+                if positions.keys() != set(self._partitions(topic)):
+                    positions = {**self.first_offsets(topic), **starts, **positions}
+                    consumer.assign(
+                        [kafka.TopicPartition(topic, *one) for one in positions.items()]
+                    )
+                look_at = time.monotonic() + _PARTITIONS_S
+            found = []
+            for message in consumer.consume(_CHUNK_COUNT, _POLL_S):
+                partition = message.partition()
+                if (error := message.error()) is None:
+                    positions[partition] = message.offset() + 1
+                    found.append(_record(message))
+                elif error.code() != kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
+                    raise self._failed(f"topic {topic}, partition {partition}: {error.str()}")
+            yield found
 
     def check(self, topic: Topic) -> None:
         """Raise UsageError if a topic deletes or replaces records that a restore would need."""
@@ -295,7 +340,9 @@ class Broker:
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
             }
-            self._consumer = self._kafka.Consumer(settings_of(self._servers) | own | _QUICK)
+            self._consumer = self._kafka.Consumer(
+                settings_of(self._servers) | own | {**self._fetching}
+            )
         return self._consumer
 
     def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
@@ -311,7 +358,29 @@ class Broker:
         )
 
 
-def strange(counting: Counting, record: TopicRecordAt) -> NotConsistent:
+class RecordReader(Broker):
+    """A connection that reads many records."""
+
+    _fetching = _MANY
+
+
+def is_counted(counting: Counting | None, record: KafkaRecord) -> bool:
+    """Return whether a record counts; all do if there is no writer in the pipeline, and None.
+
+    Raises:
+        NotConsistent: the record is not from the writer, or has no label.
+    """
+    if counting is None:
+        return True
+    label = record.label
+    if label is not None and counting.is_own(label):
+        return counting.counts(label)
+    if label is None and counting.is_adopted(record.partition, record.offset):
+        return True
+    raise strange(counting, record)
+
+
+def strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
     """Return the error about a record that the writer of a topic has not written."""
     what = "has no label" if record.label is None else "has the label of another writer"
     return NotConsistent(
@@ -334,9 +403,9 @@ def brokers() -> Iterator[Callable[[Topic], Broker]]:
         yield lambda topic: broker(topic.servers)
 
 
-def _record(message: Any) -> TopicRecordAt:
+def _record(message: Any) -> KafkaRecord:
     headers = tuple((key, value) for key, value in message.headers() or ())
-    return TopicRecordAt(
+    return KafkaRecord(
         partition=message.partition(),
         offset=message.offset(),
         key=message.key(),

@@ -17,9 +17,18 @@ from stillframe.errors import (
     check_seconds,
 )
 from stillframe.model import Abandoned, SnapshotId, check_process_id
-from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
+from stillframe.pipeline import (
+    coordinator,
+    restore,
+    retention,
+    service,
+    snapshot_manifest,
+    topic_records,
+)
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
+from stillframe.pipeline.cut_view import PipelineView, QueryStates
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, dataflow
+from stillframe.pipeline.kafka import KafkaRecord
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
 from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
@@ -36,6 +45,7 @@ from stillframe.pipeline.metadata import (
 from stillframe.pipeline.progress import Progress, ProgressReader
 from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.topics import Counting
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
 from stillframe.storage.files import names
@@ -153,8 +163,9 @@ class Pipeline:
     ) -> Iterator[LogBatch]:
         """Return an iterator over the records of a channel, in batches, without Spark.
 
-        Memory holds one batch of at most 65,536 records at a time. Programs may append meanwhile:
-        the iterator ends at the entry that was the last one when it was made.
+        It is for logs: ``topic_records`` is the same for topics of Kafka. Memory holds one batch of
+        at most 65,536 records at a time. Programs may append meanwhile: the iterator ends at the
+        entry that was the last one when it was made.
 
         Args:
             channel: its name.
@@ -170,7 +181,9 @@ class Pipeline:
                 `target` is given without `snapshot`.
             Damaged: a file of the log was changed or is missing.
         """
-        described = read_metadata(self.path) if snapshot is None else self.find(snapshot)
+        described = self._described(snapshot)
+        if any(topic.name == channel for topic in described.dataflow.topics):
+            raise UsageError(f"channel {channel} is a topic of Kafka: use topic_records")
         reader = LogReader(self.path, described.dataflow.log(channel), described.segments[channel])
         first = reader.first_kept()
         if isinstance(described, Manifest):
@@ -183,6 +196,99 @@ class Pipeline:
             reader.check_whole(first)
             end = reader.tail(first)
         return reader.batches(first if start is None else max(start, 0), end)
+
+    def topic_records(
+        self,
+        channel: str,
+        *,
+        start: Mapping[int, int] | None = None,
+        snapshot: SnapshotId | str | None = None,
+        target: str | None = None,
+        follow: bool = False,
+    ) -> Iterator[KafkaRecord]:
+        """Return an iterator over the records that count of a topic of Kafka, without Spark.
+
+        Records that a restore took out of the timeline are left out, and so are records of open and
+        aborted transactions. Those of one partition keep their order. Memory holds about 16 MiB
+        of records at most. Nothing is committed to Kafka: store the offsets yourself.
+
+        Args:
+            channel: its name.
+            start: partition -> the offset to start at; others start at the oldest record.
+            snapshot: an id or the name of a savepoint, to read only what was written up to its cut,
+                on its timeline. If other programs write the topic, what was there when it was
+                taken. None for all records up to the present end.
+            target: a query that reads the channel: yields only the records that were in flight to
+                it at the cut of `snapshot`.
+            follow: whether to wait for further records, and never end. After a restore of the
+                pipeline, only records of the new timeline are yielded, whose ``label.epoch`` is the
+                new epoch. Undo what came of earlier ones that are not on the ``timeline`` any more.
+
+        Raises:
+            UsageError: there is no such Kafka channel, snapshot or target; Kafka has deleted the
+                record at `start`; or `target` is given without `snapshot`, or `follow` with it.
+            NotConsistent: Kafka has deleted records that were in flight; or while it is read,
+                another program has written into the topic.
+            Unavailable: Kafka does not answer, or the query that writes the topic has not joined.
+        """
+        if target is not None and snapshot is None:
+            raise UsageError("target requires snapshot: give both")
+        if not follow:
+            described = self._described(snapshot)
+            found = topic_records.select(self.path, described, channel, target=target, start=start)
+            return found.records()
+        if snapshot is not None:
+            raise UsageError("a snapshot has no further records: leave out follow or snapshot")
+        self.dataflow.topic(channel)
+        return topic_records.follow(self.path, channel, start)
+
+    def topic_filter(self, channel: str, *, snapshot: SnapshotId | str | None = None) -> Counting:
+        """Return the filter for the records of a topic of Kafka that count, for other programs.
+
+        ``condition()`` is SQL for Spark. ``ranges()`` has the same as bytes, for any language:
+        compare the value of the last header, if its key is ``stillframe``. Each restore of the
+        pipeline needs a new filter.
+
+        Args:
+            channel: its name.
+            snapshot: for what was written up to the cut of this one; None for all that counts now.
+
+        Raises:
+            UsageError: there is no such Kafka channel or snapshot; or other programs write the
+                topic, so that every record counts.
+            Unavailable: the query that writes the topic has not joined the pipeline.
+        """
+        described = self._described(snapshot)
+        topic = described.dataflow.topic(channel)
+        found = topic_records.counting_at(self.path, described, topic)
+        if found is None:
+            raise UsageError(
+                f"channel {channel} has no source in the pipeline, so that every record counts: "
+                "read it without a filter"
+            )
+        return found
+
+    def view(
+        self,
+        snapshot: SnapshotId | str | None = None,
+        *,
+        query_states: QueryStates | None = None,
+    ) -> PipelineView:
+        """Return a snapshot as predicates take it: states, and records in flight.
+
+        Args:
+            snapshot: an id or a savepoint's name; None for ``latest``.
+            query_states: reads the states of queries, which need Spark:
+                ``functools.partial(stillframe.spark.query_state, spark, shop)``.
+
+        Raises:
+            UsageError: there is no such snapshot.
+        """
+        manifest = self.latest() if snapshot is None else self.find(snapshot)
+        return PipelineView(self.path, manifest, query_states)
+
+    def _described(self, snapshot: SnapshotId | str | None) -> Metadata | Manifest:
+        return read_metadata(self.path) if snapshot is None else self.find(snapshot)
 
     @property
     def dataflow(self) -> Dataflow:

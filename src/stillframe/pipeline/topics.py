@@ -78,13 +78,48 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return bytes.fromhex(self.writer)
 
 
+class LabelRange(msgspec.Struct, frozen=True):
+    """The labels of some micro-batches that count: as bytes, from `low` up to and without `high`.
+
+    Attributes:
+        epoch: the epoch of the micro-batches.
+        first: the first one.
+        end: the one after the last; None if the writer still adds to them.
+        low: the lowest label.
+        high: the lowest label above them.
+    """
+
+    epoch: int
+    first: int
+    end: int | None
+    low: bytes
+    high: bytes
+
+    def condition(self, value: str) -> str:
+        """Return the condition, in SQL, that a label is in the range."""
+        if self.end is None:
+            # Nearly every record is of the present epoch, which has no other micro-batches.
+            return f"startswith({value}, X'{self.low[:_EPOCH_BYTES].hex()}')"
+        return f"{value} >= X'{self.low.hex()}' AND {value} < X'{self.high.hex()}'"
+
+
 class Counting(msgspec.Struct, frozen=True):
-    """The condition that a record counts: the record of its topic, and the timeline of the
-    micro-batches of its writer."""
+    """A filter for the records of a topic that count. A restore deletes no record: those that it
+    took out of the timeline of their writer stay in the topic, and do not count.
+
+    ``Pipeline.topic_filter`` returns it. Each restore of the pipeline needs a new one.
+
+    Attributes:
+        topic: the channel.
+        record: the id of its writer, and the offsets at which the records of the writer begin.
+        timeline: the micro-batches of the writer, by epoch.
+        end: the micro-batch that is the first one not to count; None if there is none yet.
+    """
 
     topic: Topic
     record: TopicRecord
     timeline: tuple[Segment, ...]
+    end: int | None = None
 
     def counts(self, label: Label) -> bool:
         """Return whether records with this label of the writer count."""
@@ -92,8 +127,35 @@ class Counting(msgspec.Struct, frozen=True):
             label.epoch == segment.epoch
             and segment.first <= label.batch
             and (end is None or label.batch < end)
-            for segment, end in with_ends(self.timeline)
+            for segment, end in self._segments()
         )
+
+    def ranges(self) -> list[LabelRange]:
+        """Return the labels that count, the newest ones first."""
+        return [
+            LabelRange(
+                epoch=segment.epoch,
+                first=segment.first,
+                end=end,
+                low=self.label(segment.epoch, segment.first).encoded,
+                high=(
+                    self.label(segment.epoch + 1, 0)
+                    if end is None
+                    else self.label(segment.epoch, end)
+                ).encoded,
+            )
+            for segment, end in reversed(self._segments())
+        ]
+
+    def _segments(self) -> list[tuple[Segment, int | None]]:
+        """Return the parts of the timeline that count, each with its end."""
+        if self.end is None:
+            return list(with_ends(self.timeline))
+        return [
+            (segment, self.end if end is None else min(end, self.end))
+            for segment, end in with_ends(self.timeline)
+            if segment.first < self.end
+        ]
 
     def is_own(self, label: Label | None) -> bool:
         """Return whether this writer wrote a record with this label."""
@@ -112,15 +174,7 @@ class Counting(msgspec.Struct, frozen=True):
         ``kafka`` with the option ``includeHeaders``. It is an error, with the topic, the partition
         and the offset, if a record neither counts nor is of an abandoned timeline."""
         value = "get(headers, size(headers) - 1).value"
-        *before, (present, _) = with_ends(self.timeline)
-        # Nearly every record is of the present epoch, which has no other micro-batches than these.
-        epoch = self.label(present.epoch, 0).encoded[:_EPOCH_BYTES]
-        cases = [f"WHEN startswith({value}, X'{epoch.hex()}') THEN true"]
-        for segment, end in reversed(before):
-            assert end is not None
-            low, high = (self.label(segment.epoch, n).encoded for n in (segment.first, end))
-            bounds = f"{value} >= X'{low.hex()}' AND {value} < X'{high.hex()}'"
-            cases.append(f"WHEN {bounds} THEN true")
+        cases = [f"WHEN {one.condition(value)} THEN true" for one in self.ranges()]
         cases.append(
             f"WHEN length({value}) = {_LABEL_BYTES} AND "
             f"substring({value}, 1, {_WRITER_BYTES}) = X'{self.record.writer}' THEN false"

@@ -73,6 +73,8 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
                 reading.barrier is not None and reading.position >= reading.barrier
                 for reading in readings
             )
+        case Mode.RETAINED:
+            return False  # no participant is asked
 
 
 def read_end(mode: Mode, reading: Reading) -> int | None:

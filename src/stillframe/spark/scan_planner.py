@@ -16,22 +16,39 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import IntegerType, LongType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.checkpoint import OFFSET_KEY, offset_of
-from stillframe.pipeline.dataflow import OFFSET_COLUMN, PARTITION_COLUMN, Log, schema_difference
+from stillframe.pipeline.dataflow import (
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    Dataflow,
+    Log,
+    schema_difference,
+)
 from stillframe.pipeline.locks import OBJECT_POLL_S, is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.participant_logs import QueryParticipant
-from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, find
+from stillframe.pipeline.snapshot_manifest import Manifest, find
+from stillframe.pipeline.topic_records import TopicSelection, select
 from stillframe.spark.slices import (
     LOG_FORMAT,
     SNAPSHOT_FORMAT,
     RecordsSlice,
     SlicesReader,
     TableSlice,
+    TopicCountSlice,
+    TopicSlice,
 )
 from stillframe.storage.location import Location, locate
 from stillframe.store.tables import to_array
@@ -47,8 +64,25 @@ _SERVICES_SCHEMA = pa.schema(
 )
 _COUNTS = ("position", "barrier", "sent_count", "received_count", "record_count", "duplicate_count")
 _CHANNELS_SCHEMA = pa.schema(
-    [("log", pa.string()), ("target", pa.string()), *((name, pa.int64()) for name in _COUNTS)]
+    [
+        ("log", pa.string()),
+        ("target", pa.string()),
+        *((name, pa.int64()) for name in _COUNTS),
+        ("partition", pa.int32()),
+        ("end", pa.int64()),
+    ]
 )
+_HEADER = StructType().add("key", StringType()).add("value", BinaryType())
+_TOPIC_SCHEMA = (
+    StructType()
+    .add("key", BinaryType())
+    .add("value", BinaryType())
+    .add("headers", ArrayType(_HEADER))
+    .add("partition", IntegerType())
+    .add("offset", LongType())
+    .add("timestamp", TimestampType())
+)
+"""The columns of Spark's source for Kafka, without those that are the same in all records."""
 _INT64 = range(-(2**63), 2**63)
 _KINDS = {bool: "bool", int: "int", float: "float", str: "text", bytes: "bytes", datetime: "time"}
 """The type of a recorded value -> the kind of its column; what is not here becomes JSON."""
@@ -287,18 +321,24 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
             "options table and service"
         )
     if channel is not None:
-        cut = _the_cut(manifest, channel, options.get("target"))
+        target = _target(manifest.dataflow, channel, options.get("target"))
+        if _is_topic(manifest.dataflow, channel):
+            return _plan_topic(select(root, manifest, channel, target=target))
+        cut = manifest.cut(channel, target)
         reader = manifest.reader(root, channel)
         # A target that had read past the barrier, in mode at-least-once, has an empty channel.
         return _plan_records(reader, min(cut.position, cut.barrier), cut.barrier)
     if service is not None and table in (None, "services"):
         return _plan_table(service_fields(manifest, service))
     if service is None and table in _TABLES:
-        return _plan_table(_TABLES[table](manifest))
+        plan = _plan_table(_TABLES[table](manifest))
+        if table == "channels":
+            plan.slices.extend(_topic_counts(root, manifest))
+        return plan
     asked = "no source of rows is named" if table is None else f"there is no table {table!r}"
     if table in _TABLES:
         asked = f"the option service cannot be combined with table={table!r}"
-    names = ", ".join(log.name for log in manifest.dataflow.logs) or "none"
+    names = ", ".join(one.name for one in manifest.dataflow.channels) or "none"
     raise UsageError(
         f"{asked}: give table, one of {', '.join(_TABLES)}; or service, one of "
         f"{', '.join(manifest.dataflow.services) or 'none'}; or channel, one of {names}"
@@ -306,10 +346,12 @@ def plan_snapshot_scan(options: Mapping[str, str]) -> ScanPlan:
 
 
 def plan_log_scan(options: Mapping[str, str]) -> ScanPlan:
-    """Return the plan for the kept records of a log, up to the barrier of a snapshot or all."""
+    """Return the plan for the kept records of a log or topic, up to a cut or all."""
     root = _root(options, LOG_FORMAT)
     snapshot, channel = options.get("snapshot"), _needed(options, "channel", LOG_FORMAT)
     described = read_metadata(root) if snapshot is None else find(root, snapshot)
+    if _is_topic(described.dataflow, channel):
+        return _plan_topic(select(root, described, channel))
     log = described.dataflow.log(channel)
     reader = LogReader(root, log, described.segments[channel])
     first = reader.first_kept()
@@ -370,27 +412,59 @@ def _channels(manifest: Manifest) -> pa.Table:
 _TABLES = {"services": _services, "queries": _queries, "channels": _channels}
 
 
-def _the_cut(manifest: Manifest, channel: str, target: str | None) -> ChannelCut:
-    targets = manifest.dataflow.log(channel).targets
+def _topic_counts(root: Location, manifest: Manifest) -> Iterator[InputPartition]:
+    """Yield a task for each target and partition of each topic, which counts the records."""
+    schema = to_arrow_schema(from_arrow_schema(_CHANNELS_SCHEMA), timezone="UTC")
+    for cut in manifest.topics:
+        for target, positions in cut.positions.items():
+            selected = select(root, manifest, cut.channel, target=target)
+            parts = selected.by_partition()
+            for partition, end in sorted(cut.ends.items()):
+                row = {
+                    "log": cut.channel,
+                    "target": target,
+                    "position": positions.get(partition),
+                    "duplicate_count": 0,
+                    "partition": partition,
+                    "end": end,
+                }
+                none = msgspec.structs.replace(selected, ranges={})
+                yield TopicCountSlice(row, parts.get(partition, none), schema)
+
+
+def _is_topic(flow: Dataflow, channel: str) -> bool:
+    return any(topic.name == channel for topic in flow.topics)
+
+
+def _target(flow: Dataflow, channel: str, target: str | None) -> str:
+    """Return the target of a channel, which may be left out if there is only one."""
+    found = flow.topic(channel) if _is_topic(flow, channel) else flow.log(channel)
+    targets = found.targets
     if not targets:
         raise UsageError(
             f"channel {channel} has no target, because it is an output of the dataflow, so it "
-            "never has records in transit: read its log with log_records"
+            "never has records in transit: read it with log_records"
         )
     if target is None and len(targets) > 1:
         raise UsageError(
             f"channel {channel} has several targets: name one of {', '.join(targets)} in the "
             "option target"
         )
-    for cut in manifest.channels:
-        if cut.log == channel and cut.target == (target or targets[0]):
-            return cut
-    raise UsageError(f"channel {channel} has no target {target!r}; it has {', '.join(targets)}")
+    if target is not None and target not in targets:
+        raise UsageError(f"channel {channel} has no target {target!r}; it has {', '.join(targets)}")
+    return target or targets[0]
 
 
 def _plan_table(table: pa.Table) -> ScanPlan:
     schema = from_arrow_schema(table.schema)
     return ScanPlan(schema, [TableSlice(table.cast(to_arrow_schema(schema, timezone="UTC")))])
+
+
+def _plan_topic(selection: TopicSelection) -> ScanPlan:
+    """Return a task for each partition of a topic."""
+    taken = to_arrow_schema(_TOPIC_SCHEMA, timezone="UTC")
+    parts = selection.by_partition().values()
+    return ScanPlan(_TOPIC_SCHEMA, [TopicSlice(part, taken) for part in parts])
 
 
 def _plan_records(reader: LogReader, first: int, end: int, *, is_placed: bool = True) -> ScanPlan:

@@ -1,12 +1,13 @@
 """The names of the formats, and what one task of a source reads: data files of a log, or a table.
 
-Executors import it: it needs no more than Arrow.
+Executors import it: it needs no more than Arrow. Only what reads topics of Kafka needs confluent-
+kafka there as well.
 """
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,12 +17,19 @@ from stillframe.durable_files import check_content, check_file
 from stillframe.storage.location import Location, ObjectPath, location_of
 from stillframe.storage.reading import read_file
 
+if TYPE_CHECKING:  # it needs more than Arrow: only slices of topics have it
+    from stillframe.pipeline.kafka import KafkaRecord
+    from stillframe.pipeline.topic_records import TopicSelection
+
 CHANNELS_FORMAT = "stillframe"
 SNAPSHOT_FORMAT = "stillframe.snapshot"
 LOG_FORMAT = "stillframe.log"
 _BATCH_ROW_COUNT = 1 << 16
 _READ_BYTES_MAX = 2**32
 """A data file in an object store is read as a whole."""
+_TOPIC_ROW_COUNT = 4096
+_TOPIC_BYTES = 2**23
+"""How much of a topic becomes one batch."""
 
 
 class TableSlice(InputPartition):
@@ -64,6 +72,52 @@ class RecordsSlice(InputPartition):
                 offset += count
 
 
+class TopicSlice(InputPartition):
+    """Records of one partition of a topic, in the columns of Spark's source for Kafka."""
+
+    def __init__(self, selection: "TopicSelection", schema: pa.Schema) -> None:
+        self.selection = selection
+        self.schema = schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records."""
+        rows: list[dict[str, Any]] = []
+        size = 0
+        for record in self.selection.records():
+            rows.append(_topic_row(record))
+            size += len(record.key or b"") + len(record.value or b"")
+            if len(rows) == _TOPIC_ROW_COUNT or size > _TOPIC_BYTES:
+                yield pa.RecordBatch.from_pylist(rows, self.schema)
+                rows, size = [], 0
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, self.schema)
+
+
+def _topic_row(record: "KafkaRecord") -> dict[str, Any]:
+    return {
+        "key": record.key,
+        "value": record.value,
+        "headers": [{"key": key, "value": value} for key, value in record.headers],
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms * 1000,
+    }
+
+
+class TopicCountSlice(InputPartition):
+    """One row about records of a topic, with how many they are."""
+
+    def __init__(self, row: dict[str, Any], selection: "TopicSelection", schema: pa.Schema) -> None:
+        self.row = row
+        self.selection = selection
+        self.schema = schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the row."""
+        row = self.row | {"record_count": self.selection.record_count}
+        yield pa.RecordBatch.from_pylist([row], self.schema)
+
+
 class SlicesReader(DataSourceReader):
     """Reads slices that were planned on the driver."""
 
@@ -76,7 +130,7 @@ class SlicesReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one slice."""
-        if isinstance(partition, TableSlice | RecordsSlice):
+        if isinstance(partition, TableSlice | RecordsSlice | TopicSlice | TopicCountSlice):
             yield from partition.batches()
         # Else there is nothing to read: where no slice is planned, Spark makes one up.
 

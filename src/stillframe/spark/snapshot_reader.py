@@ -80,22 +80,26 @@ def log_records(
     channel: str,
     snapshot: SnapshotId | str | None = None,
 ) -> DataFrame:
-    """Return all records of a log, with `_partition` and `_offset`.
+    """Return all records of a log, with `_partition` and `_offset`; or those of a topic of Kafka
+    that count.
 
-    Records before the oldest snapshot may have been trimmed: offsets then begin above 0.
+    A topic has the columns `key`, `value`, `headers`, `partition`, `offset` and `timestamp`;
+    executors need Stillframe with its extra ``kafka``. Records of a log before the oldest snapshot
+    may have been trimmed: offsets then begin above 0.
 
     Args:
         spark: the session.
         pipeline: the pipeline.
         channel: its name.
-        snapshot: only the records before the barrier of this one, an id or a savepoint's name;
-            None for the log as it is now. It has no records of timelines that a restore abandoned.
+        snapshot: only the records up to the cut of this one, an id or a savepoint's name; None for
+            the channel as it is now. It has no records of timelines that a restore abandoned.
 
     Raises:
         UsageError: there is no such channel or snapshot.
     """
-    described = pipeline if snapshot is None else pipeline.find(snapshot)
-    described.dataflow.log(channel)
+    flow = (pipeline if snapshot is None else pipeline.find(snapshot)).dataflow
+    if channel not in (topic.name for topic in flow.topics):
+        flow.log(channel)
     register(spark)
     options = {"pipeline": str(pipeline.path), "channel": channel}
     if snapshot is not None:

@@ -14,12 +14,16 @@ id or a savepoint's name; and what to read:
     service=NAME         one row with the fields of that service
     table=queries        query, batch
     table=channels       log, target, position, barrier, sent_count, received_count, record_count,
-                         duplicate_count
+                         duplicate_count, partition, end; of a topic of Kafka a row for each
+                         partition, with offsets in `position` and `end`, and null where only a log
+                         has a value
     channel=NAME         the records that were on the channel at the cut, where they lie in its log
-                         in `_partition` and `_offset`; `target` says to whom if there are several
+                         in `_partition` and `_offset`; `target` says to whom if there are several.
+                         Of a topic key, value, headers, partition, offset and timestamp
 
 ``stillframe.log`` has the same columns for all records of a log: `pipeline`, `channel`, and
-`snapshot`, to stop at its barrier, or none for the log as it is now.
+`snapshot`, to stop at its barrier, or none for the log as it is now. Of a topic it has the records
+that count, up to the cut of the snapshot or up to now.
 
 What runs on executors (``read``) imports no more than Arrow; the plan is made on the driver.
 """
