@@ -1,6 +1,9 @@
-"""Queries that topics of Kafka join."""
+"""Queries that topics of Kafka join: states at cuts are exact, and cycles can start."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,12 @@ from stillframe.pipeline import Pipeline, kafka_channel
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.topics import counting, has_joined, join_topic
 from stillframe.spark import topics
+from tests import nightly
+from tests.s3_servers import S3Server, use
+from tests.spark.outside import jars
+from tests.spark.topic_exactness import NIGHT_CASES, SHORT_CASES, Case
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def make_cycle(root: Path) -> Pipeline:
@@ -65,3 +74,37 @@ def test_of_two_that_record_a_writer_the_first_one_has(tmp_path: Path) -> None:
         join_topic(pipeline.path, topic, {0: 2})
     assert counting(pipeline.path, read_metadata(pipeline.path), topic).record == first
     assert [path.name for path in (tmp_path / "cycle" / "topics").iterdir()] == ["back.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.nightly(part="exactness")
+@pytest.mark.parametrize(
+    "cases",
+    [SHORT_CASES, *nightly.by_night([(case,) for case in NIGHT_CASES], check=[])],
+    ids=lambda cases: cases[0].name,
+)
+def test_states_at_cuts_are_exact(
+    cases: tuple[Case, ...],
+    kafka_broker: str,
+    moto_server: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cuts that are found while records flow, in topics that get more partitions meanwhile, with
+    queries that have just begun, and runs that go on from some of them, are exact."""
+    use(moto_server, monkeypatch)
+    places = [
+        f"{case}={f's3://{moto_server.new_bucket()}' if case.is_remote else tmp_path}"
+        for case in cases
+    ]
+    packages = ",".join(map(str, [*jars("spark"), *jars("s3a")]))
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.spark.topic_exactness", kafka_broker, *places],
+        cwd=ROOT,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} pyspark-shell"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.stdout.splitlines() == [f"{case}: exact" for case in cases], said.stderr[-3000:]
