@@ -227,6 +227,20 @@ def test_exactly_the_files_of_a_micro_batch_are_pinned(place: Location, variant:
     assert content(target) == {name: files[name] for name in needed}
 
 
+def test_the_start_of_a_query_is_pinned_without_state(place: Location) -> None:
+    """Spark has written its first micro-batch and not committed it: a query that begins anew has
+    the positions of its sources, and finds no state, which Spark would refuse."""
+    found = {"metadata": b"{}", "sources/0/0": b"v1\n0", "offsets/0": b"v1\n{}\n0"}
+    found |= dict.fromkeys(SCHEMAS, b"schema") | {"state/0/0/1.delta": b"of micro-batch 0"}
+    source = write(place / "ck", found)
+    for _ in range(2):
+        checkpoint.pin(source, checkpoint.START, place / "pinned")
+        named = checkpoint.pinned_files(place / "pinned", checkpoint.START)
+        assert named == ["metadata", "sources/0/0"]
+    checkpoint.export(place / "pinned", place / "new", checkpoint.START, {})
+    assert content(place / "new").keys() == {"metadata", "sources/0/0"}
+
+
 def test_what_is_read_of_a_checkpoint(place: Location) -> None:
     """Its last micro-batches, and what in it Spark alone cannot have written."""
     source = write(place / "ck", hdfs()[0])

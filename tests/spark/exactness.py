@@ -6,12 +6,13 @@ a snapshot in every mode: its queries keep their states in different stores.
 """
 
 import datetime
+import functools
 import itertools
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -80,7 +81,7 @@ def judge(spark: SparkSession, root: Location, case: Case) -> None:
     )
     taken, turn_count = _run_with_snapshots(spark, pipeline, stores)
     unbroken = flows.outputs(pipeline)
-    judge_end(pipeline, unbroken, {})
+    judge_end(*_inputs(pipeline), unbroken, {})
     for manifest in taken.values():
         judge_states(spark, pipeline, manifest, stores)
     for mode in case.restored:
@@ -90,9 +91,14 @@ def judge(spark: SparkSession, root: Location, case: Case) -> None:
         flows.feed_up_to(pipeline, turn_count)
         flows.stop_queries(pipeline, queries)
         found = flows.outputs(pipeline)
-        judge_end(pipeline, found, duplicate_counts(chosen))
+        judge_end(*_inputs(pipeline), found, duplicate_counts(chosen))
         if mode is not Mode.AT_LEAST_ONCE:
             assert found == unbroken
+
+
+def _inputs(pipeline: Pipeline) -> tuple[list[Any], list[Any]]:
+    left, right = (flows.records(pipeline, log, None, -1) for log in ("left", "right"))
+    return left, right
 
 
 def _run_with_snapshots(
@@ -145,70 +151,96 @@ def judge_states(
         with flows.configured(spark, stores[query]):
             return flows.state_of(spark, pipeline, manifest, query, **options)
 
-    counted = {(row["k"], row["count"], row["sum"]) for row in state("counts")}
-    assert counted == _totals(read("counts", "left") + read("counts", "right"))
-    for log, column in (("left", "l"), ("right", "r")):
-        kept = Counter((row["k"], row[column]) for row in state("pairs", joinSide=log))
-        assert kept == Counter((row["k"], row["v"]) for row in read("pairs", log))
-    assert {row["v"] for row in state("distinct")} == {row["v"] for row in read("distinct", "left")}
-    paired = read("recent", "paired")
-    expected = {row["l"]: row["at"] + datetime.timedelta(days=1) for row in paired}
-    assert {row["v"] for row in state("recent")} == expected.keys()
-    _judge_windows(pipeline, manifest, state("windows"), read("windows", "left"))
-    if "totals" in pipeline.dataflow.queries:
-        totals = {(row["k"], row["n"], row["s"]) for row in state("totals", stateVarName="total")}
-        assert totals == _totals(read("totals", "right"))
+    end = manifest.fragment("windows").barriers["windowed"]
+    closed = flows.records(pipeline, "windowed", manifest, end)
+    for query in pipeline.dataflow.queries:
+        compare_state(query, read, functools.partial(state, query), closed)
+
+
+def compare_state(
+    query: str,
+    read: Callable[[str, str], list[dict[str, Any]]],
+    state: Callable[..., list[dict[str, Any]]],
+    closed: list[dict[str, Any]],
+) -> None:
+    """Compare a query's state with a computation from the records that it has read.
+
+    Args:
+        query: its name.
+        read: returns what a query has read of a channel.
+        state: returns the state of the query; it takes options of Spark's format ``statestore``.
+        closed: the windows that the query `windows` has put out.
+    """
+    if query == "counts":
+        counted = {(row["k"], row["count"], row["sum"]) for row in state()}
+        assert counted == totals_of(read("counts", "left") + read("counts", "right"))
+    elif query == "pairs":
+        for log, column in (("left", "l"), ("right", "r")):
+            kept = Counter((row["k"], row[column]) for row in state(joinSide=log))
+            assert kept == Counter((row["k"], row["v"]) for row in read("pairs", log))
+    elif query == "distinct":
+        assert {row["v"] for row in state()} == {row["v"] for row in read("distinct", "left")}
+    elif query == "recent":
+        assert {row["v"] for row in state()} == {row["l"] for row in read("recent", "paired")}
+    elif query == "windows":
+        _judge_windows(state(), closed, read("windows", "left"))
+    elif query == "totals":
+        totals = {(row["k"], row["n"], row["s"]) for row in state(stateVarName="total")}
+        assert totals == totals_of(read("totals", "right"))
 
 
 def _judge_windows(
-    pipeline: Pipeline,
-    manifest: Manifest,
-    kept: list[dict[str, Any]],
-    received: list[dict[str, Any]],
+    kept: list[dict[str, Any]], put_out: list[dict[str, Any]], received: list[dict[str, Any]]
 ) -> None:
     """Windows are in the state until they are put out: never in both, never in neither."""
     open_windows = {window["start"]: n for window, n in (row.values() for row in kept)}
-    end = manifest.fragment("windows").barriers["windowed"]
-    closed = {
-        row["start"].replace(tzinfo=None): row["n"]
-        for row in flows.records(pipeline, "windowed", manifest, end)
-    }
+    closed = {row["start"].replace(tzinfo=None): row["n"] for row in put_out}
     assert not open_windows.keys() & closed.keys()
-    assert open_windows | closed == _windows(received)
+    assert open_windows | closed == windows_of(received)
 
 
 def judge_end(
-    pipeline: Pipeline, found: Mapping[str, Counter[Any]], duplicates: Mapping[str, int]
+    left: list[dict[str, Any]],
+    right: list[dict[str, Any]],
+    found: Mapping[str, Counter[Any]],
+    duplicates: Mapping[str, int],
 ) -> None:
-    """Compare what a finished run has put out with a computation in batch from the logs.
+    """Compare what a finished run has put out with a computation in batch from what it has read.
 
     Args:
-        pipeline: after the run.
+        left: the records of that channel.
+        right: the records of that one.
         found: what it has put out.
         duplicates: how many records each query received twice.
     """
-    left = flows.records(pipeline, "left", None, -1)
-    right = flows.records(pipeline, "right", None, -1)
-    assert found["counted"].total() == len(left) + len(right) + duplicates.get("counts", 0)
-    assert found["seen"] == Counter({(v,): 1 for v in {row["v"] for row in left}})
-    assert found["seen-pairs"].keys() == {(row[1],) for row in found["paired"]}
-    assert set(found["seen-pairs"].values()) == {1}
-    pairs = Counter(
+    if "counted" in found:
+        assert found["counted"].total() == len(left) + len(right) + duplicates.get("counts", 0)
+    if "seen" in found:
+        assert found["seen"] == Counter({(v,): 1 for v in {row["v"] for row in left}})
+    if "seen-pairs" in found:
+        assert found["seen-pairs"].keys() == {(row[1],) for row in found["paired"]}
+        assert set(found["seen-pairs"].values()) == {1}
+    if "paired" in found:
+        pairs = pairs_of(left, right)
+        assert found["paired"].keys() == pairs.keys()
+        if not duplicates.get("pairs"):
+            assert found["paired"] == pairs
+    truth = windows_of(left)
+    for start, n in found.get("windowed", ()):
+        exact = truth[start.replace(tzinfo=None)]
+        assert exact <= n <= exact + duplicates.get("windows", 0)
+    if "totalled" in found:
+        assert found["totalled"].total() == len(right) + duplicates.get("totals", 0)
+
+
+def pairs_of(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> Counter[Any]:
+    """Return what the query `pairs` puts out of these records."""
+    return Counter(
         (row["k"], row["v"], other["v"], row["at"])
         for row in left
         for other in right
         if row["k"] == other["k"]
     )
-    assert found["paired"].keys() == pairs.keys()
-    if not duplicates.get("pairs"):
-        assert found["paired"] == pairs
-    windows = dict(found["windowed"].keys())
-    truth = _windows(left)
-    for start, n in windows.items():
-        exact = truth[start.replace(tzinfo=None)]
-        assert exact <= n <= exact + duplicates.get("windows", 0)
-    if "totalled" in found:
-        assert found["totalled"].total() == len(right) + duplicates.get("totals", 0)
 
 
 def duplicate_counts(manifest: Manifest) -> dict[str, int]:
@@ -219,7 +251,8 @@ def duplicate_counts(manifest: Manifest) -> dict[str, int]:
     return counts
 
 
-def _totals(rows: list[dict[str, Any]]) -> set[tuple[int, int, int]]:
+def totals_of(rows: list[dict[str, Any]]) -> set[tuple[int, int, int]]:
+    """Return of each key how many records there are, and the sum of their values."""
     counts: Counter[int] = Counter()
     sums: Counter[int] = Counter()
     for row in rows:
@@ -228,7 +261,7 @@ def _totals(rows: list[dict[str, Any]]) -> set[tuple[int, int, int]]:
     return {(k, n, sums[k]) for k, n in counts.items()}
 
 
-def _windows(rows: list[dict[str, Any]]) -> dict[datetime.datetime, int]:
+def windows_of(rows: list[dict[str, Any]]) -> dict[datetime.datetime, int]:
     """Return the windows of the records that are not late: how many are in each."""
     counts: Counter[datetime.datetime] = Counter()
     for row in rows:

@@ -185,38 +185,42 @@ def start_queries(
     spark: SparkSession, pipeline: Pipeline, stores: Mapping[str, str]
 ) -> list[StreamingQuery]:
     """Start every query of the pipeline; `stores` names where each keeps its state."""
-
-    def read(query: str, *channels: str) -> DataFrame:
-        return read_channels(spark, pipeline, query, *channels)
-
-    def start(query: str, frame: DataFrame, mode: str) -> StreamingQuery:
-        with configured(spark, stores[query]):
-            return start_and_wait(pipeline, query, frame, mode)
-
-    count = functions.count("*").alias("n")
-    counts = read("counts", "left", "right").groupBy("k").agg(count, functions.sum("v").alias("s"))
-    left = read("pairs", "left").selectExpr("k", "v as l", "at")
-    right = read("pairs", "right").selectExpr("k", "v as r")
-    pairs = left.join(right, "k").select("k", "l", "r", "at")
-    recent = read("recent", "paired").withWatermark("at", "1 day")
-    recent = recent.selectExpr("l as v", "at").dropDuplicatesWithinWatermark(["v"]).select("v")
-    distinct = read("distinct", "left").select("v").dropDuplicates(["v"])
-    windows = read("windows", "left").withWatermark("at", "10 seconds")
-    windows = windows.groupBy(functions.window("at", "20 seconds").alias("w")).agg(count)
-    started = [
-        start("counts", counts, "update"),
-        start("pairs", pairs, "append"),
-        start("recent", recent, "append"),
-        start("distinct", distinct, "append"),
-        start("windows", windows.select("w.start", "n"), "append"),
-    ]
-    if "totals" in pipeline.dataflow.queries:
-        totals = read("totals", "right").groupBy("k")
-        frame = totals.transformWithStateInPandas(
-            totals_processor(), "k long, n long, s long", "Update", "None"
-        )
-        started.append(start("totals", frame, "update"))
+    read = functools.partial(read_channels, spark, pipeline)
+    started = []
+    for query in ("counts", "pairs", "recent", "distinct", "windows", "totals"):
+        if query in pipeline.dataflow.queries:
+            frame, mode = computation(query, read)
+            with configured(spark, stores[query]):
+                started.append(start_and_wait(pipeline, query, frame, mode))
     return started
+
+
+def computation(query: str, read: Callable[..., DataFrame]) -> tuple[DataFrame, str]:
+    """Return what a query computes, and its output mode. `read` takes the query and the names of
+    channels, and returns their records."""
+    count = functions.count("*").alias("n")
+    if query == "counts":
+        both = read(query, "left", "right").groupBy("k")
+        return both.agg(count, functions.sum("v").alias("s")), "update"
+    if query == "pairs":
+        left = read(query, "left").selectExpr("k", "v as l", "at")
+        right = read(query, "right").selectExpr("k", "v as r")
+        return left.join(right, "k").select("k", "l", "r", "at"), "append"
+    if query == "recent":
+        paired = read(query, "paired").withWatermark("at", "1 day").selectExpr("l as v", "at")
+        return paired.dropDuplicatesWithinWatermark(["v"]).select("v"), "append"
+    if query == "distinct":
+        return read(query, "left").select("v").dropDuplicates(["v"]), "append"
+    if query == "windows":
+        timed = read(query, "left").withWatermark("at", "10 seconds")
+        windows = timed.groupBy(functions.window("at", "20 seconds").alias("w")).agg(count)
+        return windows.select("w.start", "n"), "append"
+    assert query == "totals"
+    totals = read(query, "right").groupBy("k")
+    frame = totals.transformWithStateInPandas(
+        totals_processor(), "k long, n long, s long", "Update", "None"
+    )
+    return frame, "update"
 
 
 def start_and_wait(
@@ -334,17 +338,20 @@ def records(pipeline: Pipeline, log: str, manifest: Manifest | None, end: int) -
 
 def outputs(pipeline: Pipeline) -> dict[str, Counter[Any]]:
     """Return what the ends of the pipeline hold: of running counts the last of each key."""
-    found: dict[str, Counter[Any]] = {}
-    for log in pipeline.dataflow.logs:
-        if log.name in ("left", "right"):
-            continue
-        rows = records(pipeline, log.name, None, -1)
-        if log.name in ("counted", "totalled"):
-            found[log.name] = Counter()
-            for row in rows:
-                found[log.name][row["k"]] = max(found[log.name][row["k"]], row["n"])
-        else:
-            found[log.name] = Counter(tuple(row.values()) for row in rows)
+    return {
+        log.name: output(log.name, records(pipeline, log.name, None, -1))
+        for log in pipeline.dataflow.logs
+        if log.name not in ("left", "right")
+    }
+
+
+def output(channel: str, rows: list[Any]) -> Counter[Any]:
+    """Return the records at an end of the pipeline: of running counts the last of each key."""
+    if channel not in ("counted", "totalled"):
+        return Counter(tuple(row.values()) for row in rows)
+    found: Counter[Any] = Counter()
+    for row in rows:
+        found[row["k"]] = max(found[row["k"]], row["n"])
     return found
 
 

@@ -261,9 +261,9 @@ def pin(checkpoint: Location, batch: int, target: Location) -> None:
     `target` appears in one step, complete; an existing one of the same micro-batch stays, another
     is replaced.
 
-    In an object store the files are copied into `target`, and the commit comes last. Files of an
-    interrupted attempt stay; ``pinned_files`` leaves them out."""
-    if is_there(target / _COMMITS / str(batch)):
+    In an object store the files are copied into `target`, and the commit comes last, or at the
+    `START` the metadata. Files of an interrupted attempt stay; ``pinned_files`` leaves them out."""
+    if batch != START and is_there(target / _COMMITS / str(batch)):
         return
     try:
         if isinstance(checkpoint, Path) and isinstance(target, Path):
@@ -292,7 +292,7 @@ def _link(checkpoint: Path, batch: int, target: Path) -> None:
 
 
 def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
-    last = f"{_COMMITS}/{batch}"
+    last = _METADATA if batch == START else f"{_COMMITS}/{batch}"
     needed = [name for name in _needed(checkpoint, batch) if name != last]
     copy_all([(below(checkpoint, name), below(target, name)) for name in needed])
     copy_all([(below(checkpoint, last), below(target, last))])
@@ -510,7 +510,8 @@ def _files_below(checkpoint: Location, *parts: str) -> Iterator[str]:
 
 def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None) -> Iterator[str]:
     """Yield the names of the files that are needed to continue after `batch`, among those that were
-    `found`."""
+    `found`. At the `START` there is no state yet: Spark refuses even a schema that its first
+    micro-batch left."""
     folders: dict[str, list[str]] = {}
     for name in _files_below(checkpoint) if found is None else found:
         folder, _, last = name.rpartition("/")
@@ -528,7 +529,7 @@ def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None
         part, _, store = folder.partition("/")
         if part == _SOURCES:
             yield from (f"{folder}/{name}" for name in listed)
-        elif part == _STATE and not store.endswith(f"/{_SST_FILES}"):
+        elif part == _STATE and batch != START and not store.endswith(f"/{_SST_FILES}"):
             for name in _needed_state(listed, batch + 1, functools.partial(attempts.at, store)):
                 yield f"{folder}/{name}"
                 if name.endswith(".zip") and not name.startswith("."):

@@ -172,6 +172,17 @@ class Dataflow(
             return tuple(error.args[1][:-1])
         return ()
 
+    def feeds(self, first: str, second: str) -> bool:
+        """Return whether records of a participant lead to another one, over channels of any kind.
+        Two that feed each other are on a cycle."""
+        frontier, reached = [first], set[str]()
+        while frontier:
+            source = frontier.pop()
+            next_ones = {one for c in self.channels if c.source == source for one in c.targets}
+            frontier += next_ones - reached
+            reached |= next_ones
+        return second in reached
+
     def check_mode(self, mode: Mode) -> None:
         """Raise UsageError if a snapshot in this mode cannot be taken. On a cycle all participants
         would wait for each other's barriers. No barrier travels in a topic, and the state of a

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from stillframe.errors import NotConsistent
+from stillframe.errors import NotConsistent, StoreError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
@@ -62,16 +62,28 @@ def record(root: Location, metadata: Metadata, snapshot: SnapshotId) -> Retained
         Unavailable: Kafka does not answer.
         Damaged, StoreError: a checkpoint was edited, or cannot be read or pinned.
     """
-    for _ in range(_ATTEMPT_COUNT):
-        queries = {name: _Query(root, metadata, name) for name in metadata.dataflow.queries}
-        found = _Search(root, metadata, queries).cut(snapshot)
-        if isinstance(found, NotFound):
-            return found
-        if all(_pin(root, queries[name], one) for name, one in found.fragments.items()):
-            return found
+    queries = _retained(root, metadata)
+    for attempt in range(1, 1 + _ATTEMPT_COUNT):
+        try:
+            found = _Search(root, metadata, queries).cut(snapshot)
+            if isinstance(found, NotFound):
+                return found
+            if all(_pin(root, queries[name], one) for name, one in found.fragments.items()):
+                return found
+            queries = _retained(root, metadata)
+        except StoreError:
+            # Spark deletes what is old, and the start of a query what the run before has left.
+            before, queries = queries, _retained(root, metadata)
+            is_same = all(queries[name].has_same(one) for name, one in before.items())
+            if is_same or attempt == _ATTEMPT_COUNT:
+                raise
     slow = ", ".join(metadata.dataflow.queries)
     sentence = f"Spark deletes micro-batches of {slow} faster than they are copied"
     return NotFound(slow, f"{sentence}: raise {_RETAIN}")
+
+
+def _retained(root: Location, metadata: Metadata) -> dict[str, "_Query"]:
+    return {name: _Query(root, metadata, name) for name in metadata.dataflow.queries}
 
 
 class _Query:
@@ -84,6 +96,10 @@ class _Query:
         self.run = current_run(root, metadata.epoch, name)
         self.checkpoint = self.run.checkpoint
         self.versions = checkpoint.retained_batches(self.checkpoint)
+
+    def has_same(self, other: "_Query") -> bool:
+        """Return whether the same is retained as at another time."""
+        return (self.checkpoint, self.versions) == (other.checkpoint, other.versions)
 
     def log_positions(self, version: int) -> dict[str, int]:
         """Return its position on each log that it reads."""

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import msgspec
 
-from stillframe.durable_files import replace_durably, sync
+from stillframe.durable_files import link_or_copy, sync, write_new
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import Metadata, Segment, with_ends
 from stillframe.storage.location import Location, ObjectPath
@@ -195,7 +195,7 @@ class Counting(msgspec.Struct, frozen=True):
 
 def join_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -> None:
     """Record that the source of a topic joins the pipeline, if it has not joined before. Its
-    records begin at `first_offsets`. The caller holds the lock of the source."""
+    records begin at `first_offsets`: it writes none before it has joined."""
     if has_joined(root, topic):
         return
     record = TopicRecord(
@@ -210,7 +210,16 @@ def join_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -
         if not path.parent.exists():
             path.parent.mkdir(exist_ok=True)
             sync(path.parent.parent)
-        replace_durably(path, seal(record))
+        partial = path.with_name(f".{path.name}.{record.writer}")
+        try:
+            write_new(partial, seal(record))
+            sync(partial)
+            # Of several programs that record it at once, the first one has.
+            with contextlib.suppress(FileExistsError):
+                link_or_copy(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 def has_joined(root: Location, topic: Topic) -> bool:

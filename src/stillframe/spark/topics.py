@@ -42,7 +42,7 @@ def counted(
     query: str,
     channel: str,
     *,
-    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\\n"),
+    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
 ) -> DataFrame:
     """Return the records of a topic that count, from a DataFrame of Spark's source ``kafka``.
 
@@ -83,7 +83,11 @@ def counted(
 
 
 def join_topics(root: Location, flow: Dataflow, query: str) -> None:
-    """Let a query join the pipeline as the writer of its topics, and check all that it uses."""
+    """Let a query join the pipeline as the writer of its topics, and check all that it uses.
+
+    The writers of topics that it reads join as well if it feeds them: on a cycle each would wait
+    for the other one.
+    """
     outgoing = flow.outgoing_topics(query)
     with brokers() as broker_of:
         for topic in (*flow.incoming_topics(query), *outgoing):
@@ -97,6 +101,18 @@ def join_topics(root: Location, flow: Dataflow, query: str) -> None:
                     join_topic(root, topic, broker_of(topic).end_offsets(topic.topic))
             finally:
                 lock.release()
+        for topic in _of_peers(flow, query):
+            if not has_joined(root, topic):
+                join_topic(root, topic, broker_of(topic).end_offsets(topic.topic))
+
+
+def _of_peers(flow: Dataflow, query: str) -> list[Topic]:
+    """Return the topics that a query reads, and that are written by one on a cycle with it."""
+    return [
+        topic
+        for topic in flow.incoming_topics(query)
+        if topic.source is not None and flow.feeds(query, topic.source)
+    ]
 
 
 def _wait_for_source(root: Location, topic: Topic, report: Callable[[str], object]) -> None:

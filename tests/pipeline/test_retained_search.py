@@ -1,0 +1,68 @@
+"""Cuts in what is retained, while Spark deletes old micro-batches and drivers are replaced."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stillframe.errors import Damaged
+from stillframe.pipeline import Pipeline, channel, checkpoint
+from stillframe.pipeline.query_runs import current_run
+from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.storage.location import Location
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    """A query that has committed two micro-batches, behind one that has committed none."""
+    schema = pa.schema([("v", pa.int64())])
+    made = Pipeline.create(
+        tmp_path / "shop",
+        queries=["first", "second"],
+        channels=[channel("between", schema, source="first", targets=["second"])],
+    )
+    place = current_run(made.path, made.epoch, "second").checkpoint
+    files = {"metadata": "{}", "commits/0": "v1\n{}", "commits/1": "v1\n{}"}
+    for batch in (0, 1):
+        files[f"offsets/{batch}"] = 'v1\n{"batchTimestampMs":1}\n{"stillframe": {"between": 0}}'
+    for name, text in files.items():
+        path = Path(str(place)) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return made
+
+
+def test_micro_batches_that_spark_deletes_during_a_search_are_looked_for_again(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search ends with those that are there."""
+    look, seen = checkpoint.retained_batches, set[Location]()
+
+    def find_older_ones_first(place: Location) -> list[int]:
+        found = look(place)
+        is_first = place not in seen and found != [checkpoint.START]
+        seen.add(place)
+        return [7] if is_first else found
+
+    monkeypatch.setattr(checkpoint, "retained_batches", find_older_ones_first)
+    outcome = pipeline.snapshot("retained")
+    assert isinstance(outcome, Manifest)
+    assert outcome.last_batches == {"second": 1}
+
+
+def test_a_damaged_plan_is_reported_at_once(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If what is retained has not changed, another search would find the same."""
+    place = current_run(pipeline.path, pipeline.epoch, "second").checkpoint
+    Path(str(place / "offsets" / "1")).write_text("no plan of Spark")
+    look, asked = checkpoint.retained_batches, list[Location]()
+
+    def ask(place: Location) -> list[int]:
+        asked.append(place)
+        return look(place)
+
+    monkeypatch.setattr(checkpoint, "retained_batches", ask)
+    with pytest.raises(Damaged, match="not an offset file of Spark"):
+        pipeline.snapshot("retained")
+    assert len(asked) == 4
