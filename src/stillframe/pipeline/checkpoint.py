@@ -349,7 +349,7 @@ def export(pinned: Location, target: Location, batch: int, positions: Mapping[st
     plan = f"{_OFFSETS}/{batch}"
     moved = None if batch == START else _moved(_text(below(pinned, plan)), positions)
     if isinstance(pinned, Path) and isinstance(target, Path):
-        for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
+        for part in (_OFFSETS, _COMMITS, _SOURCES, *(() if batch == START else (_STATE,))):
             link_tree(pinned / part, target / part)
         (target / _METADATA).write_text(metadata, encoding="utf-8")
         if moved is not None:
@@ -476,7 +476,8 @@ def _files_below(checkpoint: Location, *parts: str) -> Iterator[str]:
 
 def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None) -> Iterator[str]:
     """Yield the names of the files that are needed to continue after `batch`, among those that were
-    `found`."""
+    `found`. At the start a query has no state: Spark may have described it already, and refuses a
+    checkpoint with a description and without a plan."""
     folders: dict[str, list[str]] = {}
     for name in _files_below(checkpoint) if found is None else found:
         folder, _, last = name.rpartition("/")
@@ -492,7 +493,7 @@ def _needed(checkpoint: Location, batch: int, found: Iterable[str] | None = None
         part, _, store = folder.partition("/")
         if part == _SOURCES:
             yield from (f"{folder}/{name}" for name in listed)
-        elif part == _STATE and not store.endswith(f"/{_SST_FILES}"):
+        elif part == _STATE and batch != START and not store.endswith(f"/{_SST_FILES}"):
             for name in _needed_state(listed, batch + 1, functools.partial(attempts.at, store)):
                 yield f"{folder}/{name}"
                 if name.endswith(".zip") and not name.startswith("."):
