@@ -87,6 +87,16 @@ def test_a_checkpoint_from_the_start_of_a_query_has_no_state(tmp_path: Path) -> 
     assert files_in(tmp_path / "new") == {"metadata", "sources/0/0"}
 
 
+def test_a_query_that_has_only_an_id_is_restored_to_its_start(tmp_path: Path) -> None:
+    """The snapshot was taken between two of the files that Spark writes when a query starts."""
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    (path / "metadata").write_text(json.dumps({"id": "one"}))
+    checkpoint.pin(path, checkpoint.START, tmp_path / "pinned")
+    checkpoint.export(tmp_path / "pinned", tmp_path / "new", checkpoint.START, {})
+    assert files_in(tmp_path / "new") == {"metadata"}
+
+
 def files_in(directory: Path) -> set[str]:
     """Return the names of all files below a directory."""
     found = (path for path in directory.rglob("*") if path.is_file())
