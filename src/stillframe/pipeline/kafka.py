@@ -122,7 +122,8 @@ class Broker:
                     del pending[partition]
                 elif start <= first.get(partition, 0):
                     if start > 0:
-                        found.append(self._batch_after(counting, partition, positions, newest))
+                        after = max(positions[partition], first[partition])
+                        found.append(self._batch_after(counting, partition, after, newest))
                     del pending[partition]
                 else:
                     pending[partition] = start
@@ -146,11 +147,8 @@ class Broker:
                 raise strange(counting, record)
         return last
 
-    def _batch_after(
-        self, counting: Counting, partition: int, positions: Mapping[int, int], newest: int
-    ) -> int:
-        """Return the micro-batch of the first record that counts from a position on."""
-        start = positions[partition]
+    def _batch_after(self, counting: Counting, partition: int, start: int, newest: int) -> int:
+        """Return the micro-batch of the first record that counts from an offset on."""
         end = self.end_offsets(counting.topic.topic).get(partition, 0)
         for record in self.records(counting.topic.topic, {partition: (start, end)}):
             label = record.label
