@@ -257,16 +257,18 @@ class Broker:
         return {one.partition: self._asked(futures[one].result).offset for one in partitions}
 
     def _partitions(self, topic: str) -> list[int]:
-        described = self._asked(
-            functools.partial(self._admin.list_topics, topic=topic, timeout=TIMEOUT_S)
-        ).topics[topic]
-        if described.error is not None:
-            if described.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+        # Asked for its metadata in another way, a broker may create the topic.
+        wanted = self._kafka.TopicCollection([topic])
+        future = self._admin.describe_topics(wanted, request_timeout=TIMEOUT_S)[topic]
+        try:
+            described = future.result()
+        except self._kafka.KafkaException as error:
+            if error.args[0].code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise UsageError(
-                    f"there is no topic {topic} at {self._servers}: create it first",
-                )
-            raise self._failed(f"topic {topic}: {described.error.str()}")
-        return sorted(described.partitions)
+                    f"there is no topic {topic} at {self._servers}: create it first"
+                ) from None
+            raise self._failed(f"topic {topic}: {error.args[0].str()}") from None
+        return sorted(partition.id for partition in described.partitions)
 
     @functools.cached_property
     def _admin(self) -> Any:
