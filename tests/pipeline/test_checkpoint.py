@@ -68,6 +68,41 @@ def test_only_what_the_pinned_version_refers_to_is_linked(
     assert not (pinned / "8.changelog").exists()
 
 
+def test_a_checkpoint_from_the_start_of_a_query_has_no_state(tmp_path: Path) -> None:
+    """Spark describes the state of the first micro-batch before it commits that, and starts no
+    query that finds a description and no plan."""
+    path = make_checkpoint(tmp_path / "checkpoint", planned=0, done=-1)
+    (path / "sources" / "0").mkdir(parents=True)
+    (path / "sources" / "0" / "0").write_text("v1\n{}")
+    described = path / "state" / "0" / "_metadata" / "metadata"
+    described.parent.mkdir()
+    described.write_text("v2\n{}")
+    checkpoint.pin(path, checkpoint.START, tmp_path / "pinned")
+    assert files_in(tmp_path / "pinned") == {"metadata", "sources/0/0"}
+    # Snapshots of older versions have it.
+    described.rename(tmp_path / "metadata")
+    (tmp_path / "pinned" / "state" / "0").mkdir(parents=True)
+    (tmp_path / "metadata").rename(tmp_path / "pinned" / "state" / "0" / "metadata")
+    checkpoint.export(tmp_path / "pinned", tmp_path / "new", checkpoint.START, {})
+    assert files_in(tmp_path / "new") == {"metadata", "sources/0/0"}
+
+
+def test_a_query_that_has_only_an_id_is_restored_to_its_start(tmp_path: Path) -> None:
+    """The snapshot was taken between two of the files that Spark writes when a query starts."""
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    (path / "metadata").write_text(json.dumps({"id": "one"}))
+    checkpoint.pin(path, checkpoint.START, tmp_path / "pinned")
+    checkpoint.export(tmp_path / "pinned", tmp_path / "new", checkpoint.START, {})
+    assert files_in(tmp_path / "new") == {"metadata"}
+
+
+def files_in(directory: Path) -> set[str]:
+    """Return the names of all files below a directory."""
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix() for path in found}
+
+
 @pytest.mark.parametrize("position", ["7.5", '"7"', "null", "[]", "-1", "9" * 19, "9" * 300])
 def test_an_offset_of_a_channel_that_is_no_whole_number_is_damage(
     tmp_path: Path, position: str

@@ -27,6 +27,13 @@ _POLL_S = 0.1
 _CHUNK_COUNT = 1000
 _PARTITIONS_S = 5.0
 """How often a reader that follows a topic looks for new partitions."""
+_PASSING = (
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+)
+"""Errors that end when brokers and clients have heard of the present leader of a partition."""
 _QUICK = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
@@ -144,7 +151,8 @@ class Broker:
                     del pending[partition]
                 elif start <= first.get(partition, 0):
                     if start > 0:
-                        found.append(self._batch_after(counting, partition, positions, newest))
+                        after = max(positions[partition], first[partition])
+                        found.append(self._batch_after(counting, partition, after, newest))
                     del pending[partition]
                 else:
                     pending[partition] = start
@@ -168,11 +176,8 @@ class Broker:
                 raise strange(counting, record)
         return last
 
-    def _batch_after(
-        self, counting: Counting, partition: int, positions: Mapping[int, int], newest: int
-    ) -> int:
-        """Return the micro-batch of the first record that counts from a position on."""
-        start = positions[partition]
+    def _batch_after(self, counting: Counting, partition: int, start: int, newest: int) -> int:
+        """Return the micro-batch of the first record that counts from an offset on."""
         end = self.end_offsets(counting.topic.topic).get(partition, 0)
         for record in self.records(counting.topic.topic, {partition: (start, end)}):
             label = record.label
@@ -232,8 +237,11 @@ class Broker:
             return
         consumer = self._opened()
         if topic not in self._known:
-            # Else it would take a second to hear of the topic.
+            # Else the consumer would hear of the topic only after a second. It exists: asked for
+            # its metadata in this way, a broker may create one.
             self._partitions(topic)
+            self._asked(functools.partial(consumer.list_topics, topic=topic, timeout=TIMEOUT_S))
+            self._known.add(topic)
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
         missing = sum(end - ranges[p][0] for p, end in left.items())
@@ -311,21 +319,26 @@ class Broker:
         partitions = [
             self._kafka.TopicPartition(topic, number) for number in self._partitions(topic)
         ]
-        futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
-        return {one.partition: self._asked(futures[one].result).offset for one in partitions}
+
+        def ask() -> dict[int, int]:
+            futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
+            return {one.partition: futures[one].result().offset for one in partitions}
+
+        return self._asked(ask)
 
     def _partitions(self, topic: str) -> list[int]:
-        described = self._asked(
-            functools.partial(self._opened().list_topics, topic=topic, timeout=TIMEOUT_S)
-        ).topics[topic]
-        if described.error is not None:
-            if described.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+        # Asked for its metadata in another way, a broker may create the topic.
+        wanted = self._kafka.TopicCollection([topic])
+        future = self._admin.describe_topics(wanted, request_timeout=TIMEOUT_S)[topic]
+        try:
+            described = future.result()
+        except self._kafka.KafkaException as error:
+            if error.args[0].code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise UsageError(
-                    f"there is no topic {topic} at {self._servers}: create it first",
-                )
-            raise self._failed(f"topic {topic}: {described.error.str()}")
-        self._known.add(topic)
-        return sorted(described.partitions)
+                    f"there is no topic {topic} at {self._servers}: create it first"
+                ) from None
+            raise self._failed(f"topic {topic}: {error.args[0].str()}") from None
+        return sorted(partition.id for partition in described.partitions)
 
     @functools.cached_property
     def _admin(self) -> Any:
@@ -346,10 +359,17 @@ class Broker:
         return self._consumer
 
     def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
-        try:
-            return ask()
-        except self._kafka.KafkaException as error:
-            raise self._failed(error.args[0].str()) from None
+        """Return what `ask` does. It is called again while a partition has no known leader, as for
+        a moment after a broker has started."""
+        passing = [getattr(self._kafka.KafkaError, name) for name in _PASSING]
+        until = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return ask()
+            except self._kafka.KafkaException as error:
+                if error.args[0].code() not in passing or time.monotonic() > until:
+                    raise self._failed(error.args[0].str()) from None
+            time.sleep(_POLL_S)
 
     def _failed(self, why: str) -> Unavailable:
         return Unavailable(
