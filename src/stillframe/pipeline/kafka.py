@@ -9,6 +9,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -16,6 +17,7 @@ import msgspec
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
+from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
 from stillframe.pipeline.topics import HEADER, Counting, Label, decode_label
 
 TIMEOUT_S = 15.0
@@ -31,6 +33,8 @@ _QUICK = {
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 2**10,
 }
+_ALERT = "tls alert"
+"""In an error of librdkafka, it means that a broker did not accept our certificate."""
 _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[kafka]'"
 
 _Answer = TypeVar("_Answer")
@@ -55,8 +59,9 @@ class TopicRecordAt(msgspec.Struct, frozen=True):
 
 
 def settings_of(servers: str) -> dict[str, Any]:
-    """Return the settings of a client of these brokers."""
+    """Return the settings of a client of these brokers, with how it logs in."""
     return {
+        **client_settings(),
         "bootstrap.servers": servers,
         "client.id": "stillframe",
         "socket.timeout.ms": int(TIMEOUT_S * 1000),
@@ -68,7 +73,8 @@ def settings_of(servers: str) -> dict[str, Any]:
 class Broker:
     """A connection to the brokers of some topics. Close it, or use it as a context manager.
 
-    Every method raises Unavailable if no broker answers, and UsageError if there is no such topic.
+    Every method raises Unavailable if no broker answers, the login fails or an ACL is missing, and
+    UsageError if there is no such topic.
     """
 
     def __init__(self, servers: str) -> None:
@@ -76,6 +82,7 @@ class Broker:
         self._kafka = _imported("confluent_kafka")
         self._admin_module = _imported("confluent_kafka.admin")
         self._consumer: Any = None
+        self._trouble: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -212,27 +219,36 @@ class Broker:
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
         while left:
+            self._check_login()
             for message in consumer.consume(1000, _POLL_S):
-                until = time.monotonic() + TIMEOUT_S
                 partition = message.partition()
                 if (error := message.error()) is not None:
-                    if error.code() != kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
-                        raise self._failed(f"topic {topic}, partition {partition}: {error.str()}")
+                    if error.name() == "GROUP_AUTHORIZATION_FAILED":
+                        continue  # it takes part in no group
+                    if error.name() != "_PARTITION_EOF":
+                        raise self._failed(error, topic, "READ")
                     left.pop(partition, None)
                 elif partition in left:
+                    until = time.monotonic() + TIMEOUT_S
                     if message.offset() < left[partition]:
                         yield _record(message)
                     if message.offset() >= left[partition] - 1:
                         del left[partition]
             if time.monotonic() > until:
-                raise self._failed(f"topic {topic} sends no record")
+                raise self._does_not_answer(f"topic {topic} sends no record")
 
-    def check(self, topic: Topic) -> None:
-        """Raise UsageError if a topic deletes or replaces records that a restore would need."""
+    def check(self, topic: Topic, *, is_written: bool = False) -> None:
+        """Raise UsageError if a topic deletes or replaces records that a restore would need, and
+        Unavailable unless this program may read it, and write it if it has to."""
+        allowed = self._described(topic.topic).authorized_operations
+        needed = ("DESCRIBE_CONFIGS", "READ", *(("WRITE",) if is_written else ()))
+        # A broker that does not know what is allowed names nothing.
+        if allowed and (missing := set(needed) - {one.name for one in allowed}):
+            raise _not_allowed(topic.topic, *sorted(missing))
         resource = self._admin_module.ConfigResource("topic", topic.topic)
-        self._partitions(topic.topic)
         future = self._admin.describe_configs([resource])[resource]
-        found = {n: entry.value for n, entry in self._asked(future.result).items()}
+        answer = self._answer(future, topic.topic, "DESCRIBE_CONFIGS")
+        found = {name: entry.value for name, entry in answer.items()}
         if "compact" in found.get("cleanup.policy", ""):
             raise UsageError(
                 f"channel {topic.name}: the topic {topic.topic} is compacted, and a restore needs "
@@ -256,23 +272,22 @@ class Broker:
             self._kafka.TopicPartition(topic, number) for number in self._partitions(topic)
         ]
         futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
-        return {one.partition: self._asked(futures[one].result).offset for one in partitions}
+        return {
+            one.partition: self._answer(futures[one], topic, "DESCRIBE").offset
+            for one in partitions
+        }
 
     def _partitions(self, topic: str) -> list[int]:
-        described = self._asked(
-            functools.partial(self._admin.list_topics, topic=topic, timeout=TIMEOUT_S)
-        ).topics[topic]
-        if described.error is not None:
-            if described.error.code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise UsageError(
-                    f"there is no topic {topic} at {self._servers}: create it first",
-                )
-            raise self._failed(f"topic {topic}: {described.error.str()}")
-        return sorted(described.partitions)
+        return sorted(one.id for one in self._described(topic).partitions)
+
+    def _described(self, topic: str) -> Any:
+        asked = self._kafka.TopicCollection([topic])
+        futures = self._admin.describe_topics(asked, include_authorized_operations=True)
+        return self._answer(futures[topic], topic, "DESCRIBE")
 
     @functools.cached_property
     def _admin(self) -> Any:
-        return self._admin_module.AdminClient(settings_of(self._servers))
+        return self._client(self._admin_module.AdminClient, {})
 
     def _opened(self) -> Any:
         if self._consumer is None:
@@ -283,20 +298,74 @@ class Broker:
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
             }
-            self._consumer = self._kafka.Consumer(settings_of(self._servers) | own | _QUICK)
+            self._consumer = self._client(self._kafka.Consumer, own | _QUICK)
         return self._consumer
 
-    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
+    def _client(self, kind: Callable[[dict[str, Any]], Any], own: dict[str, Any]) -> Any:
         try:
-            return ask()
+            return kind(settings_of(self._servers) | own | {"error_cb": self._note})
         except self._kafka.KafkaException as error:
-            raise self._failed(error.args[0].str()) from None
+            raise UsageError(
+                f"Kafka's client rejects its settings: {error.args[0].str()}: check {where()}"
+            ) from None
 
-    def _failed(self, why: str) -> Unavailable:
+    def _note(self, error: Any) -> None:
+        """Keep what went wrong with a connection: the answer that never comes does not say it."""
+        if self._trouble is None or error.name() != "_ALL_BROKERS_DOWN":
+            self._trouble = error
+
+    def _check_login(self) -> None:
+        """Raise Unavailable if the broker, or TLS, has rejected this program: to try it again, as
+        clients do, would not help."""
+        if (trouble := self._trouble) is None:
+            return
+        if trouble.name() == "_AUTHENTICATION":
+            raise Unavailable(
+                f"Kafka at {self._servers} rejects the login of {identity()}",
+                remedy=f"check it in {where()}",
+            )
+        if trouble.name() == "_SSL" or _ALERT in trouble.str():
+            raise Unavailable(
+                f"no connection with TLS to Kafka at {self._servers}: {trouble.str()}",
+                remedy=f"check the certificates in {where()}",
+            )
+
+    def _answer(self, future: "Future[_Answer]", topic: str, operation: str) -> _Answer:
+        """Return what a broker answers about a topic to someone who needs an operation."""
+        while not wait([future], _POLL_S).done:
+            self._admin.poll(0)
+            self._check_login()
+        try:
+            return future.result()
+        except self._kafka.KafkaException as error:
+            raise self._failed(error.args[0], topic, operation) from None
+
+    def _failed(self, error: Any, topic: str, operation: str) -> Exception:
+        """Return the error to raise about one of Kafka."""
+        if error.name() == "UNKNOWN_TOPIC_OR_PART":
+            return UsageError(f"there is no topic {topic} at {self._servers}: create it first")
+        if error.name() == "TOPIC_AUTHORIZATION_FAILED":
+            return _not_allowed(topic, operation)
+        return self._does_not_answer(f"topic {topic}: {error.str()}")
+
+    def _does_not_answer(self, why: str) -> Unavailable:
+        trouble = "" if self._trouble is None else f" ({self._trouble.str()})"
+        login = "" if client_settings() else f"; if they need a login, set {VARIABLE}"
         return Unavailable(
-            f"Kafka at {self._servers} does not answer as it should: {why}",
-            remedy="check that the brokers run and can be reached from here",
+            f"Kafka at {self._servers} does not answer as it should: {why}{trouble}",
+            remedy=f"check that the brokers run and can be reached from here{login}",
         )
+
+
+def _not_allowed(topic: str, *operations: str) -> Unavailable:
+    """Return the error that Kafka does not allow this program some operations on a topic."""
+    # Kafka does not show either whether there is such a topic.
+    exists = ", and check that it exists" if "DESCRIBE" in operations else ""
+    return Unavailable(
+        f"Kafka does not allow {identity()} the operation {' and '.join(operations)} on topic "
+        f"{topic}",
+        remedy=f"add an ACL for it{exists}",
+    )
 
 
 def strange(counting: Counting, record: TopicRecordAt) -> NotConsistent:

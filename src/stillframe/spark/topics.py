@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -18,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.kafka_login import spark_settings
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
@@ -42,7 +42,7 @@ def counted(
     query: str,
     channel: str,
     *,
-    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\\n"),
+    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
 ) -> DataFrame:
     """Return the records of a topic that count, from a DataFrame of Spark's source ``kafka``.
 
@@ -87,7 +87,7 @@ def join_topics(root: Location, flow: Dataflow, query: str) -> None:
     outgoing = flow.outgoing_topics(query)
     with brokers() as broker_of:
         for topic in (*flow.incoming_topics(query), *outgoing):
-            broker_of(topic).check(topic)
+            broker_of(topic).check(topic, is_written=topic in outgoing)
         joining = [topic for topic in outgoing if not has_joined(root, topic)]
         lock = participant_lock(root, query)
         # Another program that runs the query has joined, or is about to.
@@ -210,9 +210,27 @@ def _write(records: DataFrame, topic: Topic, label: Label) -> None:
     labelled.write.format("kafka").options(**sink_options(topic)).save()
 
 
+def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
+    """Return the options with which Spark's source ``kafka`` reads a channel: servers, topic,
+    headers, and how to log in.
+
+    The login is what the file holds that the environment variable ``STILLFRAME_KAFKA`` names; only
+    the driver needs it. Do not print the options: they hold passwords and keys.
+
+    Raises:
+        UsageError: there is no such channel, or the file cannot be used.
+    """
+    topic = pipeline.dataflow.topic(channel)
+    return {**_client_options(topic), "subscribe": topic.topic, "includeHeaders": "true"}
+
+
 def sink_options(topic: Topic) -> dict[str, str]:
     """Return the options of Spark's sink for a topic."""
-    return {"kafka.bootstrap.servers": topic.servers, "topic": topic.topic}
+    return {**_client_options(topic), "topic": topic.topic}
+
+
+def _client_options(topic: Topic) -> dict[str, str]:
+    return {**spark_settings(), "kafka.bootstrap.servers": topic.servers}
 
 
 def _write_missing(
@@ -248,8 +266,8 @@ def _written(
     records: DataFrame, topic: Topic, label: Label, spans: dict[int, tuple[int, int]]
 ) -> DataFrame:
     """Return the records of a label in a topic, with the columns of those to be written."""
-    options: dict[str, Any] = {
-        "kafka.bootstrap.servers": topic.servers,
+    options = {
+        **_client_options(topic),
         "assign": json.dumps({topic.topic: sorted(spans)}),
         "startingOffsets": json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
         "endingOffsets": json.dumps({topic.topic: {p: end for p, (_, end) in spans.items()}}),
