@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
 from stillframe.pipeline.topics import HEADER, Counting, Label, decode_label
@@ -240,10 +240,11 @@ class Broker:
     def check(self, topic: Topic, *, is_written: bool = False) -> None:
         """Raise UsageError if a topic deletes or replaces records that a restore would need, and
         Unavailable unless this program may read it, and write it if it has to."""
-        allowed = self._described(topic.topic).authorized_operations
-        needed = ("DESCRIBE_CONFIGS", "READ", *(("WRITE",) if is_written else ()))
+        used = ("READ", "WRITE") if is_written else ("READ",)
+        allowed = self._described(topic.topic, *used).authorized_operations
         # A broker that does not know what is allowed names nothing.
-        if allowed and (missing := set(needed) - {one.name for one in allowed}):
+        needed = {"DESCRIBE_CONFIGS", *used}
+        if allowed and (missing := needed - {one.name for one in allowed}):
             raise _not_allowed(topic.topic, *sorted(missing))
         resource = self._admin_module.ConfigResource("topic", topic.topic)
         future = self._admin.describe_configs([resource])[resource]
@@ -280,10 +281,11 @@ class Broker:
     def _partitions(self, topic: str) -> list[int]:
         return sorted(one.id for one in self._described(topic).partitions)
 
-    def _described(self, topic: str) -> Any:
+    def _described(self, topic: str, *operations: str) -> Any:
+        """Return what the broker says of a topic; each of `operations` would have allowed it."""
         asked = self._kafka.TopicCollection([topic])
         futures = self._admin.describe_topics(asked, include_authorized_operations=True)
-        return self._answer(futures[topic], topic, "DESCRIBE")
+        return self._answer(futures[topic], topic, *(operations or ("DESCRIBE",)), is_seen=False)
 
     @functools.cached_property
     def _admin(self) -> Any:
@@ -330,22 +332,26 @@ class Broker:
                 remedy=f"check the certificates in {where()}",
             )
 
-    def _answer(self, future: "Future[_Answer]", topic: str, operation: str) -> _Answer:
-        """Return what a broker answers about a topic to someone who needs an operation."""
+    def _answer(
+        self, future: "Future[_Answer]", topic: str, *operations: str, is_seen: bool = True
+    ) -> _Answer:
+        """Return what a broker answers about a topic to a client that needs some operations."""
         while not wait([future], _POLL_S).done:
             self._admin.poll(0)
             self._check_login()
         try:
             return future.result()
         except self._kafka.KafkaException as error:
-            raise self._failed(error.args[0], topic, operation) from None
+            raise self._failed(error.args[0], topic, *operations, is_seen=is_seen) from None
 
-    def _failed(self, error: Any, topic: str, operation: str) -> Exception:
+    def _failed(
+        self, error: Any, topic: str, *operations: str, is_seen: bool = True
+    ) -> StillframeError:
         """Return the error to raise about one of Kafka."""
         if error.name() == "UNKNOWN_TOPIC_OR_PART":
             return UsageError(f"there is no topic {topic} at {self._servers}: create it first")
         if error.name() == "TOPIC_AUTHORIZATION_FAILED":
-            return _not_allowed(topic, operation)
+            return _not_allowed(topic, *operations, is_seen=is_seen)
         return self._does_not_answer(f"topic {topic}: {error.str()}")
 
     def _does_not_answer(self, why: str) -> Unavailable:
@@ -357,10 +363,10 @@ class Broker:
         )
 
 
-def _not_allowed(topic: str, *operations: str) -> Unavailable:
-    """Return the error that Kafka does not allow this program some operations on a topic."""
-    # Kafka does not show either whether there is such a topic.
-    exists = ", and check that it exists" if "DESCRIBE" in operations else ""
+def _not_allowed(topic: str, *operations: str, is_seen: bool = True) -> Unavailable:
+    """Return the error that Kafka does not allow this program some operations on a topic. Unless
+    `is_seen`, Kafka has not shown whether there is such a topic."""
+    exists = "" if is_seen else ", and check that there is such a topic"
     return Unavailable(
         f"Kafka does not allow {identity()} the operation {' and '.join(operations)} on topic "
         f"{topic}",
