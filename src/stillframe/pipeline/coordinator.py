@@ -123,6 +123,8 @@ def take_snapshot(
     name: str | None,
     timeout_s: float,
     progress: Callable[[Progress], None],
+    *,
+    report: Callable[[str], object],
 ) -> Manifest | Abandoned:
     """Take a snapshot of the pipeline at `root`, or a savepoint if it has a name, and publish it;
     as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
@@ -152,13 +154,19 @@ def take_snapshot(
                 book.reserve(request)
             else:
                 book.ask(request)
+            warnings: list[str] = []
             try:
-                outcome = _take(book, request, progress)
+                if mode is Mode.RETAINED:
+                    outcome = _take_retained(book, request, warnings.append)
+                else:
+                    outcome = _take(book, request, progress)
             except BaseException as error:
                 if not book.may_be_published:
                     why = describe(error)
                     _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
                 raise
+            for words in warnings:
+                report(words)
             return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
         finally:
             book.clear()
@@ -167,8 +175,6 @@ def take_snapshot(
 def _take(
     book: "_DirectoryBook | _ObjectBook", request: Request, progress: Callable[[Progress], None]
 ) -> Manifest | Abandoned:
-    if request.mode is Mode.RETAINED:
-        return _take_retained(book, request)
     outcome = _collect(book, request, progress)
     if isinstance(outcome, Abandoned):
         return outcome
@@ -194,7 +200,9 @@ def _take(
         )
 
 
-def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Manifest | Abandoned:
+def _take_retained(
+    book: "_DirectoryBook | _ObjectBook", request: Request, warn: Callable[[str], None]
+) -> Manifest | Abandoned:
     try:
         cut = retained.record(book.root, book.metadata, request.snapshot)
         if isinstance(cut, retained.NotFound):
@@ -204,9 +212,11 @@ def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Ma
         manifest = _checked_manifest(book, request, cut.fragments, completed_at=time.time())
         manifest = msgspec.structs.replace(manifest, topics=cut.topics, staleness_s=cut.staleness_s)
         book.publish(manifest)
-        return manifest
     except NotConsistent as error:
         return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
+    if cut.warning is not None:
+        warn(cut.warning)
+    return manifest
 
 
 def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
