@@ -21,6 +21,7 @@ from stillframe.pipeline.kafka_login import spark_settings
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.retained import RETAIN, RETAIN_MIN
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, has_joined, join_topic
 from stillframe.storage.location import Location
 
@@ -126,6 +127,12 @@ def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str
                 f"the pipeline {root} was restored since the DataFrame of channel {topic.name} was "
                 "made: make it again"
             )
+    retained = str(frame.sparkSession.conf.get(RETAIN, "100"))
+    if int(retained) < RETAIN_MIN:
+        raise UsageError(
+            f"with {RETAIN}={retained} the queries of a pipeline with topics are hardly ever in a "
+            f"consistent cut: set it to {RETAIN_MIN} or more; 100 is the default"
+        )
     if head.dataflow.outgoing_topics(query):
         _check_attempts(frame)
 
@@ -138,8 +145,8 @@ def _check_attempts(frame: DataFrame) -> None:
         raise UsageError(
             "with spark.speculation two tasks write the same records into a topic: turn it off"
         )
-    master = str(context.master)
-    if master.startswith("local"):
+    master = str(context.master).replace(" ", "")
+    if master == "local" or master.startswith("local["):
         wrong = {} if "," not in master or master.endswith(",1]") else {"master": "local[N]"}
     else:
         wrong = {name: want for name, want in _ONE_ATTEMPT.items() if conf.get(name) != want}
