@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +79,32 @@ def running(command: Sequence[Any], log: Path, *, says: str, **how: Any) -> Iter
 
 
 @contextlib.contextmanager
-def kafka(directory: Path) -> Iterator[str]:
-    """Run a broker with topics of two partitions; yield its address."""
-    address, control = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+def kafka(
+    directory: Path,
+    protocols: Sequence[str] = ("PLAINTEXT",),
+    further: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Run a broker with topics of two partitions; yield its address for each protocol, with commas
+    between them. `further` are settings of your own."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in protocols]
+    control = f"127.0.0.1:{free_port()}"
+    clients = ",".join(f"{p}://{a}" for p, a in zip(protocols, addresses, strict=True))
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
-        "listeners": f"PLAINTEXT://{address},CONTROLLER://{control}",
-        "advertised.listeners": f"PLAINTEXT://{address}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": f"{clients},CONTROLLER://{control}",
+        "advertised.listeners": clients,
+        "listener.security.protocol.map": ",".join(
+            [*(f"{protocol}:{protocol}" for protocol in protocols), "CONTROLLER:PLAINTEXT"]
+        ),
+        "inter.broker.listener.name": protocols[0],
         "controller.listener.names": "CONTROLLER",
         "controller.quorum.bootstrap.servers": control,
         "log.dirs": str(directory / "logs"),
         "num.partitions": "2",
         "offsets.topic.replication.factor": "1",
         "group.initial.rebalance.delay.ms": "0",
+        **(further or {}),
     }
     path = directory / "kafka.properties"
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -112,7 +123,7 @@ def kafka(directory: Path) -> Iterator[str]:
         capture_output=True,
     )
     with running([*java, "kafka.Kafka", path], directory / "log", says="Kafka Server started"):
-        yield address
+        yield ",".join(addresses)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline
-from stillframe.pipeline.kafka import TopicRecordAt
+from stillframe.pipeline.kafka import KafkaRecord
 from stillframe.pipeline.metadata import Segment, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.session import spark_session
@@ -82,7 +82,7 @@ class Run:
         self.pipeline = topic_flows.make_pipeline(root, self.kafka, case.queries, case.logs)
         flow = self.pipeline.dataflow
         self.outside = [topic.name for topic in flow.topics if topic.source is None]
-        self.records: Mapping[str, list[TopicRecordAt]] = {}
+        self.records: Mapping[str, list[KafkaRecord]] = {}
 
     def start(self, *queries: str, **arguments: Any) -> list[StreamingQuery]:
         """Start queries."""
@@ -105,7 +105,7 @@ class Run:
                 query.processAllAvailable()
 
     def rows(
-        self, channel: str, timeline: tuple[Segment, ...], counts: Callable[[TopicRecordAt], bool]
+        self, channel: str, timeline: tuple[Segment, ...], counts: Callable[[KafkaRecord], bool]
     ) -> list[dict[str, Any]]:
         """Return the records of a topic that count on a timeline of its writer, of those with
         `counts`."""
@@ -135,7 +135,7 @@ class Run:
         return self.rows(channel, (), lambda record: True) if channel in self.outside else []
 
 
-def is_on(timeline: tuple[Segment, ...], record: TopicRecordAt) -> bool:
+def is_on(timeline: tuple[Segment, ...], record: KafkaRecord) -> bool:
     """Return whether a record counts: it has no label, or that of the epoch in which the timeline
     has its micro-batch."""
     label = record.label
@@ -245,7 +245,7 @@ def judge_cut(run: Run, manifest: Manifest) -> None:
         source = manifest.dataflow.topic(channel).source
         timeline = () if source is None else manifest.batches[source]
 
-        def is_before(record: TopicRecordAt) -> bool:
+        def is_before(record: KafkaRecord) -> bool:
             is_read = record.offset < positions.get(record.partition, 0)
             if is_read and record.label is not None and is_on(timeline, record):
                 assert source is not None

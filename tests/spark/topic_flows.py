@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, channel, kafka_channel
 from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.kafka import Broker, TopicRecordAt
+from stillframe.pipeline.kafka import Broker, KafkaRecord
 from stillframe.spark import counted, read_channels
 from stillframe.storage.location import Location
 from tests.spark import flows
@@ -197,7 +197,7 @@ def _encoded(frame: DataFrame, partition_count: int) -> DataFrame:
     )
 
 
-def topic_records(pipeline: Pipeline) -> Mapping[str, list[TopicRecordAt]]:
+def topic_records(pipeline: Pipeline) -> Mapping[str, list[KafkaRecord]]:
     """Return every record of each topic, whether it counts or not, in the order of the offsets of
     each partition."""
     found = {}
@@ -209,7 +209,7 @@ def topic_records(pipeline: Pipeline) -> Mapping[str, list[TopicRecordAt]]:
     return found
 
 
-def row_of(channel_name: str, record: TopicRecordAt) -> dict[str, Any]:
+def row_of(channel_name: str, record: KafkaRecord) -> dict[str, Any]:
     """Return the columns of a record."""
     assert record.value is not None
     row: dict[str, Any] = json.loads(record.value)

@@ -123,18 +123,24 @@ def take_snapshot(
     name: str | None,
     timeout_s: float,
     progress: Callable[[Progress], None],
+    *,
+    report: Callable[[str], object],
 ) -> Manifest | Abandoned:
     """Take a snapshot of the pipeline at `root`, or a savepoint if it has a name, and publish it;
     as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
     over. `progress` is called at most 5 times a second."""
     with coordinating(root, "a snapshot", is_patient=False):
-        return _coordinate(root, mode, name, timeout_s, progress)
+        return _coordinate(root, mode, name, timeout_s, progress, report=report)
+
+
+def _ignore(news: object) -> None:
+    """Do nothing: the caller does not listen."""
 
 
 def take_newest_consistent(root: Location) -> Manifest | Abandoned:
     """Take a snapshot in mode retained for a caller that is ``coordinating`` the pipeline at `root`
     already; else as ``take_snapshot``."""
-    return _coordinate(root, Mode.RETAINED, None, TIMEOUT_S, lambda progress: None)
+    return _coordinate(root, Mode.RETAINED, None, TIMEOUT_S, _ignore, report=_ignore)
 
 
 def _coordinate(
@@ -143,6 +149,8 @@ def _coordinate(
     name: str | None,
     timeout_s: float,
     progress: Callable[[Progress], None],
+    *,
+    report: Callable[[str], object],
 ) -> Manifest | Abandoned:
     book = _ObjectBook(root) if isinstance(root, ObjectPath) else _DirectoryBook(root)
     metadata = book.metadata
@@ -169,12 +177,18 @@ def _coordinate(
         else:
             book.ask(request)
         try:
-            outcome = _take(book, request, progress)
+            warnings: list[str] = []
+            if mode is Mode.RETAINED:
+                outcome = _take_retained(book, request, warnings.append)
+            else:
+                outcome = _take(book, request, progress)
         except BaseException as error:
             if not book.may_be_published:
                 why = describe(error)
                 _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
             raise
+        for words in warnings:
+            report(words)
         return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
     finally:
         book.clear()
@@ -183,8 +197,6 @@ def _coordinate(
 def _take(
     book: "_DirectoryBook | _ObjectBook", request: Request, progress: Callable[[Progress], None]
 ) -> Manifest | Abandoned:
-    if request.mode is Mode.RETAINED:
-        return _take_retained(book, request)
     outcome = _collect(book, request, progress)
     if isinstance(outcome, Abandoned):
         return outcome
@@ -210,7 +222,9 @@ def _take(
         )
 
 
-def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Manifest | Abandoned:
+def _take_retained(
+    book: "_DirectoryBook | _ObjectBook", request: Request, warn: Callable[[str], None]
+) -> Manifest | Abandoned:
     try:
         cut = retained.record(book.root, book.metadata, request.snapshot)
         if isinstance(cut, retained.NotFound):
@@ -220,9 +234,11 @@ def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Ma
         manifest = _checked_manifest(book, request, cut.fragments, completed_at=time.time())
         manifest = msgspec.structs.replace(manifest, topics=cut.topics, staleness_s=cut.staleness_s)
         book.publish(manifest)
-        return manifest
     except NotConsistent as error:
         return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
+    if cut.warning is not None:
+        warn(cut.warning)
+    return manifest
 
 
 def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:

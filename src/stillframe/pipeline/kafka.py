@@ -9,13 +9,15 @@ import functools
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
+from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
 from stillframe.pipeline.topics import HEADER, Counting, Label, decode_label
 
 TIMEOUT_S = 15.0
@@ -44,6 +46,10 @@ _QUICK = {
 }
 _MANY = {"queued.max.messages.kbytes": 2**14}
 """Records of a whole topic are wanted: up to so much waits in memory."""
+_HARMLESS = ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED")
+"""Errors among messages that are none: a partition has ended, and it takes part in no group."""
+_ALERT = "tls alert"
+"""In an error of librdkafka, it means that a broker did not accept our certificate."""
 _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[kafka]'"
 
 _Answer = TypeVar("_Answer")
@@ -78,8 +84,9 @@ class KafkaRecord(msgspec.Struct, frozen=True):
 
 
 def settings_of(servers: str) -> dict[str, Any]:
-    """Return the settings of a client of these brokers."""
+    """Return the settings of a client of these brokers, with how it logs in."""
     return {
+        **client_settings(),
         "bootstrap.servers": servers,
         "client.id": "stillframe",
         "socket.timeout.ms": int(TIMEOUT_S * 1000),
@@ -91,7 +98,8 @@ def settings_of(servers: str) -> dict[str, Any]:
 class Broker:
     """A connection to the brokers of some topics. Close it, or use it as a context manager.
 
-    Every method raises Unavailable if no broker answers, and UsageError if there is no such topic.
+    Every method raises Unavailable if no broker answers, the login fails or an ACL is missing, and
+    UsageError if there is no such topic.
     """
 
     _fetching: Mapping[str, int] = _QUICK
@@ -103,6 +111,7 @@ class Broker:
         self._consumer: Any = None
         self._first: dict[str, dict[int, int]] = {}
         self._known: set[str] = set()
+        self._trouble: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -240,8 +249,7 @@ class Broker:
             # Else the consumer would hear of the topic only after a second. It exists: asked for
             # its metadata in this way, a broker may create one.
             self._partitions(topic)
-            self._asked(functools.partial(consumer.list_topics, topic=topic, timeout=TIMEOUT_S))
-            self._known.add(topic)
+            self._learn(consumer, topic)
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
         missing = sum(end - ranges[p][0] for p, end in left.items())
@@ -249,14 +257,14 @@ class Broker:
             # It waits until it has as many, so it must not ask for more than there can be.
             messages = consumer.consume(max(1, min(missing, _CHUNK_COUNT)), _POLL_S)
             missing -= len(messages)
+            self._check_login()
             if not messages and time.monotonic() > until:
-                raise self._failed(f"topic {topic} sends no record")
+                raise self._does_not_answer(f"topic {topic} sends no record")
             for message in messages:
                 partition = message.partition()
-                if (error := message.error()) is not None:
-                    if error.code() != kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
-                        raise self._failed(f"topic {topic}, partition {partition}: {error.str()}")
-                    left.pop(partition, None)
+                if not self._is_record(message, topic):
+                    if message.error().name() == "_PARTITION_EOF":
+                        left.pop(partition, None)
                 elif partition in left:
                     if message.offset() < left[partition]:
                         yield _record(message)
@@ -282,21 +290,32 @@ class Broker:
                     )
                 look_at = time.monotonic() + _PARTITIONS_S
             found = []
+            self._check_login()
             for message in consumer.consume(_CHUNK_COUNT, _POLL_S):
-                partition = message.partition()
-                if (error := message.error()) is None:
-                    positions[partition] = message.offset() + 1
+                if self._is_record(message, topic):
+                    positions[message.partition()] = message.offset() + 1
                     found.append(_record(message))
-                elif error.code() != kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
-                    raise self._failed(f"topic {topic}, partition {partition}: {error.str()}")
             yield found
 
-    def check(self, topic: Topic) -> None:
-        """Raise UsageError if a topic deletes or replaces records that a restore would need."""
+    def _is_record(self, message: Any, topic: str) -> bool:
+        """Return whether a message is a record; it may be news that is no error."""
+        if (error := message.error()) is not None and error.name() not in _HARMLESS:
+            raise self._failed(error, topic, "READ")
+        return error is None
+
+    def check(self, topic: Topic, *, is_written: bool = False) -> None:
+        """Raise UsageError if a topic deletes or replaces records that a restore would need, and
+        Unavailable unless this program may read it, and write it if it has to."""
+        used = ("READ", "WRITE") if is_written else ("READ",)
+        allowed = self._described(topic.topic, *used).authorized_operations
+        # A broker that does not know what is allowed names nothing.
+        needed = {"DESCRIBE_CONFIGS", *used}
+        if allowed and (missing := needed - {one.name for one in allowed}):
+            raise _not_allowed(topic.topic, *sorted(missing))
         resource = self._admin_module.ConfigResource("topic", topic.topic)
-        self._partitions(topic.topic)
         future = self._admin.describe_configs([resource])[resource]
-        found = {n: entry.value for n, entry in self._asked(future.result).items()}
+        answer = self._answer(future, topic.topic, "DESCRIBE_CONFIGS")
+        found = {name: entry.value for name, entry in answer.items()}
         if "compact" in found.get("cleanup.policy", ""):
             raise UsageError(
                 f"channel {topic.name}: the topic {topic.topic} is compacted, and a restore needs "
@@ -320,29 +339,38 @@ class Broker:
             self._kafka.TopicPartition(topic, number) for number in self._partitions(topic)
         ]
 
-        def ask() -> dict[int, int]:
-            futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
-            return {one.partition: futures[one].result().offset for one in partitions}
+        def ask(*some: Any) -> "dict[Any, Future[Any]]":
+            asked: dict[Any, Future[Any]] = self._admin.list_offsets(dict.fromkeys(some, spec))
+            return asked
 
-        return self._asked(ask)
+        futures = ask(*partitions)
+
+        def offset_in(partition: Any) -> int:
+            again = functools.partial(ask, partition)
+            future = futures[partition]
+            answer = self._answer(future, topic, "DESCRIBE", again=lambda: again()[partition])
+            return int(answer.offset)
+
+        return {one.partition: offset_in(one) for one in partitions}
 
     def _partitions(self, topic: str) -> list[int]:
+        return sorted(one.id for one in self._described(topic).partitions)
+
+    def _described(self, topic: str, *operations: str) -> Any:
+        """Return what the broker says of a topic; each of `operations` would have allowed it."""
+
         # Asked for its metadata in another way, a broker may create the topic.
-        wanted = self._kafka.TopicCollection([topic])
-        future = self._admin.describe_topics(wanted, request_timeout=TIMEOUT_S)[topic]
-        try:
-            described = future.result()
-        except self._kafka.KafkaException as error:
-            if error.args[0].code() == self._kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise UsageError(
-                    f"there is no topic {topic} at {self._servers}: create it first"
-                ) from None
-            raise self._failed(f"topic {topic}: {error.args[0].str()}") from None
-        return sorted(partition.id for partition in described.partitions)
+        def ask() -> "Future[Any]":
+            asked = self._kafka.TopicCollection([topic])
+            found = self._admin.describe_topics(asked, include_authorized_operations=True)
+            future: Future[Any] = found[topic]
+            return future
+
+        return self._answer(ask(), topic, *(operations or ("DESCRIBE",)), is_seen=False, again=ask)
 
     @functools.cached_property
     def _admin(self) -> Any:
-        return self._admin_module.AdminClient(settings_of(self._servers))
+        return self._client(self._admin_module.AdminClient, {})
 
     def _opened(self) -> Any:
         if self._consumer is None:
@@ -353,28 +381,86 @@ class Broker:
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
             }
-            self._consumer = self._kafka.Consumer(
-                settings_of(self._servers) | own | {**self._fetching}
-            )
+            self._consumer = self._client(self._kafka.Consumer, own | {**self._fetching})
         return self._consumer
 
-    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Return what `ask` does. It is called again while a partition has no known leader, as for
-        a moment after a broker has started."""
-        passing = [getattr(self._kafka.KafkaError, name) for name in _PASSING]
+    def _client(self, kind: Callable[[dict[str, Any]], Any], own: dict[str, Any]) -> Any:
+        try:
+            return kind(settings_of(self._servers) | own | {"error_cb": self._note})
+        except self._kafka.KafkaException as error:
+            raise UsageError(
+                f"Kafka's client rejects its settings: {error.args[0].str()}: check {where()}"
+            ) from None
+
+    def _note(self, error: Any) -> None:
+        """Keep what went wrong with a connection: the answer that never comes does not say it."""
+        if self._trouble is None or error.name() != "_ALL_BROKERS_DOWN":
+            self._trouble = error
+
+    def _check_login(self) -> None:
+        """Raise Unavailable if the broker, or TLS, has rejected this program: to try it again, as
+        clients do, would not help."""
+        if (trouble := self._trouble) is None:
+            return
+        if trouble.name() == "_AUTHENTICATION":
+            raise Unavailable(
+                f"Kafka at {self._servers} rejects the login of {identity()}",
+                remedy=f"check it in {where()}",
+            )
+        if trouble.name() == "_SSL" or _ALERT in trouble.str():
+            raise Unavailable(
+                f"no connection with TLS to Kafka at {self._servers}: {trouble.str()}",
+                remedy=f"check the certificates in {where()}",
+            )
+
+    def _learn(self, consumer: Any, topic: str) -> None:
+        """Let a consumer hear of a topic."""
+        try:
+            consumer.list_topics(topic=topic, timeout=TIMEOUT_S)
+        except self._kafka.KafkaException as error:
+            raise self._failed(error.args[0], topic, "DESCRIBE") from None
+        self._known.add(topic)
+
+    def _answer(
+        self,
+        future: "Future[_Answer]",
+        topic: str,
+        *operations: str,
+        again: "Callable[[], Future[_Answer]] | None" = None,
+        is_seen: bool = True,
+    ) -> _Answer:
+        """Return what a broker answers about a topic to a client that needs some operations. It is
+        asked `again` while a partition has no known leader, as after a broker has started."""
         until = time.monotonic() + TIMEOUT_S
         while True:
+            while not wait([future], _POLL_S).done:
+                self._admin.poll(0)
+                self._check_login()
             try:
-                return ask()
+                return future.result()
             except self._kafka.KafkaException as error:
-                if error.args[0].code() not in passing or time.monotonic() > until:
-                    raise self._failed(error.args[0].str()) from None
+                is_passing = error.args[0].name() in _PASSING and time.monotonic() < until
+                if again is None or not is_passing:
+                    raise self._failed(error.args[0], topic, *operations, is_seen=is_seen) from None
             time.sleep(_POLL_S)
+            future = again()
 
-    def _failed(self, why: str) -> Unavailable:
+    def _failed(
+        self, error: Any, topic: str, *operations: str, is_seen: bool = True
+    ) -> StillframeError:
+        """Return the error to raise about one of Kafka."""
+        if error.name() == "UNKNOWN_TOPIC_OR_PART":
+            return UsageError(f"there is no topic {topic} at {self._servers}: create it first")
+        if error.name() == "TOPIC_AUTHORIZATION_FAILED":
+            return _not_allowed(topic, *operations, is_seen=is_seen)
+        return self._does_not_answer(f"topic {topic}: {error.str()}")
+
+    def _does_not_answer(self, why: str) -> Unavailable:
+        trouble = "" if self._trouble is None else f" ({self._trouble.str()})"
+        login = "" if client_settings() else f"; if they need a login, set {VARIABLE}"
         return Unavailable(
-            f"Kafka at {self._servers} does not answer as it should: {why}",
-            remedy="check that the brokers run and can be reached from here",
+            f"Kafka at {self._servers} does not answer as it should: {why}{trouble}",
+            remedy=f"check that the brokers run and can be reached from here{login}",
         )
 
 
@@ -398,6 +484,17 @@ def is_counted(counting: Counting | None, record: KafkaRecord) -> bool:
     if label is None and counting.is_adopted(record.partition, record.offset):
         return True
     raise strange(counting, record)
+
+
+def _not_allowed(topic: str, *operations: str, is_seen: bool = True) -> Unavailable:
+    """Return the error that Kafka does not allow this program some operations on a topic. Unless
+    `is_seen`, Kafka has not shown whether there is such a topic."""
+    exists = "" if is_seen else ", and check that there is such a topic"
+    return Unavailable(
+        f"Kafka does not allow {identity()} the operation {' and '.join(operations)} on topic "
+        f"{topic}",
+        remedy=f"add an ACL for it{exists}",
+    )
 
 
 def strange(counting: Counting, record: KafkaRecord) -> NotConsistent:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -326,6 +327,7 @@ class Pipeline:
         *,
         timeout_s: float = TIMEOUT_S,
         progress: Callable[[Progress], None] = _ignore,
+        report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
     ) -> Outcome:
         """Take a snapshot while everything keeps running.
 
@@ -338,6 +340,8 @@ class Pipeline:
                 for ``retained`` if there is a topic of Kafka, and else ``aligned``.
             timeout_s: seconds after which it is abandoned.
             progress: called repeatedly while it is pending.
+            report: receives a warning if, in mode ``retained``, the queries retain hardly enough
+                for a cut. By default it goes to standard error.
 
         Returns:
             the published snapshot, or why it was abandoned and who was missing.
@@ -347,7 +351,9 @@ class Pipeline:
             Unavailable: another snapshot is being taken, or the pipeline is being restored.
             StoreError: the disk is full or failed.
         """
-        return coordinator.take_snapshot(self.path, self._mode(mode), None, timeout_s, progress)
+        return coordinator.take_snapshot(
+            self.path, self._mode(mode), None, timeout_s, progress, report=report
+        )
 
     def savepoint(
         self,
@@ -356,6 +362,7 @@ class Pipeline:
         *,
         timeout_s: float = TIMEOUT_S,
         progress: Callable[[Progress], None] = _ignore,
+        report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
     ) -> Outcome:
         """Take a snapshot that is kept under a name until it is deleted; as ``snapshot``.
 
@@ -364,7 +371,9 @@ class Pipeline:
         """
         chosen = self._mode(mode)
         check_savepoint_name(name)
-        return coordinator.take_snapshot(self.path, chosen, name, timeout_s, progress)
+        return coordinator.take_snapshot(
+            self.path, chosen, name, timeout_s, progress, report=report
+        )
 
     @contextlib.contextmanager
     def snapshot_every(

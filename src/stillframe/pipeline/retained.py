@@ -28,8 +28,13 @@ from stillframe.protocol.recovery_line import Edge, Line, NoLine, newest_line
 from stillframe.storage.location import Location
 
 _ATTEMPT_COUNT = 5
-_RETAIN = "spark.sql.streaming.minBatchesToRetain"
+RETAIN = "spark.sql.streaming.minBatchesToRetain"
+"""The setting for how many micro-batches of a query Spark keeps; 100 by default."""
+RETAIN_MIN = 2
+"""With one, a query that has read from the newest micro-batch of another one fits no cut."""
 _NOTHING = START - 1
+_ROOM = 4
+"""How many times what a cut needed a query should retain."""
 
 
 class RetainedCut(msgspec.Struct, frozen=True):
@@ -40,11 +45,13 @@ class RetainedCut(msgspec.Struct, frozen=True):
         topics: where the cut lies on each topic.
         staleness_s: how long ago the first micro-batch was planned that is not part of it; 0 if
             the newest one of each query is.
+        warning: a sentence if a query retains hardly enough for a cut to be found; else None.
     """
 
     fragments: dict[str, ParticipantFragment]
     topics: tuple[TopicCut, ...]
     staleness_s: float
+    warning: str | None = None
 
 
 class NotFound(msgspec.Struct, frozen=True):
@@ -79,7 +86,7 @@ def record(root: Location, metadata: Metadata, snapshot: SnapshotId) -> Retained
                 raise
     slow = ", ".join(metadata.dataflow.queries)
     sentence = f"Spark deletes micro-batches of {slow} faster than they are copied"
-    return NotFound(slow, f"{sentence}: raise {_RETAIN}")
+    return NotFound(slow, f"{sentence}: raise {RETAIN}")
 
 
 def _retained(root: Location, metadata: Metadata) -> dict[str, "_Query"]:
@@ -175,6 +182,9 @@ class _Search:
             fragments={name: self._fragment(snapshot, name, line, now) for name in self._queries},
             topics=topics,
             staleness_s=max(q.staleness_s(line.versions[n], now) for n, q in self._queries.items()),
+            warning=shortage(
+                line.needed_counts, {name: query.versions for name, query in self._queries.items()}
+            ),
         )
 
     def _edges(self) -> Iterable[Edge]:
@@ -260,6 +270,23 @@ class _Search:
         return TopicCut(topic.name, positions, self._broker_of(topic).end_offsets(topic.topic))
 
 
+def shortage(needed_counts: Mapping[str, int], versions: Mapping[str, list[int]]) -> str | None:
+    """Return a warning about the query that needed most of what it retains for a line, if that was
+    more than half of it and Spark has deleted older ones."""
+    deleting = [name for name, retained in versions.items() if retained[0] != START]
+    if not deleting:
+        return None
+    name = max(deleting, key=lambda one: (needed_counts[one] / len(versions[one]), one))
+    needed, count = needed_counts[name], len(versions[name])
+    if needed * 2 <= count:
+        return None
+    return (
+        f"the cut needed the last {needed} micro-batches of query {name}, and Spark retains "
+        f"{count}; the next snapshots may find none: raise {RETAIN} of {name} to "
+        f"{_ROOM * needed}"
+    )
+
+
 def _pin(root: Location, query: _Query, fragment: ParticipantFragment) -> bool:
     """Pin the checkpoint of a query; return whether all of it was still there."""
     state = fragment.query
@@ -277,4 +304,4 @@ def _sentence(line: NoLine) -> str:
     count = (
         "" if line.needed_count is None else f" from {line.retained_count} to {line.needed_count}"
     )
-    return f"{line}: raise {_RETAIN} of {line.participant}{count}"
+    return f"{line}: raise {RETAIN} of {line.participant}{count}"

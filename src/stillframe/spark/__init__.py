@@ -20,12 +20,13 @@ if TYPE_CHECKING:
         with_barriers,
     )
     from stillframe.spark.snapshot_reader import diff, log_records, query_state
-    from stillframe.spark.topics import counted
+    from stillframe.spark.topics import counted, kafka_options
 
 __all__ = [
     "checkpoint_location",
     "counted",
     "diff",
+    "kafka_options",
     "log_records",
     "query_state",
     "read_channels",
@@ -41,7 +42,7 @@ _MODULES = {
     "stillframe.spark.queries": "checkpoint_location read_channels start_query to_channel "
     "with_barriers",
     "stillframe.spark.snapshot_reader": "diff log_records query_state",
-    "stillframe.spark.topics": "counted",
+    "stillframe.spark.topics": "counted kafka_options",
 }
 
 

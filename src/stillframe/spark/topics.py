@@ -10,7 +10,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -18,9 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.kafka_login import spark_settings
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.retained import RETAIN, RETAIN_MIN
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, has_joined, join_topic
 from stillframe.storage.location import Location
 
@@ -91,7 +92,7 @@ def join_topics(root: Location, flow: Dataflow, query: str) -> None:
     outgoing = flow.outgoing_topics(query)
     with brokers() as broker_of:
         for topic in (*flow.incoming_topics(query), *outgoing):
-            broker_of(topic).check(topic)
+            broker_of(topic).check(topic, is_written=topic in outgoing)
         joining = [topic for topic in outgoing if not has_joined(root, topic)]
         lock = participant_lock(root, query)
         # Another program that runs the query has joined, or is about to.
@@ -142,6 +143,12 @@ def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str
                 f"the pipeline {root} was restored since the DataFrame of channel {topic.name} was "
                 "made: make it again"
             )
+    retained = str(frame.sparkSession.conf.get(RETAIN, "100"))
+    if int(retained) < RETAIN_MIN:
+        raise UsageError(
+            f"with {RETAIN}={retained} the queries of a pipeline with topics are hardly ever in a "
+            f"consistent cut: set it to {RETAIN_MIN} or more; 100 is the default"
+        )
     if head.dataflow.outgoing_topics(query):
         _check_attempts(frame)
 
@@ -154,9 +161,9 @@ def _check_attempts(frame: DataFrame) -> None:
         raise UsageError(
             "with spark.speculation two tasks write the same records into a topic: turn it off"
         )
-    url = str(context.master)
-    if url.startswith("local"):
-        wrong = {} if "," not in url or url.endswith(",1]") else {"master": "local[N]"}
+    master = str(context.master).replace(" ", "")
+    if master == "local" or master.startswith("local["):
+        wrong = {} if "," not in master or master.endswith(",1]") else {"master": "local[N]"}
     else:
         wrong = {name: want for name, want in _ONE_ATTEMPT.items() if conf.get(name) != want}
     if wrong:
@@ -226,9 +233,27 @@ def _write(records: DataFrame, topic: Topic, label: Label) -> None:
     labelled.write.format("kafka").options(**sink_options(topic)).save()
 
 
+def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
+    """Return the options with which Spark's source ``kafka`` reads a channel: servers, topic,
+    headers, and how to log in.
+
+    The login is what the file holds that the environment variable ``STILLFRAME_KAFKA`` names; only
+    the driver needs it. Do not print the options: they hold passwords and keys.
+
+    Raises:
+        UsageError: there is no such channel, or the file cannot be used.
+    """
+    topic = pipeline.dataflow.topic(channel)
+    return {**_client_options(topic), "subscribe": topic.topic, "includeHeaders": "true"}
+
+
 def sink_options(topic: Topic) -> dict[str, str]:
     """Return the options of Spark's sink for a topic."""
-    return {"kafka.bootstrap.servers": topic.servers, "topic": topic.topic}
+    return {**_client_options(topic), "topic": topic.topic}
+
+
+def _client_options(topic: Topic) -> dict[str, str]:
+    return {**spark_settings(), "kafka.bootstrap.servers": topic.servers}
 
 
 def _write_missing(
@@ -264,8 +289,8 @@ def _written(
     records: DataFrame, topic: Topic, label: Label, spans: dict[int, tuple[int, int]]
 ) -> DataFrame:
     """Return the records of a label in a topic, with the columns of those to be written."""
-    options: dict[str, Any] = {
-        "kafka.bootstrap.servers": topic.servers,
+    options = {
+        **_client_options(topic),
         "assign": json.dumps({topic.topic: sorted(spans)}),
         "startingOffsets": json.dumps({topic.topic: {p: start for p, (start, _) in spans.items()}}),
         "endingOffsets": json.dumps({topic.topic: {p: end for p, (_, end) in spans.items()}}),
