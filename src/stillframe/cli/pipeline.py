@@ -29,6 +29,7 @@ from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, is_being_published
 from stillframe.pipeline.pipeline import Pipeline, sentence_on_damaged
 from stillframe.pipeline.progress import Progress
+from stillframe.pipeline.restore import repeated_batch_counts
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, listing, published_ids
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.location import Location
@@ -39,6 +40,11 @@ _COUNTS = ("record_count", "duplicate_count")
 Taking = Callable[..., Manifest | Abandoned]
 """Takes a snapshot of a pipeline, and calls its argument `progress` meanwhile."""
 PROGRESS_COLUMNS = ("participant", "what", "since", "for")
+NEWEST_CONSISTENT = "--newest-consistent"
+RETAINED_STATUS = (
+    "no snapshot is pending: with topics of Kafka as channels, a snapshot is found among the "
+    "micro-batches that Spark keeps, and waits for no participant"
+)
 LINE_COUNT_MAX = 10
 """Awaited participants shown in the moving lines; the table has all."""
 POLL_S = 0.1
@@ -61,10 +67,14 @@ PipelinePath = Annotated[
     ),
 ]
 MODE = typer.Option(
-    Mode.ALIGNED,
+    None,
     help="When participants record. With aligned, they first wait for the barriers of all "
     "channels. With unaligned, they record at once, with the records in transit. With "
-    "at-least-once, nothing is delayed, but a restore delivers some records twice.",
+    "at-least-once, nothing is delayed, but a restore delivers some records twice. With retained, "
+    "nothing is delayed either: the newest consistent cut is found among the micro-batches that "
+    "Spark keeps.  "
+    "[default: retained if a channel is a topic of Kafka, else aligned]",
+    show_default=False,
 )
 _SNAPSHOT = "Id of a snapshot, such as shop-17, or name of a savepoint."
 SNAPSHOT = argument(
@@ -78,7 +88,7 @@ SNAPSHOT = argument(
 )
 def snapshot(
     path: PipelinePath,
-    mode: Mode = MODE,
+    mode: Mode | None = MODE,
     interval: str | None = option(
         "DURATION", "Take snapshots at this interval until Ctrl-C: 10s, 5m.", *INTERVAL
     ),
@@ -96,7 +106,8 @@ def snapshot(
         _take_once(pipeline, taking)
         _keep(pipeline, keep)
         return
-    pipeline.dataflow.check_mode(mode)
+    flow = pipeline.dataflow
+    flow.check_mode(flow.default_mode if mode is None else mode)
     with _ended_like_ctrl_c(), contextlib.suppress(KeyboardInterrupt):
         for _ in periodically(every_s, time.sleep):
             # One that is abandoned, or cannot be taken just now, does not end the command.
@@ -113,7 +124,7 @@ def snapshot(
 def savepoint(
     path: PipelinePath,
     name: str = argument("NAME", "Name of the savepoint."),
-    mode: Mode = MODE,
+    mode: Mode | None = MODE,
     timeout: Timeout = "1m",
 ) -> None:
     """Take a snapshot and keep it under a name until it is deleted."""
@@ -187,13 +198,24 @@ def _ended_like_ctrl_c() -> contextlib.AbstractContextManager[None]:
 def published(manifest: Manifest) -> str:
     """Say what a published snapshot is."""
     kind = "snapshot" if manifest.name is None else f"savepoint {manifest.name}, snapshot"
+    # Records in a topic of Kafka are not counted.
+    count = (
+        ""
+        if manifest.topics
+        else f"{quantities.count(manifest.record_count, 'record')} in transit, "
+    )
+    age = f"{_staleness(manifest)}, " if manifest.staleness_s is not None else ""
     doubled = f"; {twice(manifest)}" if manifest.duplicate_count else ""
     return (
-        f"{kind} {manifest.snapshot}: {manifest.mode_words}, epoch {manifest.epoch}, "
-        f"{quantities.count(manifest.record_count, 'record')} in transit, recorded in "
-        f"{quantities.duration(manifest.completed_at - manifest.initiated_at)}, published after "
-        f"{quantities.duration(manifest.published_at - manifest.initiated_at)}{doubled}"
+        f"{kind} {manifest.snapshot}: {manifest.mode_words}, epoch {manifest.epoch}, {age}{count}"
+        f"recorded in {quantities.duration(manifest.completed_at - manifest.initiated_at)}, "
+        f"published after {quantities.duration(manifest.published_at - manifest.initiated_at)}"
+        f"{doubled}"
     )
+
+
+def _staleness(manifest: Manifest) -> str:
+    return f"staleness {quantities.duration(manifest.staleness_s or 0.0)}"
 
 
 def twice(manifest: Manifest) -> str:
@@ -212,7 +234,8 @@ def status(
     found = pipeline.status()
     if found is None:
         output.answer({"snapshot": None})
-        output.say("no snapshot is pending")
+        is_retained = pipeline.dataflow.default_mode is Mode.RETAINED
+        output.say(RETAINED_STATUS if is_retained else "no snapshot is pending")
         return
     if watch:
         _watch(pipeline, found)
@@ -348,23 +371,13 @@ def list_snapshots(path: PipelinePath) -> None:
     if latest is None:
         command = shell_command("pipeline", "snapshot", path)
         end = f"there is nothing to restore: take a snapshot with '{command}'"
-    columns: output.Columns[Manifest] = {
-        "snapshot": attrgetter("snapshot"),
-        "name": attrgetter("name"),
-        "timeline": lambda manifest: marks[manifest.snapshot],
-        "mode": attrgetter("mode"),
-        "unaligned": lambda manifest: ", ".join(manifest.unaligned),
-        "published": lambda manifest: quantities.moment(manifest.published_at),
-        "epoch": lambda manifest: str(manifest.epoch),
-        "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
-        "in transit": attrgetter("record_count"),
-        "duplicates": attrgetter("duplicate_count"),
-        "size": lambda manifest: quantities.size(manifest.bytes),
-    }
+        if metadata.dataflow.keeps_every_state:
+            command = shell_command("pipeline", "restore", path, NEWEST_CONSISTENT)
+            end = f"{end}, or restore the newest consistent point with '{command}'"
 
     def put() -> None:
         if manifests:
-            output.put_table("", columns, manifests, texts=6)
+            output.put_table("", _list_columns(manifests, marks), manifests, texts=6)
         output.say(*map(str, abandoned))
         output.say(
             f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
@@ -374,6 +387,28 @@ def list_snapshots(path: PipelinePath) -> None:
     output.answer(document, put)
     if damages or unreadable:
         end_with_failure(*map(str, damages.values()), *unreadable)
+
+
+def _list_columns(
+    manifests: list[Manifest], marks: Mapping[SnapshotId, str]
+) -> output.Columns[Manifest]:
+    """Return the columns of the list; that of the staleness if any snapshot has one."""
+    staleness: output.Columns[Manifest] = {"staleness": _staleness_cell}
+    has_staleness = any(manifest.staleness_s is not None for manifest in manifests)
+    return {
+        "snapshot": attrgetter("snapshot"),
+        "name": attrgetter("name"),
+        "timeline": lambda manifest: marks[manifest.snapshot],
+        "mode": attrgetter("mode"),
+        "unaligned": lambda manifest: ", ".join(manifest.unaligned),
+        "published": lambda manifest: quantities.moment(manifest.published_at),
+        "epoch": lambda manifest: str(manifest.epoch),
+        "recorded in": lambda m: quantities.duration(m.completed_at - m.initiated_at),
+        **(staleness if has_staleness else {}),
+        "in transit": lambda manifest: None if manifest.topics else manifest.record_count,
+        "duplicates": attrgetter("duplicate_count"),
+        "size": lambda manifest: quantities.size(manifest.bytes),
+    }
 
 
 @app.add("pipeline delete shop.pipeline shop-3 shop-4", "pipeline delete shop.pipeline --keep 10")
@@ -410,8 +445,13 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
         **{name: getattr(manifest, name) for name in ("name", "epoch", *_TIMES, *_COUNTS)},
         "mode": str(manifest.mode),
         "unaligned": manifest.unaligned,
+        "staleness_s": manifest.staleness_s,
         "byte_count": manifest.bytes,
     }
+
+
+def _staleness_cell(manifest: Manifest) -> str | None:
+    return None if manifest.staleness_s is None else quantities.duration(manifest.staleness_s)
 
 
 def _timeline_mark(manifest: Manifest, metadata: Metadata) -> str:
@@ -485,18 +525,53 @@ def _channel_document(manifest: Manifest, cut: ChannelCut) -> dict[str, Any]:
     }
 
 
-@app.add("pipeline restore shop.pipeline shop-17")
-def restore(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
+@app.add(
+    "pipeline restore shop.pipeline shop-17", f"pipeline restore shop.pipeline {NEWEST_CONSISTENT}"
+)
+def restore(
+    path: PipelinePath,
+    name: str | None = SNAPSHOT,
+    newest_consistent: bool = flag(
+        NEWEST_CONSISTENT,
+        "Restore to the newest consistent point among the micro-batches that Spark keeps. No "
+        "earlier snapshot is needed.",
+    ),
+) -> None:
     """Verify a snapshot and restore the stopped pipeline from it, completely or not at all. Then
     start its programs again."""
     pipeline = Pipeline(path)
-    manifest = pipeline.latest() if name is None else pipeline.find(name)
     began = time.monotonic()
-    with _verifying(manifest) as verified:
-        pipeline.restore(str(manifest.snapshot), progress=verified)
+    if newest_consistent:
+        if name is not None:
+            raise UsageError(f"give either a snapshot or {NEWEST_CONSISTENT}")
+        with output.status("looking for the newest consistent point"):
+            manifest = pipeline.restore(newest_consistent=True)
+    else:
+        manifest = pipeline.latest() if name is None else pipeline.find(name)
+        with _verifying(manifest) as verified:
+            pipeline.restore(str(manifest.snapshot), progress=verified)
     seconds = time.monotonic() - began
     which = f" was restored from snapshot {manifest.snapshot} in {quantities.duration(seconds)}"
-    _answer_restored(manifest, path, which, {"epoch": pipeline.epoch, "seconds": seconds})
+    document = {"epoch": pipeline.epoch, "seconds": seconds}
+    if not newest_consistent:
+        _answer_restored(manifest, path, which, document)
+        return
+    counts = repeated_batch_counts(pipeline.path, manifest)
+    found = {"staleness_s": manifest.staleness_s, "repeated_batch_counts": counts}
+    _answer_restored(manifest, path, which, document | found, newest_sentence(manifest, counts))
+
+
+def newest_sentence(manifest: Manifest, repeated: Mapping[str, int]) -> str:
+    """Say which newest consistent point was found, and what queries repeat after it."""
+    parts = []
+    for query, count in sorted(repeated.items()):
+        batch = manifest.last_batches.get(query)
+        place = "at its start" if batch is None else f"after micro-batch {batch:,}"
+        again = f", which repeats {count:,} committed micro-batch{'' if count == 1 else 'es'}"
+        parts.append(f"{query} continues {place}{again if count else ''}")
+    age = quantities.duration(manifest.staleness_s or 0.0)
+    first = f"; the first repeated one was planned {age} ago" if any(repeated.values()) else ""
+    return f"newest consistent point: {'; '.join(parts)}{first}"
 
 
 @app.add("pipeline fork shop.pipeline shop-17 trial.pipeline")
@@ -522,14 +597,16 @@ def fork(
 
 
 def _answer_restored(
-    manifest: Manifest, path: Location, which: str, document: dict[str, Any]
+    manifest: Manifest, path: Location, which: str, document: dict[str, Any], *found: str
 ) -> None:
-    """Say which pipeline continues from a snapshot, what to do next, and what to expect."""
+    """Say what was `found`, which pipeline continues from a snapshot, what to do next, and what to
+    expect."""
     document["snapshot"] = manifest.snapshot
     counts = {"duplicate_count": manifest.duplicate_count, "byte_count": manifest.bytes}
     output.answer(document | counts)
     names = ", ".join(manifest.dataflow.participants)
     output.say(
+        *found,
         f"epoch {document['epoch']}: pipeline {path}{which}, its "
         f"{quantities.size(manifest.bytes)} of checkpoints verified",
         f"next, start its programs with the pipeline {path}; each continues from there: {names}",

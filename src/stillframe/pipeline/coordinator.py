@@ -128,40 +128,56 @@ def take_snapshot(
     as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
     over. `progress` is called at most 5 times a second."""
     with coordinating(root, "a snapshot", is_patient=False):
-        book = _ObjectBook(root) if isinstance(root, ObjectPath) else _DirectoryBook(root)
-        metadata = book.metadata
-        metadata.dataflow.check_mode(mode)
-        if name is not None and name in (
-            manifest.name for manifest in snapshot_manifest.readable_manifests(root)
-        ):
-            raise UsageError(f"the savepoint {name!r} already exists: give another name")
-        if (left := book.begin()) is not None:
-            _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
-        book.clear()
+        return _coordinate(root, mode, name, timeout_s, progress)
+
+
+def take_newest_consistent(root: Location) -> Manifest | Abandoned:
+    """Take a snapshot in mode retained for a caller that is ``coordinating`` the pipeline at `root`
+    already; else as ``take_snapshot``."""
+    return _coordinate(root, Mode.RETAINED, None, TIMEOUT_S, lambda progress: None)
+
+
+def _coordinate(
+    root: Location,
+    mode: Mode,
+    name: str | None,
+    timeout_s: float,
+    progress: Callable[[Progress], None],
+) -> Manifest | Abandoned:
+    book = _ObjectBook(root) if isinstance(root, ObjectPath) else _DirectoryBook(root)
+    metadata = book.metadata
+    metadata.dataflow.check_mode(mode)
+    if name is not None and name in (
+        manifest.name for manifest in snapshot_manifest.readable_manifests(root)
+    ):
+        raise UsageError(f"the savepoint {name!r} already exists: give another name")
+    if (left := book.begin()) is not None:
+        _remember(root, Abandoned(left.snapshot, Reason.COORDINATOR_DIED))
+    book.clear()
+    try:
+        number, now = book.next_number(), time.time()
+        request = Request(
+            snapshot=SnapshotId(metadata.name, number),
+            epoch=metadata.epoch,
+            mode=mode,
+            name=name,
+            initiated_at=now,
+            deadline_at=now + timeout_s,
+        )
+        if mode is Mode.RETAINED:
+            book.reserve(request)
+        else:
+            book.ask(request)
         try:
-            number, now = book.next_number(), time.time()
-            request = Request(
-                snapshot=SnapshotId(metadata.name, number),
-                epoch=metadata.epoch,
-                mode=mode,
-                name=name,
-                initiated_at=now,
-                deadline_at=now + timeout_s,
-            )
-            if mode is Mode.RETAINED:
-                book.reserve(request)
-            else:
-                book.ask(request)
-            try:
-                outcome = _take(book, request, progress)
-            except BaseException as error:
-                if not book.may_be_published:
-                    why = describe(error)
-                    _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
-                raise
-            return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
-        finally:
-            book.clear()
+            outcome = _take(book, request, progress)
+        except BaseException as error:
+            if not book.may_be_published:
+                why = describe(error)
+                _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
+            raise
+        return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
+    finally:
+        book.clear()
 
 
 def _take(

@@ -120,6 +120,12 @@ class Dataflow(
         """The mode of a snapshot if none is asked for."""
         return Mode.RETAINED if self.topics else Mode.ALIGNED
 
+    @property
+    def keeps_every_state(self) -> bool:
+        """Whether the states of all participants are kept while they run, as Spark keeps those of
+        queries: then a consistent cut can be found afterwards."""
+        return not self.services
+
     def incoming_topics(self, participant: str) -> tuple[Topic, ...]:
         """Return the topics that a participant reads, sorted by name."""
         return tuple(topic for topic in self.topics if participant in topic.targets)
@@ -176,7 +182,7 @@ class Dataflow(
                 f"{self.topics[0].name} is a topic of Kafka: use mode retained"
             )
         if mode is Mode.RETAINED:
-            if self.services:
+            if not self.keeps_every_state:
                 raise UsageError(
                     f"a snapshot in mode retained needs states that are kept, and the service "
                     f"{next(iter(self.services))} keeps its state in memory: use another mode"

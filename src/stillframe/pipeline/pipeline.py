@@ -350,10 +350,12 @@ class Pipeline:
             manifest = snapshot_manifest.read_manifest(self.path, snapshot, is_known=True)
             if manifest.epoch == metadata.epoch or manifest.snapshot == metadata.restored_from:
                 return manifest
+        either = ", or restore the newest consistent point"
+        either = either if metadata.dataflow.keeps_every_state else ""
         raise UsageError(
             f"{self.path} has no snapshot to restore",
             path=self.path,
-            remedy="take one while it runs",
+            remedy=f"take one while it runs{either}",
         )
 
     def _mode(self, mode: str | Mode | None) -> Mode:
@@ -363,12 +365,16 @@ class Pipeline:
         self,
         snapshot: SnapshotId | str | None = None,
         *,
+        newest_consistent: bool = False,
         progress: Callable[[int], None] = lambda size: None,
     ) -> Manifest:
         """Restore the stopped pipeline to a snapshot; then start its programs again as usual.
 
         Args:
             snapshot: an id or a savepoint's name; None for ``latest``.
+            newest_consistent: restore to the newest consistent point instead, which needs no
+                earlier snapshot: a new one is taken in mode ``retained``, while all programs are
+                kept from starting, and restored at once.
             progress: called with the length of each file that was verified.
 
         Returns:
@@ -376,10 +382,16 @@ class Pipeline:
 
         Raises:
             Unavailable: a query or service is running; or a snapshot or restore is in progress.
-            Damaged, NotConsistent: the snapshot is not what was published; nothing was changed.
-            UsageError: there is no such snapshot, or it is of another dataflow.
+            Damaged, NotConsistent: the snapshot is not what was published, or there is no
+                consistent point in what is kept; nothing was changed.
+            UsageError: there is no such snapshot, or it is of another dataflow; or the newest
+                consistent point of a pipeline with services is wanted.
             StoreError: the disk is full or failed; the pipeline is as it was.
         """
+        if newest_consistent:
+            if snapshot is not None:
+                raise UsageError("give either a snapshot or newest_consistent=True, not both")
+            return restore.restore_newest_consistent(self.path, progress)
         manifest = self.latest() if snapshot is None else self.find(snapshot)
         restore.restore(self.path, manifest, progress)
         return manifest

@@ -19,9 +19,14 @@ import msgspec
 
 from stillframe.durable_files import link_tree, partial_path, replace_durably, sync
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
-from stillframe.model import check_process_id
+from stillframe.model import Abandoned, SnapshotId, check_process_id
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.coordinator import ID_FILE, LastSnapshot, clear_pending
+from stillframe.pipeline.coordinator import (
+    ID_FILE,
+    LastSnapshot,
+    clear_pending,
+    take_newest_consistent,
+)
 from stillframe.pipeline.kafka import brokers
 from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
@@ -39,7 +44,7 @@ from stillframe.pipeline.metadata import (
     read_metadata,
     write_metadata,
 )
-from stillframe.pipeline.query_runs import first_checkpoint
+from stillframe.pipeline.query_runs import current_run, first_checkpoint
 from stillframe.pipeline.snapshot_manifest import (
     MANIFEST,
     Manifest,
@@ -60,29 +65,66 @@ from stillframe.store.store import Store
 def restore(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
     """Restore the pipeline at `root` to a snapshot, as ``Pipeline.restore``."""
     with coordinating(root, "a restore"), _all_stopped(root):
-        # What is found from here on holds until the end, or the last write fails.
-        writer = MetadataWriter(root) if isinstance(root, ObjectPath) else None
-        metadata = read_metadata(root) if writer is None else writer.metadata
-        manifest = read_manifest(root, manifest.snapshot)  # it may have been dropped by now
-        if metadata.dataflow != manifest.dataflow:
+        _restore(root, manifest.snapshot, progress)
+
+
+def restore_newest_consistent(root: Location, progress: Callable[[int], None]) -> Manifest:
+    """Restore the pipeline at `root` to the newest consistent point, as ``Pipeline.restore``. No
+    program starts between the moment when it is found and the end of the restore."""
+    with coordinating(root, "a restore"), _all_stopped(root):
+        metadata = read_metadata(root)
+        if not metadata.dataflow.keeps_every_state:
             raise UsageError(
-                f"snapshot {manifest.snapshot} has other queries, services or channels than the "
-                "pipeline declares now: fork it into a new directory instead"
+                f"{root} has the service {next(iter(metadata.dataflow.services))}, which keeps its "
+                "state in memory, so only snapshots have that state: restore a snapshot",
+                path=root,
             )
-        _verify(root, manifest, progress)
-        for cut in manifest.systems:
-            Store.open(locate(cut.store)).verify(cut.snapshot)
-        check_topics(manifest)
-        if writer is not None:
-            _restore_objects(writer, manifest)
-            return
-        assert isinstance(root, Path)
         begin_writing(root, metadata, are_stopped=True)
-        clear_pending(root)
-        new = _metadata_after(metadata, manifest, metadata.epoch + 1)
-        place_services(root, new, manifest, metadata.epoch)
-        _export(root, manifest, root, new)
-        write_metadata(root, new)
+        found = take_newest_consistent(root)
+        if isinstance(found, Abandoned):
+            raise NotConsistent(
+                f"no newest consistent point of {root} was found: {found.detail}", path=root
+            )
+        _restore(root, found.snapshot, progress)
+        return found
+
+
+def repeated_batch_counts(root: Location, manifest: Manifest) -> dict[str, int]:
+    """Return how many micro-batches of each query were committed after a snapshot in its epoch. A
+    restore to the snapshot repeats them."""
+    counts = {}
+    for query in manifest.queries:
+        last = checkpoint.last_committed(current_run(root, manifest.epoch, query).checkpoint)
+        chosen = manifest.last_batches.get(query, checkpoint.START)
+        counts[query] = 0 if last is None else max(0, last.batch - chosen)
+    return counts
+
+
+def _restore(root: Location, snapshot: SnapshotId, progress: Callable[[int], None]) -> None:
+    """Restore a pipeline whose locks are all held."""
+    # What is found from here on holds until the end, or the last write fails.
+    writer = MetadataWriter(root) if isinstance(root, ObjectPath) else None
+    metadata = read_metadata(root) if writer is None else writer.metadata
+    manifest = read_manifest(root, snapshot)  # it may have been dropped by now
+    if metadata.dataflow != manifest.dataflow:
+        raise UsageError(
+            f"snapshot {snapshot} has other queries, services or channels than the pipeline "
+            "declares now: fork it into a new directory instead"
+        )
+    _verify(root, manifest, progress)
+    for cut in manifest.systems:
+        Store.open(locate(cut.store)).verify(cut.snapshot)
+    check_topics(manifest)
+    if writer is not None:
+        _restore_objects(writer, manifest)
+        return
+    assert isinstance(root, Path)
+    begin_writing(root, metadata, are_stopped=True)
+    clear_pending(root)
+    new = _metadata_after(metadata, manifest, metadata.epoch + 1)
+    place_services(root, new, manifest, metadata.epoch)
+    _export(root, manifest, root, new)
+    write_metadata(root, new)
 
 
 def check_topics(manifest: Manifest) -> None:

@@ -249,7 +249,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def record_count(self) -> int:
-        """How many records were in transit."""
+        """How many records were in transit in logs. Those in topics of Kafka are not counted."""
         return sum(channel.record_count for channel in self.channels)
 
     @property
