@@ -8,7 +8,7 @@ import contextlib
 import functools
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -93,9 +93,10 @@ class Broker:
         """Return the offset of the first record that each partition still has."""
         return self._offsets(topic, self._admin_module.OffsetSpec.earliest())
 
-    def end_offsets(self, topic: str) -> dict[int, int]:
-        """Return the offset that the next record of each partition will have."""
-        return self._offsets(topic, self._admin_module.OffsetSpec.latest())
+    def end_offsets(self, topic: str, *, partitions: Sequence[int] | None = None) -> dict[int, int]:
+        """Return the offset that the next record of each partition will have. A caller that knows
+        the `partitions` saves the request for their numbers."""
+        return self._offsets(topic, self._admin_module.OffsetSpec.latest(), partitions)
 
     def newest_batch_before(
         self, counting: Counting, positions: Mapping[int, int], newest: int
@@ -230,7 +231,7 @@ class Broker:
     def check(self, topic: Topic) -> None:
         """Raise UsageError if a topic deletes or replaces records that a restore would need."""
         resource = self._admin_module.ConfigResource("topic", topic.topic)
-        self._partitions(topic.topic)
+        self.partitions(topic.topic)
         future = self._admin.describe_configs([resource])[resource]
         found = {n: entry.value for n, entry in self._asked(future.result).items()}
         if "compact" in found.get("cleanup.policy", ""):
@@ -251,14 +252,16 @@ class Broker:
                 f"retention.ms to {RETENTION_S_MIN * 1000} (a day) or more, or to -1"
             )
 
-    def _offsets(self, topic: str, spec: Any) -> dict[int, int]:
-        partitions = [
-            self._kafka.TopicPartition(topic, number) for number in self._partitions(topic)
-        ]
+    def _offsets(
+        self, topic: str, spec: Any, numbers: Sequence[int] | None = None
+    ) -> dict[int, int]:
+        numbers = self.partitions(topic) if numbers is None else numbers
+        partitions = [self._kafka.TopicPartition(topic, number) for number in numbers]
         futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
         return {one.partition: self._asked(futures[one].result).offset for one in partitions}
 
-    def _partitions(self, topic: str) -> list[int]:
+    def partitions(self, topic: str) -> list[int]:
+        """Return the numbers of its partitions."""
         described = self._asked(
             functools.partial(self._admin.list_topics, topic=topic, timeout=TIMEOUT_S)
         ).topics[topic]
