@@ -41,6 +41,8 @@ def test_the_list_has_the_staleness(call: Call, topics: Shop) -> None:
     """Instead of records in transit, which only Kafka could count."""
     empty = call("pipeline", "list", topics.path)
     assert f"'stillframe pipeline restore {topics.path} --newest-consistent'" in empty.stderr
+    without = call("pipeline", "restore", topics.path)
+    assert "take one while it runs, or restore the newest consistent point" in without.stderr
     topics.pipeline.savepoint("gold")
     result = call("pipeline", "list", topics.path)
     head, _, row = result.stdout.splitlines()

@@ -376,14 +376,22 @@ def test_a_pipeline_with_topics_is_watched(tmp_path: Path, monkeypatch: pytest.M
             },
         ]
 
-    heard = watching(shop.pipeline, act)
-    (row,) = heard.last["snapshots"]["rows"]
+        shop.lose("sums")
+        await heard.target.perform(TriggerSnapshot())
+        found = await heard.target.comparison("shop-1", "shop-2")
+        fields = {one["field"]: one["after"]["text"] for one in found["fields"]}
+        assert fields == {"after micro-batch": "0", "read unique up to": '"0: 2, 1: 2"'}
+
+    watching(shop.pipeline, act)
+    row, _ = PipelineTarget(shop.path).snapshots.rows(
+        one.snapshot for one in shop.pipeline.snapshots()
+    )
     assert (row["mode"], row["staleness_s"], row["message_count"]) == ("retained", 0.0, None)
     text = exposition(asyncio.run(PipelineTarget(shop.path).metrics()), "")[0].decode()
     for line in (
         'stillframe_topic_end_offset{channel="orders"} 16.0',
         'stillframe_topic_read_offset{channel="orders",target="dedup"} 12.0',
-        'stillframe_topic_lag_records{channel="unique",target="sums"} 4.0',
+        'stillframe_topic_lag_records{channel="unique",target="sums"} 8.0',
         "stillframe_last_snapshot_staleness_seconds 0.0",
         'stillframe_watch_error{about="pipeline"} 0.0',
     ):

@@ -59,7 +59,7 @@ DIFF_WORDS = {
 PIPELINE_DIFF_WORDS = {
     "noun": "record",
     "note": "This compares the states of services, the micro-batches of queries, and the counts of "
-    "each channel. The state of queries is in their checkpoints: compare it with "
+    "each log. The state of queries is in their checkpoints: compare it with "
     "stillframe.spark.diff.",
     "equal": "Their manifests do not differ.",
     "same_count": "written in another epoch",
@@ -416,8 +416,12 @@ def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
 
 
 def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[str, Any]:
-    """Describe the state of a query by the micro-batch and the epoch after which it was."""
+    """Describe the state of a query by the micro-batch and the epoch after which it was, and by its
+    offsets on topics."""
     _, fields = _state(fragment)
+    for cut in manifest.topics:
+        if (positions := cut.positions.get(fragment.participant)) is not None:
+            fields[f"read {cut.channel} up to"] = _offsets(positions)
     if fragment.query is not None and (batch := fragment.query.batch) is not None:
         ran = [s for s in manifest.batches[fragment.participant] if s.first <= batch]
         fields["in epoch"] = ran[-1].epoch
