@@ -149,8 +149,8 @@ class PipelineProbe:
     ) -> dict[str, TopicSample]:
         if not flow.topics:
             return {}
-        # After a restore they are still the same.
-        self._topics = self._topics or TopicProbe(flow.topics)
+        if self._topics is None or self._topics.topics != flow.topics:
+            self._topics = TopicProbe(flow.topics)
         ends = self._topics.sample()
         errors.extend(ends.errors)
         return {

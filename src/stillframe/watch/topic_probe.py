@@ -32,8 +32,9 @@ class TopicProbe:
     answered the last request are not sent another one."""
 
     def __init__(self, topics: Iterable[Topic]) -> None:
+        self.topics = tuple(topics)
         groups: dict[str, list[Topic]] = {}
-        for topic in topics:
+        for topic in self.topics:
             groups.setdefault(topic.servers, []).append(topic)
         self._groups = [_ServersProbe(servers, group) for servers, group in groups.items()]
 
