@@ -41,6 +41,8 @@ def test_the_list_has_the_staleness(call: Call, topics: Shop) -> None:
     """Instead of records in transit, which only Kafka could count."""
     empty = call("pipeline", "list", topics.path)
     assert f"'stillframe pipeline restore {topics.path} --newest-consistent'" in empty.stderr
+    without = call("pipeline", "restore", topics.path)
+    assert "take one while it runs, or restore the newest consistent point" in without.stderr
     topics.pipeline.savepoint("gold")
     result = call("pipeline", "list", topics.path)
     head, _, row = result.stdout.splitlines()
@@ -124,3 +126,16 @@ def test_the_other_commands_know_topics(call: Call, topics: Shop, tmp_path: Path
     assert [str(one.snapshot) for one in topics.pipeline.snapshots()] == ["shop-3"]
     assert call("pipeline", "show", topics.path).exit_code == 0
     assert call("pipeline", "restore", topics.path).exit_code == 0
+
+
+def test_a_snapshot_is_viewed_without_a_number_of_records_in_topics(
+    call: Call, topics: Shop, tmp_path: Path
+) -> None:
+    """The page has where the cut lies on each topic, and its staleness."""
+    topics.pipeline.snapshot()
+    result = call("view", topics.path, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0, result.stderr
+    assert "0 records in transit in logs" in result.stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '"positions":"0: 6, 1: 6"' in page.replace("\\", "")
+    assert '"staleness_s":0.0' in page

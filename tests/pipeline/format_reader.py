@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ CONTENT = {
     "barrier": {"type", "snapshot", "mode", "batch"},
 }
 FILE = {"name", "partition", "record_count", "checksum"}
-MODES = ("aligned", "unaligned", "at-least-once")
+MODES = ("aligned", "unaligned", "at-least-once", "retained")
+TOPIC = {"name", "topic", "servers", "source", "targets", "has_unique_keys"}
+TOPIC_CUT = {"channel", "positions", "ends"}
+LABEL = struct.Struct(">8sIQ")
 MANIFEST = (
     "format snapshot name epoch mode initiated_at completed_at published_at dataflow segments "
     "batches fragments systems channels files"
@@ -108,15 +112,17 @@ class Reader:
         require(found == starts, f"{root} has start positions of {found}")
 
     @staticmethod
-    def unseal(path: Path, members: str) -> Row:
-        """Return the content of a sealed file."""
-        return unseal(path, members, NAMES_OF_VERSION_1)
+    def unseal(path: Path, members: str, **absent: Any) -> Row:
+        """Return the content of a sealed file; some members may be absent."""
+        return unseal(path, members, NAMES_OF_VERSION_1, absent=absent)
 
     @staticmethod
     def check(document: Row) -> None:
         """Raise NotReadable unless names and timelines of a pipeline or manifest are possible."""
         flow = document["dataflow"]
-        require(flow.keys() == {"queries", "services", "logs"}, f"the dataflow has {[*flow]}")
+        members = {"queries", "services", "logs"}
+        require(members <= flow.keys() <= members | {"topics"}, f"the dataflow has {[*flow]}")
+        check_topics(flow)
         require(flow["queries"] == sorted(flow["queries"]), "queries are not sorted")
         names = [log["name"] for log in flow["logs"]]
         require(names == sorted({*names}), "logs are not sorted")
@@ -141,7 +147,7 @@ class Reader:
     def manifest(self, snapshot: str) -> Row:
         """Return a manifest, whose files, books and records are right."""
         directory = self.root / "snapshots" / snapshot
-        manifest = self.unseal(directory / "manifest.json", MANIFEST)
+        manifest = self.unseal(directory / "manifest.json", MANIFEST, topics=[], staleness_s=None)
         require(id_of(manifest["snapshot"]) == snapshot, f"{snapshot} is another")
         require(manifest["mode"] in MODES, f"{snapshot} has the mode {manifest['mode']}")
         self.check(manifest)
@@ -163,6 +169,13 @@ class Reader:
         require(cuts == ends, f"{snapshot} has the cuts {cuts}")
         for cut in manifest["channels"]:
             self.check_books(manifest, cut)
+        topics = flow.get("topics", [])
+        cuts = [(cut["channel"], {*cut["positions"]}) for cut in manifest["topics"]]
+        require(cuts == [(one["name"], {*one["targets"]}) for one in topics], f"{cuts}")
+        require(all(cut.keys() == TOPIC_CUT for cut in manifest["topics"]), f"topics of {snapshot}")
+        is_retained = manifest["mode"] == "retained"
+        require((manifest["staleness_s"] is not None) == is_retained, f"staleness of {snapshot}")
+        require(is_retained or not topics, f"{snapshot} has the mode {manifest['mode']}")
         return manifest
 
     def check_books(self, manifest: Row, cut: Row) -> None:
@@ -177,6 +190,8 @@ class Reader:
             require(self.offsets_at(manifest, cut["log"], cut[place]) == cut[counts], where)
         if manifest["mode"] != "at-least-once":
             require(cut["position"] <= cut["barrier"], where)
+        if manifest["mode"] == "retained":
+            return
         content = self.entry(manifest, cut["log"], cut["barrier"])["content"]
         named = content["type"], content.get("snapshot")
         require(named == ("barrier", manifest["snapshot"]), f"{where}: there is no barrier")
@@ -268,6 +283,35 @@ class Reader:
             require(one["type"] == "SnapshotAbandoned" and one.keys() == known, f"{path}: {one}")
         return found
 
+    def topic(self, name: str) -> tuple[str, dict[int, int]] | None:
+        """Return the id of the writer of a topic, and the ends of its partitions when the source
+        joined; None before that."""
+        path = self.root / "topics" / f"{name}.json"
+        if not path.exists():
+            return None
+        document = self.unseal(path, "format writer first_offsets")
+        require(re.fullmatch("[0-9a-f]{16}", document["writer"]), f"{path} has no writer")
+        return document["writer"], {int(p): at for p, at in document["first_offsets"].items()}
+
+    def counts(self, document: Row, name: str, place: tuple[int, int], label: bytes | None) -> bool:
+        """Return whether a record at a place, partition and offset, counts on the timeline of the
+        pipeline or of a manifest; `label` is None if its last header is none."""
+        (topic,) = [one for one in document["dataflow"]["topics"] if one["name"] == name]
+        if topic["source"] is None:
+            return True
+        if (joined := self.topic(name)) is None:
+            raise NotReadable(f"{topic['source']} has not joined")
+        writer, first_offsets = joined
+        partition, offset = place
+        if label is None and offset < first_offsets.get(partition, 0):
+            return True
+        if label is None or len(label) != LABEL.size or label[:8].hex() != writer:
+            raise NotReadable(f"{name} has another writer")
+        _, epoch, batch = LABEL.unpack(label)
+        timeline = document["batches"][topic["source"]]
+        found = [one["epoch"] for one in timeline if one["first"] <= batch]
+        return found[-1:] == [epoch]
+
     def service(self, name: str) -> tuple[dict[str, int], tuple[str, Any]] | None:
         """Return positions, class and fields of a service that does not run; None if it has not
         joined yet."""
@@ -282,6 +326,21 @@ class Reader:
         if state is None:
             raise NotReadable(f"{name} runs, or its state is lost")
         return document["positions"], state
+
+
+def check_topics(flow: Row) -> None:
+    """Raise NotReadable unless the topics of a dataflow are possible."""
+    topics = flow.get("topics", [])
+    names = [topic["name"] for topic in topics]
+    require(names == sorted({*names} - {log["name"] for log in flow["logs"]}), "names of topics")
+    check_names(*names)
+    require("topics" not in flow or names, "an empty member")
+    for topic in topics:
+        ends = {*topic["targets"]} | ({topic["source"]} - {None})
+        require(topic.keys() == TOPIC and ends, f"{topic}")
+        require(ends <= {*flow["queries"]}, f"ends of {topic['name']}")
+    in_kafka = [topic["topic"] for topic in topics]
+    require(len({*in_kafka}) == len(in_kafka), "a topic is declared twice")
 
 
 def log_of(document: Row, name: str) -> Row:

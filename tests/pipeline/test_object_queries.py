@@ -13,8 +13,11 @@ import pytest
 from stillframe.errors import Damaged, Refused, StillframeError, StoreError, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline, channel, checkpoint
+from stillframe.pipeline.log import DataFile, LogReader, LogWriter, write_records
+from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import QueryState
 from stillframe.pipeline.query_runs import first_checkpoint
+from stillframe.pipeline.restore import repeated_batch_counts
 from stillframe.pipeline.service import join
 from stillframe.pipeline.snapshot_manifest import Manifest, pinned_path
 from stillframe.storage.files import below
@@ -262,3 +265,35 @@ def test_each_write_may_fail(
         for manifest in (again.find("run-1"), taken(again)):
             again.restore(manifest.snapshot)
             check_continues(again)
+
+
+def test_the_newest_consistent_point_is_restored_in_an_object_store() -> None:
+    """The epoch begins from the snapshot that is taken with the restore; none was there before."""
+    pipeline = Pipeline.create(
+        in_memory(),
+        queries=["mint", "sums"],
+        channels=[channel("coins", SCHEMA, source="mint", targets=["sums"])],
+        name="run",
+    )
+    root = pipeline.path
+    writer = LogWriter(root, pipeline.dataflow.log("coins"), read_metadata(root), run=0)
+    for batch in range(PINNED - 1, PINNED + 2):
+        checksum = write_records(writer.data_directory / f"{batch}.parquet", records(batch))
+        writer.tail()
+        writer.append_files([DataFile(f"{batch}.parquet", 0, 1, checksum)], batch=batch)
+    reading = as_of(PINNED)[0]
+    writing = {
+        n: b"v1\n{}" if n.startswith("offsets") else content for n, content in reading.items()
+    }
+    write(first_checkpoint(root, 1, "sums"), reading)
+    write(first_checkpoint(root, 1, "mint"), writing)
+    found = pipeline.restore(newest_consistent=True)
+    assert [one.snapshot for one in pipeline.snapshots()] == [found.snapshot]
+    assert found.last_batches == {"mint": PINNED, "sums": PINNED}
+    assert repeated_batch_counts(root, found) == {"mint": 0, "sums": 0}
+    metadata = read_metadata(root)
+    assert (metadata.epoch, metadata.restored_from) == (2, found.snapshot)
+    assert (
+        LogReader(root, pipeline.dataflow.log("coins"), metadata.segments["coins"]).tail(0) == READ
+    )
+    check_continues(pipeline)

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import itertools
 import json
 import math
 import random
@@ -18,14 +19,18 @@ import pytest
 from stillframe.errors import UsageError
 from stillframe.pipeline import LogBatch, Pipeline, channel
 from stillframe.pipeline.coordinator import abandoned_snapshots
+from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.log import spread
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
 from stillframe.pipeline.service import join
 from stillframe.pipeline.stopped import stopped_service
+from stillframe.pipeline.topics import counting
 from tests.golden import recording
 from tests.golden.systems import Till
 from tests.pipeline.format_reader import ENTRY, Reader, content_of, keys_of, partition_of
+from tests.pipeline.test_newest_consistent import two_queries
+from tests.pipeline.topics_shop import Shop
 from tests.store.format_reader import NotReadable
 
 PIPELINES = ("data/shop.pipeline", "data/counted.pipeline", "data-2/shop.pipeline")
@@ -80,6 +85,7 @@ def read_all(reader: Reader) -> dict[str, Any]:
         "in transit": {one: reader.in_transit(one) for one in reader.snapshots()},
         "states": {one: reader.states(one) for one in reader.snapshots()},
         "services": {name: reader.service(name) for name in flow["services"]},
+        "topics": {one["name"]: reader.topic(one["name"]) for one in flow.get("topics", [])},
     }
 
 
@@ -112,7 +118,16 @@ def read_with_stillframe(root: Path) -> dict[str, Any]:
             for name in metadata.dataflow.services
             for found in [stopped_service(root, metadata, name)]
         },
+        "topics": {topic.name: joined(root, topic) for topic in metadata.dataflow.topics},
     }
+
+
+def joined(root: Path, topic: Topic) -> tuple[str, dict[int, int]] | None:
+    """Return what a pipeline knows of a topic, if a query writes it."""
+    if topic.source is None:
+        return None
+    record = counting(root, read_metadata(root), topic).record
+    return record.writer, record.first_offsets
 
 
 def test_the_document_suffices(root: Path) -> None:
@@ -122,6 +137,45 @@ def test_the_document_suffices(root: Path) -> None:
     assert any(found["logs"].values())
     in_transit = [records for one in found["in transit"].values() for records in one.values()]
     assert any(in_transit) == (root.name == "shop.pipeline")
+
+
+def test_the_document_suffices_for_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after a restore; which records count is the same for labels of all epochs and
+    micro-batches."""
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    assert read_all(Reader(shop.path)) == read_with_stillframe(shop.path)
+    shop.run()
+    shop.lose("dedup")
+    shop.lose("dedup")
+    shop.pipeline.snapshot()
+    shop.pipeline.restore(newest_consistent=True)
+    shop.commit("dedup", 1, {"shop-orders": {0: 4, 1: 4}})
+    shop.pipeline.restore(newest_consistent=True)
+    reader = Reader(shop.path)
+    assert read_all(reader) == read_with_stillframe(shop.path)
+    metadata = read_metadata(shop.path)
+    decides = counting(shop.path, metadata, shop.pipeline.dataflow.topic("unique"))
+    seen = set()
+    for epoch, batch in itertools.product(range(1, 5), range(5)):
+        label = decides.label(epoch, batch)
+        counts = decides.counts(label)
+        assert reader.counts(reader.metadata, "unique", (0, 9), label.encoded) is counts
+        if counts:
+            seen.add((epoch, batch))
+    assert seen == {(1, 0), (2, 1), (3, 2), (3, 3), (3, 4)}
+    for strange in (None, b"", label.encoded[:-1], b"x" * 20):
+        with pytest.raises(NotReadable, match="another writer"):
+            reader.counts(reader.metadata, "unique", (0, 9), strange)
+    assert reader.counts(reader.metadata, "orders", (0, 9), None)
+
+
+def test_the_document_suffices_for_a_cut_without_barriers(tmp_path: Path) -> None:
+    """The records in transit in logs end behind those of the micro-batch of the source."""
+    pipeline = two_queries(tmp_path / "logs.pipeline")
+    pipeline.snapshot("retained")
+    found = read_all(Reader(pipeline.path))
+    assert found == read_with_stillframe(pipeline.path)
+    assert found["manifests"]["logs-1"]["staleness_s"] > 0
 
 
 def some_doubles() -> list[float]:

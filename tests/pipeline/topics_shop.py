@@ -6,9 +6,8 @@ memory.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ class Records(Broker):
         """See ``Broker``."""
         return dict.fromkeys(self._records(topic), 0)
 
-    def end_offsets(self, topic: str, **how: Any) -> dict[int, int]:
+    def end_offsets(self, topic: str, *, partitions: Sequence[int] | None = None) -> dict[int, int]:
         """See ``Broker``."""
         self.asked.append(topic)
         return {partition: len(records) for partition, records in self._records(topic).items()}

@@ -81,8 +81,10 @@ def unseal(
     renamed: Mapping[str, str] = NAMES_OF_VERSION_1,
     *,
     newest: int = VERSION,
+    absent: Mapping[str, Any] | None = None,
 ) -> Row:
-    """Return the content of a sealed file, with the names of today and all its members."""
+    """Return the content of a sealed file, with the names of today and all its members. Those that
+    may be `absent` have these values then."""
     content = path.read_bytes()
     require(len(content) <= SEALED_BYTES_MAX, f"{path} is too long")
     found = SEALED.fullmatch(content)
@@ -100,8 +102,9 @@ def unseal(
         document = {renamed.get(key, key): value for key, value in document.items()}
     else:
         require(document.keys() >= {*names}, f"{path} misses members")
-    require(document.keys() <= {*names}, f"{path} has an unknown member")
-    return {**dict.fromkeys(names), **document}
+    others = absent or {}
+    require(document.keys() <= {*names, *others}, f"{path} has an unknown member")
+    return {**dict.fromkeys(names), **others, **document}
 
 
 def decoded(content: bytes) -> Any:

@@ -22,11 +22,12 @@ from stillframe.runtime.supervisor.admin_socket import SystemStatus, query_statu
 from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 from stillframe.store.writer import local
-from stillframe.watch import system_target
+from stillframe.watch import system_target, topic_probe
 from stillframe.watch.server import PAGE, page_file
 from stillframe.watch.snapshot_list import SnapshotList, store_row
 from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.cli.pipelines import add_up, resting_shop
+from tests.pipeline.topics_shop import Shop
 from tests.shapes import same_shape
 from tests.watch.programs import Shouting, calm, hostile, ring
 from tests.watch.published import a_store, new_store, publish
@@ -207,6 +208,35 @@ def test_two_snapshots_of_a_pipeline_are_compared_by_clicking(
     expect(page.get_by_text("held 2, then 1")).to_be_visible()
     expect(page.get_by_text("compare it with stillframe.spark.diff")).to_be_visible()
     check_accessible(page)
+
+
+def test_a_pipeline_with_topics_is_shown_with_what_its_readers_have_left(
+    tmp_path: Path, page: Page, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph begins and ends outside; a snapshot is found by a click, with its staleness, and
+    the page says how to do without one. When Kafka is away it says so, and the rest stays."""
+    monkeypatch.setattr(topic_probe, "WAIT_S", 60)
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    page.goto(visit(page_of(shop.path)))
+    expect(page.locator(".badge", has_text="4 behind")).to_have_count(2)
+    expect(page.locator("g.process.input")).to_contain_text("16 offsets")
+    expect(page.locator("g.process.output")).to_contain_text("4 offsets")
+    expect(page.get_by_text("--newest-consistent")).to_be_visible()
+    page.get_by_role("button", name="Take a snapshot").click()
+    expect(page.get_by_role("cell", name="retained, staleness 0 s")).to_be_visible()
+    expect(page.get_by_text("ago with a staleness of 0 s.")).to_be_visible()
+    page.get_by_text("Queries, services and channels in figures").click()
+    check_everybody_can_use(page)
+    page.get_by_role("link", name="shop-1").click()
+    expect(page.get_by_role("cell", name="0: 6, 1: 6").first).to_be_visible()
+    expect(page.get_by_text("records in transit are in Kafka")).to_be_visible()
+    check_everybody_can_use(page)
+    page.go_back()
+    shop.brokers.why_away = "connection refused"
+    expect(page.locator(".graph-panel > p").first).to_contain_text("connection refused")
+    expect(page.locator(".badge", has_text="behind")).to_have_count(0)
+    expect(page.locator("g.process", has_text="dedup")).to_contain_text("batch 2")
 
 
 def test_the_page_is_for_everybody(page: Page, system: Running) -> None:

@@ -4,15 +4,18 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.protocol.aligner import Mode
 from stillframe.watch import pipeline_document as document
+from stillframe.watch import topic_probe
 from stillframe.watch.pipeline_probe import LogSample, PipelineProbe, PipelineSample
 from tests.cli.pipelines import add_up, make_shop, resting_shop
 from tests.pipeline.money import Account, diamond, ring
+from tests.pipeline.topics_shop import Shop
 
 ROW = pa.schema([("amount", pa.int64())])
 
@@ -156,3 +159,52 @@ def test_a_cycle_is_photographed_unaligned(tmp_path: Path) -> None:
     """No other mode ends there."""
     assert document.snapshot_mode(ring(tmp_path / "r.pipeline").dataflow) is Mode.UNALIGNED
     assert document.snapshot_mode(diamond(tmp_path / "d.pipeline").dataflow) is Mode.ALIGNED
+
+
+def test_topics_begin_and_end_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that other programs write begins left of its first target, and one that no query reads
+    ends right of its source; a snapshot is found among what is retained."""
+    flow = Shop(tmp_path / "shop.pipeline", monkeypatch).pipeline.dataflow
+    about = document.describe("shop", flow)
+    assert about["processes"] == [
+        ["dedup", "query"],
+        ["sums", "query"],
+        ["totals", "output"],
+        ["orders", "input"],
+    ]
+    assert about["columns"] == [1, 2, 3, 0]
+    assert dict(zip(about["names"], about["channels"], strict=True)) == {
+        "orders: other programs to dedup": [3, 0],
+        "totals: sums to the end": [1, 2],
+        "unique: dedup to sums": [0, 1],
+    }
+    assert about["topics"] == ["orders", "totals", "unique"]
+    assert about["newest_consistent_command"].endswith("restore shop --newest-consistent")
+    assert document.snapshot_mode(flow) is Mode.RETAINED
+
+
+def test_a_topic_is_read_as_far_as_was_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are offsets; without an answer of Kafka nothing is known."""
+    monkeypatch.setattr(topic_probe, "WAIT_S", 60)
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    probe = PipelineProbe(shop.path)
+    before = probe.sample()
+    shop.send("orders", 8)
+    now = msgspec.structs.replace(probe.sample(), at=before.at + 4)
+    columns = document.channel_columns(now, before)
+    assert columns["sent"] == [24, 4, 12]
+    assert columns["received"] == [12, None, 8]
+    assert columns["in_transit"] == [12, None, 4]
+    assert columns["items"] == [None] * 3
+    assert columns["rate"] == [2.0, 0.0, 0.0]
+    shop.brokers.why_away = "gone"
+    away = probe.sample()
+    columns = document.channel_columns(away, now)
+    assert all(column == [None] * 3 for column in columns.values())
+    found = document.system_document(away, now)
+    assert "does not answer as it should: gone" in found["explanation"]
+    assert found["statuses"] == ["stopped", "stopped", "output", "input"]
+    assert found["batches"] == [2, 1, None, None]

@@ -14,12 +14,13 @@ from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.pending_snapshot import pending_request
 from stillframe.pipeline.service import join
-from stillframe.watch import pipeline_target
+from stillframe.watch import pipeline_target, topic_probe
 from stillframe.watch.metrics import exposition
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.target import CreateSavepoint, Restore, TriggerSnapshot
 from tests.cli.pipelines import Till, add_up, commit, resting_shop, sales
 from tests.pipeline.money import changed
+from tests.pipeline.topics_shop import Shop
 
 WAIT_S = 60
 
@@ -345,3 +346,75 @@ def test_its_metrics_say_who_runs_and_who_is_behind(tmp_path: Path) -> None:
         "stillframe_snapshots_pending 0.0",
     ):
         assert f"\n{line}\n" in text
+
+
+def test_a_pipeline_with_topics_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A click takes a snapshot in mode retained, whose staleness is in its row, and whose place on
+    the topics is in its document. The metrics say who is behind."""
+    monkeypatch.setattr(topic_probe, "WAIT_S", WAIT_S)
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+
+    async def act(heard: Heard) -> None:
+        done = await heard.target.perform(TriggerSnapshot())
+        assert done["is_done"], done
+        assert done["sentence"].endswith("with a staleness of 0.00 s")
+        await heard.until(lambda: heard.last["snapshots"]["count"] == 1)
+        document = await heard.target.snapshot("shop-1")
+        assert document["verdict"].endswith("at one cut; records in transit are in Kafka")
+        assert document["topics"] == [
+            {
+                "channel": "orders: other programs to dedup",
+                "positions": "0: 6, 1: 6",
+                "ends": "0: 8, 1: 8",
+            },
+            {"channel": "totals: sums to the end", "positions": "", "ends": "0: 2, 1: 2"},
+            {
+                "channel": "unique: dedup to sums",
+                "positions": "0: 4, 1: 4",
+                "ends": "0: 6, 1: 6",
+            },
+        ]
+
+        shop.lose("sums")
+        await heard.target.perform(TriggerSnapshot())
+        found = await heard.target.comparison("shop-1", "shop-2")
+        fields = {one["field"]: one["after"]["text"] for one in found["fields"]}
+        assert fields == {"after micro-batch": "0", "read unique up to": '"0: 2, 1: 2"'}
+
+    watching(shop.pipeline, act)
+    row, _ = PipelineTarget(shop.path).snapshots.rows(
+        one.snapshot for one in shop.pipeline.snapshots()
+    )
+    assert (row["mode"], row["staleness_s"], row["message_count"]) == ("retained", 0.0, None)
+    text = exposition(asyncio.run(PipelineTarget(shop.path).metrics()), "")[0].decode()
+    for line in (
+        'stillframe_topic_end_offset{channel="orders"} 16.0',
+        'stillframe_topic_read_offset{channel="orders",target="dedup"} 12.0',
+        'stillframe_topic_lag_records{channel="unique",target="sums"} 8.0',
+        "stillframe_last_snapshot_staleness_seconds 0.0",
+        'stillframe_watch_error{about="pipeline"} 0.0',
+    ):
+        assert f"\n{line}\n" in text
+    assert "stillframe_last_snapshot_messages" not in text
+
+
+def test_without_kafka_the_rest_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an event and in the metrics; the lag is unknown, the micro-batches are not."""
+    monkeypatch.setattr(topic_probe, "WAIT_S", WAIT_S)
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    shop.brokers.why_away = "connection refused"
+
+    async def act(heard: Heard) -> None:
+        await heard.until(lambda: any("connection refused" in one for one in heard.sentences))
+        assert heard.last["system"]["batches"][:2] == [2, 1]
+        with pytest.raises(Unavailable, match="connection refused"):
+            await heard.target.perform(TriggerSnapshot())
+
+    heard = watching(shop.pipeline, act)
+    assert "connection refused" in heard.last["system"]["explanation"]
+    text = exposition(asyncio.run(PipelineTarget(shop.path).metrics()), "")[0].decode()
+    assert '\nstillframe_watch_error{about="pipeline"} 1.0\n' in text
+    assert '\nstillframe_query_last_batch_number{query="dedup"} 2.0\n' in text
+    assert "stillframe_topic" not in text

@@ -459,7 +459,7 @@ def document_of(manifest: Manifest) -> dict[str, Any]:
         **{name: getattr(manifest, name) for name in ("name", "epoch", *_TIMES, *_COUNTS)},
         "mode": str(manifest.mode),
         "unaligned": manifest.unaligned,
-        "staleness_s": manifest.staleness_s,
+        **({} if manifest.staleness_s is None else {"staleness_s": manifest.staleness_s}),
         "byte_count": manifest.bytes,
     }
 

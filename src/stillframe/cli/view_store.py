@@ -95,7 +95,8 @@ def _of_pipeline(path: Location, options: ViewOptions, suffix: str) -> tuple[byt
     document = documents.pipeline_snapshot_document(
         manifest, is_current=manifest.snapshot == pipeline.latest().snapshot
     )
-    return _page(document, manifest.snapshot, path, "participant", "record", "in transit")
+    where = "in transit in logs" if manifest.topics else "in transit"
+    return _page(document, manifest.snapshot, path, "participant", "record", where)
 
 
 def _chosen(store: Store, name: str | None) -> SnapshotId:

@@ -19,7 +19,7 @@ from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
 from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
-from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest
+from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, TopicCut
 from stillframe.storage.files import byte_count
 from stillframe.storage.location import Location
 from stillframe.store.diff import ChannelDifference, FieldDifference, diff_snapshots
@@ -59,7 +59,7 @@ DIFF_WORDS = {
 PIPELINE_DIFF_WORDS = {
     "noun": "record",
     "note": "This compares the states of services, the micro-batches of queries, and the counts of "
-    "each channel. The state of queries is in their checkpoints: compare it with "
+    "each log. The state of queries is in their checkpoints: compare it with "
     "stillframe.spark.diff.",
     "equal": "Their manifests do not differ.",
     "same_count": "written in another epoch",
@@ -280,6 +280,8 @@ def pipeline_snapshot_document(
     participants = count(len(manifest.fragments), "participant")
     held = count(manifest.record_count, "record")
     states = f"he states of {participants} and {held} in transit, at one cut"
+    if manifest.topics:
+        states = f"he states of {participants}, at one cut; records in transit are in Kafka"
     twice = count(manifest.duplicate_count, "record")
     verdict = f"Consistent: t{states}"
     if manifest.duplicate_count:
@@ -301,6 +303,10 @@ def pipeline_snapshot_document(
         "channels": [
             _pipeline_channel(manifest, cut, root, records) for cut in ordered[:CHANNELS_MAX]
         ],
+        "topics": [
+            row for cut in manifest.topics[:CHANNELS_MAX] for row in _topic_rows(manifest, cut)
+        ],
+        "staleness_s": manifest.staleness_s,
         "systems": [
             {"name": cut.name, "store": cut.store, "snapshot": str(cut.snapshot)}
             for cut in manifest.systems
@@ -333,7 +339,7 @@ def pipeline_diff_document(root: Location, before: Manifest, after: Manifest) ->
 def _pipeline_head(manifest: Manifest) -> dict[str, Any]:
     return _outline(manifest.snapshot, manifest) | {
         "process_count": len(manifest.fragments),
-        "channel_count": len(manifest.channels),
+        "channel_count": len(manifest.channels) + len(manifest.topics),
         "message_count": manifest.record_count,
     }
 
@@ -367,6 +373,23 @@ def _pipeline_channel(
     return _channel_row(f"{cut.log}: {ends}", ends, _figures(cut), shown) | {"error": error}
 
 
+def _topic_rows(manifest: Manifest, cut: TopicCut) -> Iterator[dict[str, Any]]:
+    """Yield a row for each target of a topic, with its position on each partition, and one for a
+    topic without a target."""
+    topic = manifest.dataflow.topic(cut.channel)
+    source = topic.source or "other programs"
+    for target in topic.targets or (None,):
+        yield {
+            "channel": f"{cut.channel}: {source} to {target or 'the end'}",
+            "positions": "" if target is None else _offsets(cut.positions[target]),
+            "ends": _offsets(cut.ends),
+        }
+
+
+def _offsets(offsets: Mapping[int, int]) -> str:
+    return ", ".join(f"{partition}: {offset:,}" for partition, offset in sorted(offsets.items()))
+
+
 def _records(
     root: Location, manifest: Manifest, cut: ChannelCut, budget: Budget
 ) -> Iterator[dict[str, Any]]:
@@ -393,8 +416,12 @@ def _figures(cut: ChannelCut | None) -> tuple[int, int, int]:
 
 
 def _compared_state(fragment: ParticipantFragment, manifest: Manifest) -> dict[str, Any]:
-    """Describe the state of a query by the micro-batch and the epoch after which it was."""
+    """Describe the state of a query by the micro-batch and the epoch after which it was, and by its
+    offsets on topics."""
     _, fields = _state(fragment)
+    for cut in manifest.topics:
+        if (positions := cut.positions.get(fragment.participant)) is not None:
+            fields[f"read {cut.channel} up to"] = _offsets(positions)
     if fragment.query is not None and (batch := fragment.query.batch) is not None:
         ran = [s for s in manifest.batches[fragment.participant] if s.first <= batch]
         fields["in epoch"] = ran[-1].epoch

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -129,9 +129,10 @@ class Broker:
         """Return the offset of the first record that each partition still has."""
         return self._offsets(topic, self._admin_module.OffsetSpec.earliest())
 
-    def end_offsets(self, topic: str) -> dict[int, int]:
-        """Return the offset that the next record of each partition will have."""
-        return self._offsets(topic, self._admin_module.OffsetSpec.latest())
+    def end_offsets(self, topic: str, *, partitions: Sequence[int] | None = None) -> dict[int, int]:
+        """Return the offset that the next record of each partition will have. A caller that knows
+        the `partitions` saves the request for their numbers."""
+        return self._offsets(topic, self._admin_module.OffsetSpec.latest(), partitions)
 
     def newest_batch_before(
         self, counting: Counting, positions: Mapping[int, int], newest: int
@@ -248,7 +249,7 @@ class Broker:
         if topic not in self._known:
             # Else the consumer would hear of the topic only after a second. It exists: asked for
             # its metadata in this way, a broker may create one.
-            self._partitions(topic)
+            self.partitions(topic)
             self._learn(consumer, topic)
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
@@ -283,7 +284,7 @@ class Broker:
         look_at = 0.0
         while True:
             if time.monotonic() >= look_at:
-                if positions.keys() != set(self._partitions(topic)):
+                if positions.keys() != set(self.partitions(topic)):
                     positions = {**self.first_offsets(topic), **starts, **positions}
                     consumer.assign(
                         [kafka.TopicPartition(topic, *one) for one in positions.items()]
@@ -334,10 +335,11 @@ class Broker:
                 f"retention.ms to {RETENTION_S_MIN * 1000} (a day) or more, or to -1"
             )
 
-    def _offsets(self, topic: str, spec: Any) -> dict[int, int]:
-        partitions = [
-            self._kafka.TopicPartition(topic, number) for number in self._partitions(topic)
-        ]
+    def _offsets(
+        self, topic: str, spec: Any, numbers: Sequence[int] | None = None
+    ) -> dict[int, int]:
+        numbers = self.partitions(topic) if numbers is None else numbers
+        partitions = [self._kafka.TopicPartition(topic, number) for number in numbers]
 
         def ask(*some: Any) -> "dict[Any, Future[Any]]":
             asked: dict[Any, Future[Any]] = self._admin.list_offsets(dict.fromkeys(some, spec))
@@ -353,7 +355,8 @@ class Broker:
 
         return {one.partition: offset_in(one) for one in partitions}
 
-    def _partitions(self, topic: str) -> list[int]:
+    def partitions(self, topic: str) -> list[int]:
+        """Return the numbers of its partitions."""
         return sorted(one.id for one in self._described(topic).partitions)
 
     def _described(self, topic: str, *operations: str) -> Any:

@@ -497,8 +497,8 @@ class Pipeline:
 
         Raises:
             Unavailable: a query or service is running; or a snapshot or restore is in progress.
-            Damaged, NotConsistent: the snapshot is not what was published, or there is no
-                consistent point in what is kept; nothing was changed.
+            Damaged, NotConsistent: the snapshot is not what was published, or no consistent point
+                was found; nothing was changed.
             UsageError: there is no such snapshot, or it is of another dataflow; or the newest
                 consistent point of a pipeline with services is wanted.
             StoreError: the disk is full or failed; the pipeline is as it was.

@@ -72,7 +72,7 @@ def _histogram(unit: str, text: str, bounds: tuple[float, ...]) -> MetricDefinit
     return MetricDefinition(HISTOGRAM, unit, text, (), bounds)
 
 
-_CHANNEL, _READER = ("source", "target"), ("log", "target")
+_CHANNEL, _READER, _TOPIC_READER = ("source", "target"), ("log", "target"), ("channel", "target")
 _LAST = "Of the last published snapshot."
 _COMPLETE = "When that snapshot was complete, since 1970."
 
@@ -205,6 +205,22 @@ PIPELINES = {
     ),
     "log_lag_records": _gauge("records", "What the target has still to read.", *_READER),
     "log_lag_entries": _gauge("entries", "The same in entries, including barriers.", *_READER),
+    "topic_end_offset": _gauge(
+        "offsets", "Where a topic of Kafka ends: the sum over its partitions.", "channel"
+    ),
+    "topic_read_offset": _gauge(
+        "offsets", "Committed by a query: the sum over the partitions.", *_TOPIC_READER
+    ),
+    "topic_lag_records": _gauge(
+        "records",
+        "What the target has still to read, including records of abandoned micro-batches.",
+        *_TOPIC_READER,
+    ),
+    "last_snapshot_staleness_seconds": _gauge(
+        "seconds",
+        "Of the last published snapshot, in mode retained: how old the first micro-batch was that "
+        "is not part of it.",
+    ),
 }
 
 SECTIONS = {

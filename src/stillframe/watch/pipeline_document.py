@@ -1,7 +1,8 @@
 """The document of a pipeline's page, from samples of the pipeline: pure.
 
-Queries and services are the discs of its graph, and so is the end of each log without a target. A
-log is a channel to each of its targets.
+Queries and services are the discs of its graph, and so is the end of each channel without a target,
+and the beginning of each topic of Kafka that other programs write. A log or a topic is a channel to
+each of its targets.
 """
 
 from collections.abc import Sequence
@@ -14,65 +15,94 @@ from stillframe.pipeline.progress import Awaited, Progress
 from stillframe.protocol.aligner import Mode
 from stillframe.watch.pipeline_probe import ABSENT, DEAD, PipelineSample
 
-OUTPUT = "output"
-"""The kind and the status of the end of a log."""
+OUTPUT, INPUT = "output", "input"
+"""The kinds and the statuses of the end of a channel, and of the beginning of a topic."""
 ORPHANED = (
     "its deadline has passed and it still exists, because the program that took it has died; "
     "take another snapshot, which removes this one"
 )
 
 
-def channels_of(flow: Dataflow) -> list[tuple[str, str, str | None]]:
-    """Return every channel as log, source and target; the target is None where a log ends."""
+def channels_of(flow: Dataflow) -> list[tuple[str, str | None, str | None]]:
+    """Return every channel as name, source and target. The target is None where a channel ends, and
+    the source is None where other programs write a topic."""
     return [
-        (log.name, log.source, target) for log in flow.logs for target in (log.targets or (None,))
+        (channel.name, channel.source, target)
+        for channel in flow.channels
+        for target in (channel.targets or (None,))
     ]
+
+
+def ends_of(flow: Dataflow) -> list[tuple[str, str]]:
+    """Return the ends and the beginnings of channels that the graph shows, each with its kind."""
+    outputs = [(channel.name, OUTPUT) for channel in flow.channels if not channel.targets]
+    inputs = [(topic.name, INPUT) for topic in flow.topics if topic.source is None]
+    return outputs + inputs
 
 
 def describe(path: str, flow: Dataflow) -> dict[str, Any]:
     """Return what does not change while a pipeline runs: its graph."""
     kinds = dict.fromkeys(flow.queries, "query")
     kinds |= {service: f"service {kind}" for service, kind in flow.services.items()}
-    outputs = [log.name for log in flow.logs if not log.targets]
     places = {name: index for index, name in enumerate(flow.participants)}
-    output_places = {log: len(places) + index for index, log in enumerate(outputs)}
-    columns = assign_columns(flow)
+    ends = ends_of(flow)
+    end_places = {end: len(places) + index for index, end in enumerate(ends)}
     channels = channels_of(flow)
+    newest = shell_command("pipeline", "restore", path, "--newest-consistent")
     return {
         "kind": "pipeline",
         "store": path,
         "processes": [
             *([name, kinds[name]] for name in flow.participants),
-            *([log, OUTPUT] for log in outputs),
+            *([name, kind] for name, kind in ends),
         ],
         "channels": [
-            [places[source], output_places[log] if target is None else places[target]]
-            for log, source, target in channels
+            [
+                end_places[name, INPUT] if source is None else places[source],
+                end_places[name, OUTPUT] if target is None else places[target],
+            ]
+            for name, source, target in channels
         ],
         "names": [
-            f"{log}: {source} to {'the end' if target is None else target}"
-            for log, source, target in channels
+            f"{name}: {source or 'other programs'} to {target or 'the end'}"
+            for name, source, target in channels
         ],
-        "logs": [log for log, _, _ in channels],
-        "columns": [
-            *(columns[name] for name in flow.participants),
-            *(columns[flow.log(log).source] + 1 for log in outputs),
-        ],
+        "logs": [name for name, _, _ in channels],
+        "topics": [topic.name for topic in flow.topics],
+        "columns": _columns(flow, ends),
         "participant_count": len(flow.participants),
         "restore_command": shell_command("pipeline", "restore", path),
+        "newest_consistent_command": newest if flow.keeps_every_state else None,
     }
+
+
+def _columns(flow: Dataflow, ends: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the column of each participant, and then of each of the `ends`: an output is right of
+    its source, and an input is left of its first target."""
+    columns = assign_columns(flow)
+    channels = {channel.name: channel for channel in flow.channels}
+    found = [columns[name] for name in flow.participants]
+    for name, kind in ends:
+        channel = channels[name]
+        if kind == OUTPUT and channel.source is not None:
+            found.append(columns[channel.source] + 1)
+        else:
+            found.append(min(columns[target] for target in channel.targets) - 1)
+    return [column - min(found) for column in found]
 
 
 def assign_columns(flow: Dataflow) -> dict[str, int]:
     """Return the column of each query and service: the length of the longest path to it, without
     the edges that lead back in a cycle."""
+    inside = [channel for channel in flow.channels if channel.source is not None]
     targets = {
-        name: sorted({target for log in flow.outgoing(name) for target in log.targets})
+        name: sorted({target for one in inside if one.source == name for target in one.targets})
         for name in flow.participants
     }
     finished: list[str] = []
     entered: set[str] = set()
-    for start in (*flow.initiators(), *flow.participants):
+    first = [n for n in flow.participants if not any(n in one.targets for one in inside)]
+    for start in (*first, *flow.initiators(), *flow.participants):
         path = [(start, iter(targets[start]))] if start not in entered else []
         entered.add(start)
         while path:
@@ -97,7 +127,7 @@ def system_document(sample: PipelineSample, before: PipelineSample | None) -> di
     """Return how a pipeline is; rates are relative to the sample before, if there is one."""
     flow, progress = sample.metadata.dataflow, sample.progress
     participants = [sample.participants[name] for name in flow.participants]
-    outputs = [log.name for log in flow.logs if not log.targets]
+    ends = ends_of(flow)
     running = [name for name in flow.participants if sample.is_running(name)]
     return {
         "at": sample.at,
@@ -106,9 +136,9 @@ def system_document(sample: PipelineSample, before: PipelineSample | None) -> di
         "running": running,
         "restored_from": sample.metadata.restored_from and str(sample.metadata.restored_from),
         "explanation": obstacles(sample),
-        "statuses": [*(one.status for one in participants), *(OUTPUT for _ in outputs)],
-        "batches": [*(one.batch for one in participants), *(None for _ in outputs)],
-        "since": [*(one.since for one in participants), *(None for _ in outputs)],
+        "statuses": [*(one.status for one in participants), *(kind for _, kind in ends)],
+        "batches": [*(one.batch for one in participants), *(None for _ in ends)],
+        "since": [*(one.since for one in participants), *(None for _ in ends)],
         "channels": channel_columns(sample, before),
         "pending": [] if progress is None else [pending_snapshot(progress, sample.at)],
         "barriers": [None] * len(channels_of(flow))
@@ -134,34 +164,61 @@ def obstacles(sample: PipelineSample) -> str:
 def channel_columns(sample: PipelineSample, before: PipelineSample | None) -> dict[str, list[Any]]:
     """Return the status of each channel, in the order of ``channels_of``. `sent` are the records
     since the pipeline was created, `rate` those per second, and `received` those that the target
-    reports. `in_transit` are those that it has still to read, in `items` entries. None means
-    unknown."""
+    reports. `in_transit` are those that it has still to read, in `items` entries. Of a topic,
+    `sent` and `received` are sums of offsets. None means unknown."""
     names = ("sent", "rate", "received", "in_transit", "items", "is_connected")
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    for log, _, target in channels_of(sample.metadata.dataflow):
-        now = sample.logs.get(log)
-        reader = None if now is None or target is None else now.readers[target]
-        position = None if reader is None else reader.position
-        received = None if reader is None else reader.records
-        sent = None if now is None else now.records
-        values = (
-            sent,
-            _rate(log, sample, before),
-            received,
-            None if sent is None or received is None else max(0, sent - received),
-            None if now is None or position is None else max(0, now.entries - position),
-            None,
-        )
+    flow = sample.metadata.dataflow
+    topics = {topic.name for topic in flow.topics}
+    for channel, _, target in channels_of(flow):
+        figures = _topic_figures if channel in topics else _log_figures
+        sent, received, behind, items = figures(sample, channel, target)
+        values = (sent, _rate(channel, sample, before), received, behind, items, None)
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
     return columns
 
 
-def _rate(log: str, now: PipelineSample, before: PipelineSample | None) -> float | None:
-    if before is None or log not in before.logs or log not in now.logs or now.at <= before.at:
+_Figures = tuple[int | None, int | None, int | None, int | None]
+"""What was sent and received, and how far the target is behind, in records and in entries."""
+
+
+def _log_figures(sample: PipelineSample, log: str, target: str | None) -> _Figures:
+    now = sample.logs.get(log)
+    reader = None if now is None or target is None else now.readers[target]
+    position = None if reader is None else reader.position
+    received = None if reader is None else reader.records
+    sent = None if now is None else now.records
+    return (
+        sent,
+        received,
+        None if sent is None or received is None else max(0, sent - received),
+        None if now is None or position is None else max(0, now.entries - position),
+    )
+
+
+def _topic_figures(sample: PipelineSample, channel: str, target: str | None) -> _Figures:
+    now = sample.topics.get(channel)
+    reader = None if now is None or target is None else now.readers.get(target)
+    sent = None if now is None else now.end
+    if reader is None:
+        return sent, None, None, None
+    return sent, reader.position, reader.behind, None
+
+
+def _rate(channel: str, now: PipelineSample, before: PipelineSample | None) -> float | None:
+    if before is None or now.at <= before.at:
         return None
-    increase = now.logs[log].records - before.logs[log].records
-    return round(max(0, increase) / (now.at - before.at), 1)
+    first, last = _sent(channel, before), _sent(channel, now)
+    if first is None or last is None:
+        return None
+    return round(max(0, last - first) / (now.at - before.at), 1)
+
+
+def _sent(channel: str, sample: PipelineSample) -> int | None:
+    if channel in sample.topics:
+        return sample.topics[channel].end
+    return sample.logs[channel].records if channel in sample.logs else None
 
 
 def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
@@ -222,7 +279,7 @@ def _age(since: float, now: float) -> str:
 
 def snapshot_mode(flow: Dataflow) -> Mode:
     """Return the mode of snapshots that are triggered on the page."""
-    return Mode.UNALIGNED if flow.cycle() else Mode.ALIGNED
+    return Mode.UNALIGNED if flow.cycle() and not flow.topics else flow.default_mode
 
 
 def events_between(

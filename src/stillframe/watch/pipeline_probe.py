@@ -14,7 +14,7 @@ import msgspec
 
 from stillframe.errors import StillframeError
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.dataflow import Log
+from stillframe.pipeline.dataflow import Dataflow, Log, Topic
 from stillframe.pipeline.locks import is_running, poll_s
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import (
@@ -30,6 +30,7 @@ from stillframe.pipeline.stopped import service_status
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.reading import is_there
 from stillframe.storage.storage import Version
+from stillframe.watch.topic_probe import TopicProbe
 
 RUNNING, BUSY, STOPPED, DEAD, ABSENT = "running", "busy", "stopped", "dead", "absent"
 """The statuses of a query or service. An absent service has not joined; a dead one has lost its
@@ -41,12 +42,14 @@ _ATTEMPT_COUNT = 6
 class ParticipantSample(msgspec.Struct, frozen=True):
     """A sample of a query or service: its status, its position on each log that it reads, and the
     last committed micro-batch of a query. Times, of the commit or of the report, are in seconds
-    since 1970."""
+    since 1970. `topic_positions` are those of a query on the partitions of each topic of Kafka, by
+    the name of the topic."""
 
     status: str
     positions: dict[str, int] = {}
     batch: int | None = None
     since: float | None = None
+    topic_positions: dict[str, dict[int, int]] = {}
 
 
 class ReaderSample(msgspec.Struct, frozen=True):
@@ -65,10 +68,26 @@ class LogSample(msgspec.Struct, frozen=True):
     readers: dict[str, ReaderSample]
 
 
+class TopicReaderSample(msgspec.Struct, frozen=True):
+    """The committed position of one target on a topic, as the sum over the partitions, and how many
+    records it is behind the end, including those that do not count."""
+
+    position: int
+    behind: int
+
+
+class TopicSample(msgspec.Struct, frozen=True):
+    """The end of a topic of Kafka, as the sum over the partitions, and its targets; one that has
+    not planned any micro-batch is left out."""
+
+    end: int
+    readers: dict[str, TopicReaderSample]
+
+
 class PipelineSample(msgspec.Struct, frozen=True):
     """A sample of a pipeline; its time and the start of its epoch are in seconds since 1970.
     `progress` is that of the pending snapshot, and `errors` are sentences about what could not be
-    read."""
+    read. Topics whose end is not known are left out."""
 
     at: float
     metadata: Metadata
@@ -77,6 +96,7 @@ class PipelineSample(msgspec.Struct, frozen=True):
     logs: dict[str, LogSample]
     progress: Progress | None
     errors: tuple[str, ...] = ()
+    topics: dict[str, TopicSample] = {}
 
     def is_running(self, name: str) -> bool:
         """Return whether a program runs a query or service."""
@@ -93,6 +113,7 @@ class PipelineProbe:
         self._metadata: Metadata | None = None
         self._began_at = 0.0
         self._logs: dict[str, _LogProbe] = {}
+        self._topics: TopicProbe | None = None
         self._were_running: set[str] = set()
         self._progress = ProgressReader(root)
 
@@ -108,12 +129,35 @@ class PipelineProbe:
                 logs[log.name] = self._logs[log.name].sample(
                     {target: participants[target].positions.get(log.name) for target in log.targets}
                 )
+        topics = self._sample_topics(metadata.dataflow, participants, errors)
         progress = None
         with _collecting(errors):
             progress = self._progress.read(metadata)
         return PipelineSample(
-            time.time(), metadata, self._began_at, participants, logs, progress, tuple(errors)
+            at=time.time(),
+            metadata=metadata,
+            began_at=self._began_at,
+            participants=participants,
+            logs=logs,
+            progress=progress,
+            errors=tuple(errors),
+            topics=topics,
         )
+
+    def _sample_topics(
+        self, flow: Dataflow, participants: dict[str, ParticipantSample], errors: list[str]
+    ) -> dict[str, TopicSample]:
+        if not flow.topics:
+            return {}
+        if self._topics is None or self._topics.topics != flow.topics:
+            self._topics = TopicProbe(flow.topics)
+        ends = self._topics.sample()
+        errors.extend(ends.errors)
+        return {
+            topic.name: _topic_sample(topic, ends.offsets[topic.name], participants)
+            for topic in flow.topics
+            if topic.name in ends.offsets
+        }
 
     def _read_metadata(self) -> Metadata:
         if isinstance(self._root, ObjectPath):
@@ -144,7 +188,10 @@ class PipelineProbe:
         with _collecting(errors):
             if name in metadata.dataflow.queries:
                 start = metadata.starts[name]
-                look = functools.partial(_query_sample, start=start, runs=runs)
+                reads_topics = bool(metadata.dataflow.incoming_topics(name))
+                look = functools.partial(
+                    _query_sample, start=start, runs=runs, reads_topics=reads_topics
+                )
                 return of_current_checkpoint(self._root, metadata.epoch, name, look)
             found = service_status(self._root, metadata, name)
             status = DEAD if found.is_dead else STOPPED if found.has_joined else ABSENT
@@ -164,6 +211,19 @@ class PipelineProbe:
                 time.sleep(poll_s(self._root))
         self._were_running.add(name)
         return True
+
+
+def _topic_sample(
+    topic: Topic, ends: dict[int, int], participants: dict[str, ParticipantSample]
+) -> TopicSample:
+    """Return how a topic is, given the end of each partition."""
+    readers = {}
+    for target in topic.targets:
+        positions = participants[target].topic_positions.get(topic.topic)
+        if positions is not None:
+            behind = (max(0, end - positions.get(partition, 0)) for partition, end in ends.items())
+            readers[target] = TopicReaderSample(sum(positions.values()), sum(behind))
+    return TopicSample(sum(ends.values()), readers)
 
 
 class _LogProbe:
@@ -205,6 +265,12 @@ class _LogProbe:
 
 
 @functools.lru_cache(maxsize=1024)
+def _topic_positions_after(directory: Location, batch: int) -> dict[str, dict[int, int]]:
+    """Return a query's positions on topics after a committed micro-batch, which never change."""
+    return checkpoint.topic_positions(directory, batch)
+
+
+@functools.lru_cache(maxsize=1024)
 def _batches_of(
     directory: Path,
     changed: tuple[int, int],  # noqa: ARG001 - identifies what is in it
@@ -215,8 +281,10 @@ def _batches_of(
     return done, checkpoint.planned_batch(directory), since
 
 
-def _query_sample(directory: Location, *, start: dict[str, int], runs: bool) -> ParticipantSample:
-    """Return how a query is, given its positions at the start of the epoch."""
+def _query_sample(
+    directory: Location, *, start: dict[str, int], runs: bool, reads_topics: bool
+) -> ParticipantSample:
+    """Return how a query is, given its positions on logs at the start of the epoch."""
     if isinstance(directory, Path):
         done, planned, since = _batches_of(directory, checkpoint.changed_at(directory))
     else:
@@ -225,7 +293,13 @@ def _query_sample(directory: Location, *, start: dict[str, int], runs: bool) -> 
     batch = None if done is None else done.batch
     is_busy = planned is not None and (batch is None or planned > batch)
     status = (BUSY if is_busy else RUNNING) if runs else STOPPED
-    return ParticipantSample(status, start if done is None else done.positions, batch, since)
+    positions = start if done is None else done.positions
+    topic_positions: dict[str, dict[int, int]] = {}
+    if reads_topics and batch is None:
+        topic_positions = checkpoint.topic_positions(directory, checkpoint.START)
+    elif reads_topics and batch is not None:
+        topic_positions = _topic_positions_after(directory, batch)
+    return ParticipantSample(status, positions, batch, since, topic_positions)
 
 
 @contextlib.contextmanager

@@ -235,6 +235,11 @@ class PipelineTarget(Target):
                     metrics.put("log_lag_records", log.records - reader.records, name, target)
                 if reader.position is not None:
                     metrics.put("log_lag_entries", log.entries - reader.position, name, target)
+        for name, topic in sample.topics.items():
+            metrics.put("topic_end_offset", topic.end, name)
+            for target, behind in topic.readers.items():
+                metrics.put("topic_read_offset", behind.position, name, target)
+                metrics.put("topic_lag_records", behind.behind, name, target)
         metrics.put("snapshots_pending", 0 if progress is None else 1)
         since = sample.at if progress is None else progress.initiated_at
         metrics.put("oldest_pending_snapshot_seconds", max(0.0, sample.at - since))
@@ -246,14 +251,18 @@ class PipelineTarget(Target):
                 metrics.put("last_snapshot_duration_seconds", row["duration_s"])
                 metrics.put("last_snapshot_size_bytes", row["bytes"])
                 metrics.put("last_snapshot_messages", row["message_count"])
+                metrics.put("last_snapshot_staleness_seconds", row["staleness_s"])
 
 
 def _published_sentence(manifest: Manifest) -> str:
     kind = "snapshot" if manifest.name is None else f"savepoint {manifest.name}, snapshot"
-    count = manifest.record_count
+    count, staleness = manifest.record_count, manifest.staleness_s
+    stale = "" if staleness is None else f", with a staleness of {staleness:.2f} s"
+    held = (
+        "" if manifest.topics else f", with {count:,} record{'' if count == 1 else 's'} in transit"
+    )
     return (
         f"{kind} {manifest.snapshot} was recorded in "
         f"{manifest.completed_at - manifest.initiated_at:.2f} s and published after "
-        f"{manifest.published_at - manifest.initiated_at:.2f} s, with {count:,} "
-        f"record{'' if count == 1 else 's'} in transit"
+        f"{manifest.published_at - manifest.initiated_at:.2f} s{held}{stale}"
     )

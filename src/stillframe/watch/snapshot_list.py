@@ -159,7 +159,8 @@ def store_row(entry: SnapshotEntry) -> dict[str, Any]:
 
 
 def pipeline_row(manifest: Manifest) -> dict[str, Any]:
-    """Return the row of a pipeline's snapshot. Times are seconds since 1970, durations seconds."""
+    """Return the row of a pipeline's snapshot. Times are seconds since 1970, durations seconds. The
+    count of records in transit is None if some may be in topics of Kafka."""
     return {
         "id": str(manifest.snapshot),
         "number": manifest.snapshot.number,
@@ -169,7 +170,8 @@ def pipeline_row(manifest: Manifest) -> dict[str, Any]:
         "duration_s": manifest.completed_at - manifest.initiated_at,
         "published_s": manifest.published_at - manifest.initiated_at,
         "bytes": manifest.bytes,
-        "message_count": manifest.record_count,
+        "message_count": None if manifest.topics else manifest.record_count,
+        "staleness_s": manifest.staleness_s,
         "duplicate_count": manifest.duplicate_count,
         "savepoints": [] if manifest.name is None else [manifest.name],
         "systems": [

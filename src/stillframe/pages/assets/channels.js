@@ -7,6 +7,12 @@ const CHANNELS_SHOWN = 40;
 const figure = (column, format = count, kind = "number") => [kind, ({ channels }, index) => (channels[column][index] === null ? "?" : format(channels[column][index]))];
 const rateFigure = figure("rate", (rate) => count(Math.round(rate)));
 
+/** Return how many items the target of a log is behind; a topic has none. */
+function itemsBehind({ channels }, index) {
+  if (channels.items[index] !== null) return count(channels.items[index]);
+  return channels.received[index] === null ? "?" : "";
+}
+
 /** The tables; each column of what changes has the class of its cells, and the text of one. */
 const OF_SYSTEM = {
   summary: "Processes and channels in figures",
@@ -21,15 +27,15 @@ const OF_SYSTEM = {
   },
 };
 const OF_PIPELINE = {
-  summary: "Queries, services and logs in figures",
-  heads: ["participant", "kind", "log"],
-  captions: ["Queries and services", "Logs"],
+  summary: "Queries, services and channels in figures",
+  heads: ["participant", "kind", "channel"],
+  captions: ["Queries and services", "Channels"],
   processes: {
     state: ["", ({ statuses }, index) => STATUS_WORDS[statuses[index]]],
     "last micro-batch": ["", ({ batches }, index) => (batches[index] === null ? "" : count(batches[index]))],
     "last moved": ["", ({ at, since }, index) => (since[index] === null ? "" : `${duration(Math.max(0, at - since[index]))} ago`)],
   },
-  channels: { "records/s": rateFigure, appended: figure("sent"), read: figure("received"), behind: figure("in_transit"), "items behind": figure("items") },
+  channels: { "records/s": rateFigure, appended: figure("sent"), read: figure("received"), behind: figure("in_transit"), "items behind": ["number", itemsBehind] },
 };
 
 /** The tables below the graph; that of channels shows the busiest ones. */

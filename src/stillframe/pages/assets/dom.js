@@ -127,6 +127,7 @@ export function bytes(number) {
 
 /** Return a duration in seconds as text: "0.40 ms", "12 ms", "3.4 s", "5 min". */
 export function duration(seconds) {
+  if (seconds === 0) return "0 s";
   const ms = seconds * 1000;
   if (ms < 0.995) return `${ms.toFixed(2)} ms`;
   if (ms < 9.95) return `${ms.toFixed(1)} ms`;

@@ -15,7 +15,7 @@ const REST_MS = 900;
 const MARKERS_MAX = 200;
 const STATIONS = 12;
 const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and delays the snapshot. Dashed: waits for barriers. Stroke across a log: the barrier.";
-export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "" };
+export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "", input: "" };
 
 /** The graph of a system or pipeline; `about` names its processes and channels. */
 export class Graph {
@@ -31,7 +31,7 @@ export class Graph {
     this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
     this.above = make("div", { class: "markers", "aria-hidden": "true" });
     this.caption = make("p", { class: "marker-caption muted" }, "");
-    const what = this.isPipeline ? `${about.participant_count} queries and services and the logs between them` : `${total} processes and ${about.channels.length} channels`;
+    const what = this.isPipeline ? `${about.participant_count} queries and services and the channels between them` : `${total} processes and ${about.channels.length} channels`;
     const label = `A graph of ${what}; the tables below show the same as text.`;
     const picture = makeSvg(
       "svg",
@@ -41,7 +41,7 @@ export class Graph {
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
     const box = this.isPipeline ? makeScrolling("The graph", { role: "region" }, this.stage) : this.stage;
-    const legend = make("p", { class: "muted" }, this.isPipeline ? "Wider lines carry more records a second; numbers: records that the reader of a log is behind." : "Wider lines carry more messages a second; numbers: messages in transit.");
+    const legend = make("p", { class: "muted" }, this.isPipeline ? "Wider lines carry more records a second; numbers: records that the reader of a channel is behind." : "Wider lines carry more messages a second; numbers: messages in transit.");
     this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
     this.animation = null; // or what ends it
   }
@@ -60,7 +60,7 @@ export class Graph {
 
   makeDisc([name, kind], index) {
     const { x, y, labelX, labelY, anchor } = this.places[index];
-    const isEnd = kind === "output";
+    const isEnd = isEndOfChannel(kind);
     const ring = isEnd ? null : makeSvg("circle", { class: "phase", cx: x, cy: y, r: this.size + 5 });
     const disc = isEnd
       ? makeSvg("rect", { class: "disc", x: x - END_SIZE, y: y - END_SIZE, width: 2 * END_SIZE, height: 2 * END_SIZE })
@@ -84,15 +84,16 @@ export class Graph {
         setText(disc.title, `${disc.name} (${disc.kind}) ${STATUS_WORDS[status] ?? status}`);
         if (this.discs.length <= 16 && !this.isPipeline) setText(disc.more, status === "running" ? "" : (STATUS_WORDS[status] ?? status));
       }
-      if (this.isPipeline) setText(disc.more, status === "output" ? this.endSentence(system, index) : activityOf(system, index));
+      if (this.isPipeline) setText(disc.more, isEndOfChannel(status) ? this.endSentence(system, index) : activityOf(system, index));
     });
     this.edges.forEach((edge, index) => this.updateEdge(edge, index, system));
     if (this.isPipeline) setText(this.caption, system.pending.length > 0 ? BARRIER_LEGEND : "");
   }
 
   endSentence(system, index) {
-    const sent = system.channels.sent[this.about.channels.findIndex(([, target]) => target === index)];
-    return sent === null ? "" : `${count(sent)} records`;
+    const channel = this.about.channels.findIndex(([source, target]) => source === index || target === index);
+    const sent = system.channels.sent[channel];
+    return sent === null ? "" : `${count(sent)} ${this.unitOf(channel)}`;
   }
 
   updateEdge(edge, index, system) {
@@ -119,7 +120,12 @@ export class Graph {
     const barrier = system.barriers[index];
     const isAhead = barrier !== null && barrier[0] === "ahead";
     edge.barrier.setAttribute("d", isAhead ? across(this.paths[index], barrier[1] === 0 ? 0.94 : 0.8) : "");
-    setText(edge.title, `${edge.name}: ${logSentence(system, index)}`);
+    setText(edge.title, `${edge.name}: ${logSentence(system, index, this.unitOf(index))}`);
+  }
+
+  /** Return the unit of the figures of a channel: some offsets of a topic may have no record. */
+  unitOf(index) {
+    return this.about.topics.includes(this.about.logs[index]) ? "offsets" : "records";
   }
 
   /** Show the markers of a snapshot in slow motion, unless others are being shown. Each is an element that
@@ -185,14 +191,20 @@ function activityOf(system, index) {
   return batch === null || batch === undefined ? word : `${word}, batch ${count(batch)}`;
 }
 
-function logSentence(system, index) {
+/** Return whether this kind is that of the end or the beginning of a channel. */
+function isEndOfChannel(kind) {
+  return kind === "output" || kind === "input";
+}
+
+function logSentence(system, index, unit) {
   const { sent, rate, received, in_transit: held, items } = system.channels;
   const shown = (value) => (value === null ? "?" : count(value));
-  const appended = `${shown(sent[index])} records appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
+  const appended = `${shown(sent[index])} ${unit} appended, ${rate[index] === null ? "?" : count(Math.round(rate[index]))} a second`;
   const barrier = system.barriers[index];
   const where = barrier === null ? "" : barrier[0] === "passed" ? "; the barrier was passed" : `; the barrier is on it${barrier[1] === null ? "" : `, ${count(barrier[1])} entries ahead`}`;
   if (received[index] === null && items[index] === null) return `${appended}${where}`;
-  return `${appended}; ${shown(received[index])} read, ${shown(held[index])} behind, in ${shown(items[index])} items${where}`;
+  const entries = items[index] === null ? "" : `, in ${count(items[index])} items`;
+  return `${appended}; ${shown(received[index])} read, ${shown(held[index])} behind${entries}${where}`;
 }
 
 /** Return a stroke across a path, as the outline of an SVG path. */

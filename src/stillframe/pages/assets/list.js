@@ -18,6 +18,8 @@ export class SnapshotList {
     this.shownCount = STEP;
     this.shown = new Map();
     this.summary = make("p", { class: "muted" }, "");
+    this.hintCommand = make("code", {});
+    this.hint = make("p", { class: "muted", hidden: true }, "After a crash no snapshot is needed. To restore the newest consistent point, stop every program and run ", this.hintCommand);
     this.body = make("tbody", {});
     this.body.addEventListener("mouseleave", () => this.catchUp());
     this.body.addEventListener("focusout", () => this.catchUp());
@@ -27,7 +29,7 @@ export class SnapshotList {
       ? ["snapshot", "published", "recorded in", "published after", "in transit", "size", "mode", "savepoint", "actions"]
       : ["snapshot", "ended", "duration", "pause", "in transit", "size", "verdicts", "savepoint", "actions"];
     const table = makeTable({ class: "snapshots" }, heads, this.body);
-    this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older);
+    this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older, this.hint);
   }
 
   /** Show the newest rows, and keep the elements of those that are shown already. While the list is
@@ -79,6 +81,9 @@ export class SnapshotList {
       if (one.element !== place) this.body.insertBefore(one.element, place);
       before = one.element;
     }
+    const newestConsistent = this.model.about?.newest_consistent_command;
+    this.hint.hidden = !newestConsistent;
+    setText(this.hintCommand, newestConsistent ?? "");
     setText(this.summary, total === 0 ? "No snapshot yet." : `${counted(total, "snapshot")} ${this.isPipeline ? "of the pipeline" : "in the store"}; the newest ${count(newest.length)} are shown.`);
     this.older.hidden = newest.length >= total;
   }
@@ -118,7 +123,7 @@ export class SnapshotList {
       clock(row.completed_at),
       number(duration(row.duration_s)),
       number(duration(this.isPipeline ? row.published_s : row.pause_s)),
-      number(count(row.message_count)),
+      number(row.message_count === null ? "" : count(row.message_count)),
       number(bytes(row.bytes)),
       this.isPipeline ? modeOf(row) : verdicts,
       [kept, ...(row.systems ?? []).map(({ name, store, snapshot }) => make("div", { class: "muted" }, `system ${name}: ${snapshot} in ${store}`))],
@@ -161,7 +166,9 @@ export class SnapshotList {
       const title = `Restore the ${this.isPipeline ? "pipeline" : "system"} to ${row.id}?`;
       if (this.isPipeline && system.running.length > 0) {
         const text = `These programs are still running: ${system.running.join(", ")}. Stop them before restoring, then click Restore or run:`;
-        return explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`)]);
+        const newest = about.newest_consistent_command;
+        const other = newest ? [make("p", {}, "To restore the newest consistent point instead, run:"), make("pre", {}, newest)] : [];
+        return explain(title, [make("p", {}, text), make("pre", {}, `${about.restore_command} ${row.id}`), ...other]);
       }
       const text = this.isPipeline
         ? "All queries, services and channels are restored together, and verified before anything is changed. Start the programs again afterwards."
@@ -191,5 +198,6 @@ export class SnapshotList {
 }
 
 function modeOf(row) {
+  if (typeof row.staleness_s === "number") return `${row.mode}, staleness ${duration(row.staleness_s)}`;
   return row.duplicate_count > 0 ? `${row.mode}, ${counted(row.duplicate_count, "record")} twice` : row.mode;
 }

@@ -35,8 +35,9 @@ export class Overview {
     this.totals ??= make("div", {});
     this.events ??= make("ol", { class: "event-log" });
     this.note = make("p", { class: "muted" }, "Waiting for the server …");
+    this.staleness = make("p", { class: "muted", hidden: true }, "");
     this.root.replaceChildren(
-      panel(isPipeline ? "The pipeline" : "The system", "graph-panel", this.note, this.graph?.root ?? null, this.channels?.root ?? null),
+      panel(isPipeline ? "The pipeline" : "The system", "graph-panel", this.note, this.staleness, this.graph?.root ?? null, this.channels?.root ?? null),
       make(
         "div",
         { class: "side" },
@@ -80,10 +81,21 @@ export class Overview {
     if (about === null || system === null) return;
     this.note.hidden = about.kind === "pipeline" ? system.explanation === "" : system.is_running;
     setText(this.note, system.explanation || "The processes are starting.");
+    this.showStaleness(system);
     this.graph.update(system);
     this.channels.update(system);
     showPending(this.pending, system);
     if (system.naive && system.at - this.totalsAt > TOTALS_S) this.update("verdicts");
+  }
+
+  /** Show how old the cut of the newest snapshot is, if it was found afterwards. */
+  showStaleness(system) {
+    const newest = [...this.model.rows.values()].reduce((last, row) => (last === null || row.number > last.number ? row : last), null);
+    const staleness = newest?.staleness_s;
+    this.staleness.hidden = typeof staleness !== "number";
+    if (this.staleness.hidden) return;
+    const age = duration(Math.max(0, system.at - newest.completed_at));
+    setText(this.staleness, `The newest snapshot, ${newest.id}, was taken ${age} ago with a staleness of ${duration(staleness)}.`);
   }
 
   draw_snapshots() {

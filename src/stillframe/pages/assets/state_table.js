@@ -32,13 +32,22 @@ export function showChannels(snapshot) {
     make: (isOpen) => channelEntry(snapshot, channel, isOpen),
   }));
   const emptyCount = empty.length + snapshot.channels_left_out_count;
+  const topics = snapshot.topics ?? [];
   return makePanel(
     "Channels",
     { id: "channels" },
-    make("p", {}, full.length === 0 ? `No channel held a ${snapshot.noun}.` : `${counted(full.length, "channel")} held ${counted(snapshot.message_count, snapshot.noun)}.`),
+    snapshot.channels.length === 0 && topics.length > 0 ? null : make("p", {}, full.length === 0 ? `No channel held a ${snapshot.noun}.` : `${counted(full.length, "channel")} held ${counted(snapshot.message_count, snapshot.noun)}.`),
+    topics.length > 0 ? topicTable(topics) : null,
     filtered("channels", "channels", entries),
     emptyCount > 0 ? emptyChannels(empty, snapshot.channels_left_out_count) : null,
   );
+}
+
+/** Return where the cut lies in topics of Kafka; their records are not in the snapshot. */
+function topicTable(topics) {
+  const rows = topics.map(({ channel, positions, ends }) => makeRow(make("td", { class: "mono" }, channel), positions, ends));
+  const caption = "Topics of Kafka: offsets by partition. A restored query continues at its position, without records of later micro-batches.";
+  return makeScrolling("Topics of Kafka", { role: "region" }, makeTable({}, ["channel", "position", "end when it was taken"], rows, caption));
 }
 
 /** Return the elements of a value: its text, or the keys of a mapping. */
