@@ -122,7 +122,7 @@ def test_two_ordinary_queries_become_a_pipeline(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
 
-    snapshot, listing, back, newest = commands()
+    snapshot, listing, back, newest, counting_ones, termination = commands()
     with kafka(tmp_path) as address:
         create_topics(address, "orders", "unique", "sums")
         send(address, range(100))
@@ -140,4 +140,14 @@ def test_two_ordinary_queries_become_a_pipeline(tmp_path: Path) -> None:
             run(command)
             with running("driver.py", tmp_path, address) as driver:
                 wait_for(300, driver, address, pipeline)
-    assert pipeline.epoch == 3
+        assert pipeline.epoch == 3
+        run(newest)
+        run(counting_ones)
+        run(termination)
+        with running("reader.py", tmp_path, address) as reader:
+            out = tmp_path / "reader.py.log"
+            wait_until(lambda: reader.poll() is not None or out.read_bytes().count(b"}") >= 300)
+        lines = out.read_text().splitlines()
+        ids = [json.loads(line[2 : line.index("}") + 1])["id"] for line in lines]
+        assert sorted(ids) == list(range(300))
+        assert {line.rpartition(" ")[2] for line in lines[:100]} == {"None"}
