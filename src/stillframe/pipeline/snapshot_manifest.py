@@ -151,7 +151,9 @@ class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changed_at_ns: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A published snapshot of a pipeline: the content of its ``manifest.json``. Times are seconds
     since 1970.
 
@@ -170,7 +172,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             planned that is not part of it; 0 if the newest one of each query is. None in others.
     """
 
-    format: int = FORMAT
+    # Always written: a default that is made is none to msgspec.
+    format: int = msgspec.field(default_factory=lambda: FORMAT)
     snapshot: SnapshotId
     name: str | None
     epoch: int
