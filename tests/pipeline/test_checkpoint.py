@@ -364,3 +364,19 @@ def test_when_a_micro_batch_was_planned_is_known_from_its_plan(tmp_path: Path) -
     (path / "offsets" / "1").write_text("v1\n{}\n{}")
     with pytest.raises(Damaged, match="no plan of micro-batch 1"):
         checkpoint.planned_at(path, 1)
+
+
+def test_a_run_continues_with_all_that_the_run_before_retained(tmp_path: Path) -> None:
+    """So a cut can go back to before the start of the run; state of a micro-batch that was not
+    committed stays behind."""
+    path = make_checkpoint(tmp_path / "one", planned=8, done=7)
+    purge(path, 4)
+    add_topic(path, '{"a":{"0":7}}')
+    (path / "state" / "0" / "0" / "9.changelog").write_text("of micro-batch 8")
+    (path / "commits" / "8.tmp").write_text("half of i")
+    checkpoint.continue_in(path, tmp_path / "two", is_retained=True)
+    assert checkpoint.retained_batches(tmp_path / "two") == checkpoint.retained_batches(path)
+    assert checkpoint.planned_batch(tmp_path / "two") == 8
+    names = {file.name for file in (tmp_path / "two").rglob("*.changelog")}
+    assert names == {f"{version}.changelog" for version in range(1, 9)}
+    assert not list((tmp_path / "two").rglob("*.tmp"))

@@ -298,11 +298,18 @@ def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
     copy_all([(below(checkpoint, last), below(target, last))])
 
 
-def continue_in(checkpoint: Location, target: Location, *, last: tuple[str, ...] = ()) -> None:
+def continue_in(
+    checkpoint: Location,
+    target: Location,
+    *,
+    is_retained: bool = False,
+    last: tuple[str, ...] = (),
+) -> None:
     """Copy into `target` every file with which a query continues from where its checkpoint ends.
-    These are those of the last committed micro-batch, as ``pin`` has them, and the plan of the next
-    one, with which Spark runs that again. Nothing is copied if Spark has written none yet. Files
-    named in `last` are copied after all others."""
+    These are those of the last committed micro-batch, as ``pin`` has them, or if all `is_retained`
+    those of every one that Spark keeps; and the plan of the next one, with which Spark runs that
+    again. Nothing is copied if Spark has written none yet. Files named in `last` are copied after
+    all others."""
     if not is_there(checkpoint / _METADATA):
         return
     batch = max(_numbers(checkpoint / _COMMITS), default=START)
@@ -312,11 +319,27 @@ def continue_in(checkpoint: Location, target: Location, *, last: tuple[str, ...]
 
     def copy_needed() -> None:
         found = list(_files_below(checkpoint))
-        needed = {*own, *_needed(checkpoint, batch, found), *({planned} & set(found))}
+        kept = _up_to(batch, found) if is_retained else _needed(checkpoint, batch, found)
+        needed = {*own, *kept, *({planned} & set(found))}
         for some in (needed.difference(last), needed.intersection(last)):
             copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(some)])
 
     _until_found(checkpoint, copy_needed)
+
+
+def _up_to(batch: int, found: Iterable[str]) -> Iterator[str]:
+    """Yield those of the files that do not belong to a micro-batch after `batch`."""
+    for name in found:
+        part, _, rest = name.partition("/")
+        if name.endswith(_GROWING):
+            continue
+        if part in (_OFFSETS, _COMMITS):
+            number = rest.removeprefix(".").removesuffix(_CHECKSUM)
+            if not number.isdecimal() or int(number) > batch:
+                continue
+        versioned = _VERSIONED.fullmatch(name.rpartition("/")[2])
+        if part != _STATE or versioned is None or int(versioned[1]) <= batch + 1:
+            yield name
 
 
 def adopt(checkpoint: Location, target: Location) -> None:

@@ -132,7 +132,8 @@ def begin_run(
         recorded = _recorded(root, query, before)
         check(old)
         with explain_io_errors(new, "written"):
-            checkpoint.continue_in(old, new)
+            is_retained = bool(metadata.dataflow.topics)
+            checkpoint.continue_in(old, new, is_retained=is_retained)
         # One that writes no log may have recorded since, and planned to read past a barrier.
         is_known = recorded == _recorded(root, query, before)
     own.replace(checkpoint=own.record.run, recorded=recorded)
