@@ -404,7 +404,7 @@ def export(pinned: Location, target: Location, batch: int, positions: Mapping[st
     moved = None if batch == START else _moved(_text(below(pinned, plan)), positions)
     if isinstance(pinned, Path) and isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
-        for part in (_OFFSETS, _COMMITS, _STATE, _SOURCES):
+        for part in (_OFFSETS, _COMMITS, _SOURCES, *(() if batch == START else (_STATE,))):
             link_tree(pinned / part, target / part)
         if (pinned / _ADOPTED).exists():
             link_into(pinned / _ADOPTED, target / _ADOPTED)
