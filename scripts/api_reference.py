@@ -111,7 +111,8 @@ SPARK = [
         "Queries of a pipeline",
         "",
         "stillframe.spark",
-        "start_query read_channels to_channel with_barriers register checkpoint_location",
+        "start_query read_channels counted kafka_options to_channel with_barriers register "
+        "checkpoint_location",
     ),
     Section(
         "Snapshots of a pipeline",
@@ -158,10 +159,11 @@ Examples are in [the history of a system](history.md) and in [pipelines](pipelin
 PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
-    AbandonedSnapshot Assembler Audit AwaitedChannel ChannelCut Compaction Dataflow DecodedMessage
-    Difference Due EpochSummary Evaluation JoinedProcess JoinedService LaiYangRecorder
-    LoadedSnapshot Manifest OutboxEntry Played Progress Reason Recorder RunningSystem Snapshot
-    SnapshotAudit SnapshotEntry SnapshotStore Summary Trace Unevaluable Verdict World
+    AbandonedSnapshot Assembler Audit AwaitedChannel ChannelCut Compaction Counting Dataflow
+    DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService KafkaRecord Label LabelRange
+    LaiYangRecorder LoadedSnapshot Manifest OutboxEntry PipelineView Played Progress Reason Recorder
+    RunningSystem Snapshot SnapshotAudit SnapshotEntry SnapshotStore Summary Topic TopicCut Trace
+    Unevaluable Verdict World
     """.split()
 )
 """Classes whose objects are only returned: their constructors are not public."""
@@ -169,13 +171,18 @@ MEMBERS = {
     "Assembler": "",
     "Awaited": "",
     "ChannelCut": "sent_count received_count record_count duplicate_count",
-    "Dataflow": "participants log",
+    "Counting": "condition counts ranges",
+    "Dataflow": "participants log topic",
     "Due": "items after",
     "JoinedService": "append boundary leave receive",
+    "KafkaRecord": "label",
     "Keyed": "",
+    "Label": "",
+    "LabelRange": "",
     "LaiYangRecorder": "",
     "Manifest": "cut record_count duplicate_count unaligned",
     "Outbox": "put",
+    "PipelineView": "channels in_flight in_flight_count states",
     "Progress": "awaited stragglers",
     "Recorder": "",
     "Script": "",
