@@ -24,6 +24,13 @@ RETENTION_S_MIN = 24 * 3600
 """How long a topic must keep its records: a snapshot cannot be restored after that time."""
 _WINDOW_MAX = 4096
 _POLL_S = 0.1
+_PASSING = (
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+)
+"""Errors that end when all have heard which broker has a partition now."""
 _QUICK = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
@@ -253,8 +260,12 @@ class Broker:
         partitions = [
             self._kafka.TopicPartition(topic, number) for number in self._partitions(topic)
         ]
-        futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
-        return {one.partition: self._asked(futures[one].result).offset for one in partitions}
+
+        def ask() -> dict[int, int]:
+            futures = self._admin.list_offsets(dict.fromkeys(partitions, spec))
+            return {one.partition: futures[one].result().offset for one in partitions}
+
+        return self._asked(ask)
 
     def _partitions(self, topic: str) -> list[int]:
         # Asked for its metadata in another way, a broker may create the topic.
@@ -287,10 +298,17 @@ class Broker:
         return self._consumer
 
     def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
-        try:
-            return ask()
-        except self._kafka.KafkaException as error:
-            raise self._failed(error.args[0].str()) from None
+        """Return what `ask` does. It is called again while it is not known which broker has a
+        partition, as for a moment after one has started."""
+        passing = [getattr(self._kafka.KafkaError, name) for name in _PASSING]
+        until = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return ask()
+            except self._kafka.KafkaException as error:
+                if error.args[0].code() not in passing or time.monotonic() > until:
+                    raise self._failed(error.args[0].str()) from None
+            time.sleep(_POLL_S)
 
     def _failed(self, why: str) -> Unavailable:
         return Unavailable(
