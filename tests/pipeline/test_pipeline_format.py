@@ -95,7 +95,10 @@ def read_with_stillframe(root: Path) -> dict[str, Any]:
     manifests = {str(one.snapshot): one for one in pipeline.snapshots()}
     return {
         "metadata": plain(metadata),
-        "manifests": {name: plain(one) for name, one in manifests.items()},
+        "manifests": {
+            name: {"topics": [], "staleness_s": None} | plain(one)
+            for name, one in manifests.items()
+        },
         "logs": {log.name: rows(pipeline.records(log.name)) for log in metadata.dataflow.logs},
         "in transit": {
             name: {

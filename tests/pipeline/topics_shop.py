@@ -26,6 +26,7 @@ class Records(Broker):
     `why_away` says why."""
 
     def __init__(self) -> None:
+        self._first = {}
         self.topics: dict[str, dict[int, list[KafkaRecord]]] = {}
         self.why_away = ""
         self.asked: list[str] = []

@@ -107,7 +107,7 @@ def named(readings: list[Reading]) -> dict[str, Reading]:
 
 
 SCENES: dict[str, Scene] = {}
-for _mode in Mode:
+for _mode in set(Mode) - {Mode.RETAINED}:
     for _is_batched in (True, False):
         _how = f"{_mode}, {'all at once' if _is_batched else 'one by one'}"
         SCENES |= {

@@ -35,10 +35,10 @@ def jars(kind: str) -> list[Path]:
     return sorted((JARS / kind).glob("*.jar"))
 
 
-def s3a_variables(*settings: str) -> dict[str, str]:
-    """Return the variables with which programs of PySpark have Hadoop's S3A, and these settings of
-    Spark, such as ``spark.executor.memory=1g``."""
-    return _submitted(jars("s3a"), settings)
+def s3a_variables(*settings: str, others: Sequence[Path] = ()) -> dict[str, str]:
+    """Return the variables with which programs of PySpark have Hadoop's S3A, `others` of Java's
+    files, and these settings of Spark, such as ``spark.executor.memory=1g``."""
+    return _submitted([*jars("s3a"), *others], settings)
 
 
 def spark_variables(*settings: str) -> dict[str, str]:
@@ -62,8 +62,10 @@ def create_topics(address: str, *names: str, partition_count: int = 2) -> None:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[Any], log: Path, *, says: str, **how: Any) -> Iterator[None]:
-    """Run a program until the body ends; wait until it says that it is ready."""
+def running(
+    command: Sequence[Any], log: Path, *, says: str, **how: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program until the body ends; wait until it says that it is ready, and yield it."""
     with log.open("wb") as out:
         program = subprocess.Popen(
             command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, **how
@@ -71,11 +73,82 @@ def running(command: Sequence[Any], log: Path, *, says: str, **how: Any) -> Iter
     try:
         wait_until(lambda: program.poll() is not None or says in log.read_text(errors="replace"))
         assert program.poll() is None, log.read_text(errors="replace")[-3000:]
-        yield
+        yield program
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
         program.wait()
+
+
+class KafkaServer:
+    """A broker with topics of two partitions that can be killed, and started again with its files
+    and its address.
+
+    Args:
+        directory: for its files.
+        protocols: for each of them it has an address; `address` has all, with commas between.
+        further: settings of your own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        protocols: Sequence[str] = ("PLAINTEXT",),
+        further: Mapping[str, str] | None = None,
+    ) -> None:
+        addresses = [f"127.0.0.1:{free_port()}" for _ in protocols]
+        self.address, control = ",".join(addresses), f"127.0.0.1:{free_port()}"
+        clients = ",".join(f"{p}://{a}" for p, a in zip(protocols, addresses, strict=True))
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": f"{clients},CONTROLLER://{control}",
+            "advertised.listeners": clients,
+            "listener.security.protocol.map": ",".join(
+                [*(f"{protocol}:{protocol}" for protocol in protocols), "CONTROLLER:PLAINTEXT"]
+            ),
+            "inter.broker.listener.name": protocols[0],
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": control,
+            "log.dirs": str(directory / "logs"),
+            "num.partitions": "2",
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            **(further or {}),
+        }
+        self._directory = directory
+        self._settings = directory / "kafka.properties"
+        self._settings.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        classes = ":".join(map(str, jars("kafka")))
+        java = str(find_java() / "bin" / "java")
+        self._java = [java, "-Xmx256m", QUICK, "-Dlog4j2.level=INFO", "-cp", classes]
+        self._running = contextlib.ExitStack()
+        self._pid = 0
+        make = ("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c")
+        subprocess.run([*self._java, *make, self._settings], check=True, capture_output=True)
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        command = [*self._java, "kafka.Kafka", self._settings]
+        log = self._directory / "log"
+        program = running(command, log, says="Kafka Server started")
+        self._pid = self._running.enter_context(program).pid
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let it do nothing while the body runs."""
+        os.killpg(self._pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill -9 it."""
+        self._running.close()
 
 
 @contextlib.contextmanager
@@ -84,46 +157,14 @@ def kafka(
     protocols: Sequence[str] = ("PLAINTEXT",),
     further: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """Run a broker with topics of two partitions; yield its address for each protocol, with commas
-    between them. `further` are settings of your own."""
-    addresses = [f"127.0.0.1:{free_port()}" for _ in protocols]
-    control = f"127.0.0.1:{free_port()}"
-    clients = ",".join(f"{p}://{a}" for p, a in zip(protocols, addresses, strict=True))
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": "1",
-        "listeners": f"{clients},CONTROLLER://{control}",
-        "advertised.listeners": clients,
-        "listener.security.protocol.map": ",".join(
-            [*(f"{protocol}:{protocol}" for protocol in protocols), "CONTROLLER:PLAINTEXT"]
-        ),
-        "inter.broker.listener.name": protocols[0],
-        "controller.listener.names": "CONTROLLER",
-        "controller.quorum.bootstrap.servers": control,
-        "log.dirs": str(directory / "logs"),
-        "num.partitions": "2",
-        "offsets.topic.replication.factor": "1",
-        "group.initial.rebalance.delay.ms": "0",
-        **(further or {}),
-    }
-    path = directory / "kafka.properties"
-    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    classes = ":".join(map(str, jars("kafka")))
-    java = [
-        str(find_java() / "bin" / "java"),
-        "-Xmx256m",
-        QUICK,
-        "-Dlog4j2.level=INFO",
-        "-cp",
-        classes,
-    ]
-    subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", path],
-        check=True,
-        capture_output=True,
-    )
-    with running([*java, "kafka.Kafka", path], directory / "log", says="Kafka Server started"):
-        yield ",".join(addresses)
+    """Run a broker as `KafkaServer` says; yield its address for each protocol, with commas between
+    them."""
+    server = KafkaServer(directory, protocols, further)
+    try:
+        server.start()
+        yield server.address
+    finally:
+        server.kill()
 
 
 @contextlib.contextmanager

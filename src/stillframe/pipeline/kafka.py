@@ -35,7 +35,7 @@ _PASSING = (
     "FENCED_LEADER_EPOCH",
     "UNKNOWN_LEADER_EPOCH",
 )
-"""Errors that end when brokers and clients have heard of the present leader of a partition."""
+"""Errors that end when all have heard which broker has a partition now."""
 _QUICK = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
@@ -433,7 +433,7 @@ class Broker:
         is_seen: bool = True,
     ) -> _Answer:
         """Return what a broker answers about a topic to a client that needs some operations. It is
-        asked `again` while a partition has no known leader, as after a broker has started."""
+        asked `again` while it is not known which broker has a partition, as after one has started."""
         until = time.monotonic() + TIMEOUT_S
         while True:
             while not wait([future], _POLL_S).done:
