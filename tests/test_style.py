@@ -40,7 +40,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/stillframe/cli/spark_session.py", "master"): "the same",
     ("src/stillframe/cli/pipeline_contents.py", "master"): "the same",
     ("src/stillframe/spark/topics.py", "master"): "the same",
-    ("src/stillframe/pipeline/kafka.py", "leader"): "Kafka's name for the broker of a partition",
     ("tests/spark/test_topic_refusals.py", "master"): "the same",
     ("docs/cli.md", "master"): "the same",
     ("docs/pipeline-format.md", "stretches"): "the name of a member in version 1",

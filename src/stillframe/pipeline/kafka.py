@@ -433,7 +433,7 @@ class Broker:
         is_seen: bool = True,
     ) -> _Answer:
         """Return what a broker answers about a topic to a client that needs some operations. It is
-        asked `again` while it is not known which broker has a partition, as after one has started."""
+        asked `again` while it is not known which broker has a partition."""
         until = time.monotonic() + TIMEOUT_S
         while True:
             while not wait([future], _POLL_S).done:
