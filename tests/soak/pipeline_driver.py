@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline
@@ -35,15 +35,16 @@ def watch(query: StreamingQuery, stopping: threading.Event) -> None:
             os._exit(3)
 
 
-def work(spark: SparkSession, pipeline: Pipeline, report: Path) -> None:
-    """Do what standard input says until told to finish, or until nobody is there to tell."""
+def work(start: Callable[..., list[StreamingQuery]], finish: Callable[[], object]) -> None:
+    """Do what standard input says until told to finish, or until nobody is there to tell. Further
+    words of the command ``start`` are for `start`."""
     queries: list[StreamingQuery] = []
     stopping = threading.Event()
-    command = "start"
+    command, words = "start", list[str]()
     while command:
         if command == "start":
             stopping = threading.Event()
-            queries = start_queries(spark, pipeline)
+            queries = start(*words)
             for query in queries:
                 threading.Thread(target=watch, args=(query, stopping), daemon=True).start()
             print("running", flush=True)
@@ -56,10 +57,9 @@ def work(spark: SparkSession, pipeline: Pipeline, report: Path) -> None:
                 query.stop()
             print("stopped", flush=True)
         if command == "finish":
-            checkpoints = {name: checkpoint_location(pipeline, name) for name in QUERIES}
-            report.write_text(json.dumps(query_states(spark, checkpoints)))
+            finish()
             return
-        command = sys.stdin.readline().strip()
+        command, *words = sys.stdin.readline().split() or [""]
 
 
 def main(root: str, report: Path, cluster: str, settings: list[str]) -> None:
@@ -68,7 +68,13 @@ def main(root: str, report: Path, cluster: str, settings: list[str]) -> None:
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     for setting in settings:
         spark.conf.set(*setting.split("=", 1))
-    work(spark, Pipeline(locate(root)), report)
+    pipeline = Pipeline(locate(root))
+
+    def finish() -> None:
+        checkpoints = {name: checkpoint_location(pipeline, name) for name in QUERIES}
+        report.write_text(json.dumps(query_states(spark, checkpoints)))
+
+    work(lambda: start_queries(spark, pipeline), finish)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,14 @@ class Program:
             self.clear_away()
         self.process.wait()
 
+    def freeze(self) -> None:
+        """Stop all of it in the middle of whatever it does, until ``wake``."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on after ``freeze``: for it no time has passed."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+
     def clear_away(self) -> None:
         """Kill whatever of it may be left."""
         with contextlib.suppress(ProcessLookupError):
