@@ -41,7 +41,7 @@ def make_cycle(root: Path) -> Pipeline:
 @pytest.fixture
 def silent_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker each of whose topics has a partition with five records."""
-    broker = SimpleNamespace(check=lambda topic: None, end_offsets=lambda topic: {0: 5})
+    broker = SimpleNamespace(check=lambda topic, **how: None, end_offsets=lambda topic: {0: 5})
 
     @contextlib.contextmanager
     def brokers() -> Iterator[object]:
