@@ -28,7 +28,7 @@ from confluent_kafka import Producer
 from stillframe.errors import Unavailable
 from stillframe.model import Abandoned
 from stillframe.pipeline.checkpoint import START
-from stillframe.pipeline.kafka import Broker, TopicRecordAt, settings_of
+from stillframe.pipeline.kafka import Broker, KafkaRecord, settings_of
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, counting_on
@@ -64,7 +64,7 @@ class Seen:
     """All records of the topics, read once each."""
 
     def __init__(self, servers: str) -> None:
-        self.topics: dict[str, dict[int, list[TopicRecordAt]]] = {name: {} for name in WRITERS}
+        self.topics: dict[str, dict[int, list[KafkaRecord]]] = {name: {} for name in WRITERS}
         self._ends: dict[str, dict[int, int]] = {name: {} for name in WRITERS}
         self._servers = servers
 
@@ -78,7 +78,7 @@ class Seen:
                     partitions.setdefault(record.partition, []).append(record)
                 self._ends[topic] = ends
 
-    def of(self, topic: str) -> Iterator[TopicRecordAt]:
+    def of(self, topic: str) -> Iterator[KafkaRecord]:
         """Yield the records of a topic, partition by partition."""
         return itertools.chain.from_iterable(self.topics[topic].values())
 
@@ -473,7 +473,7 @@ def _is_over(program: Program) -> bool:
     return program.process.poll() is not None
 
 
-def _counts(one: Counting, record: TopicRecordAt) -> bool:
+def _counts(one: Counting, record: KafkaRecord) -> bool:
     label = record.label
     return label is not None and one.is_own(label) and one.counts(label)
 

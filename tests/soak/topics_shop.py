@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, kafka_channel
-from stillframe.pipeline.kafka import TopicRecordAt, settings_of
+from stillframe.pipeline.kafka import KafkaRecord, settings_of
 from stillframe.spark import counted, start_query
 from stillframe.storage.location import Location
 
@@ -161,7 +161,7 @@ def _hold(_batch: DataFrame, _number: int) -> None:
     threading.Event().wait()
 
 
-def differences(count: int, topics: dict[str, list[TopicRecordAt]]) -> list[str]:
+def differences(count: int, topics: dict[str, list[KafkaRecord]]) -> list[str]:
     """Return a sentence for everything in the topics that is not as computed from the orders.
 
     Args:
