@@ -314,7 +314,7 @@ class Broker:
         if allowed and (missing := needed - {one.name for one in allowed}):
             raise _not_allowed(topic.topic, *sorted(missing))
         resource = self._admin_module.ConfigResource("topic", topic.topic)
-        future = self._admin.describe_configs([resource])[resource]
+        future = _called(self._admin.describe_configs, [resource])[resource]
         answer = self._answer(future, topic.topic, "DESCRIBE_CONFIGS")
         found = {name: entry.value for name, entry in answer.items()}
         if "compact" in found.get("cleanup.policy", ""):
@@ -342,7 +342,9 @@ class Broker:
         partitions = [self._kafka.TopicPartition(topic, number) for number in numbers]
 
         def ask(*some: Any) -> "dict[Any, Future[Any]]":
-            asked: dict[Any, Future[Any]] = self._admin.list_offsets(dict.fromkeys(some, spec))
+            asked: dict[Any, Future[Any]] = _called(
+                self._admin.list_offsets, dict.fromkeys(some, spec)
+            )
             return asked
 
         futures = ask(*partitions)
@@ -365,7 +367,7 @@ class Broker:
         # Asked for its metadata in another way, a broker may create the topic.
         def ask() -> "Future[Any]":
             asked = self._kafka.TopicCollection([topic])
-            found = self._admin.describe_topics(asked, include_authorized_operations=True)
+            found = _called(self._admin.describe_topics, asked, include_authorized_operations=True)
             future: Future[Any] = found[topic]
             return future
 
@@ -533,6 +535,16 @@ def _record(message: Any) -> KafkaRecord:
         headers=headers,
         timestamp_ms=message.timestamp()[1],
     )
+
+
+def _called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call a function of Kafka's client. It says SystemError if Ctrl-C comes meanwhile."""
+    try:
+        return function(*arguments, **named)
+    except SystemError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _imported(module: str) -> ModuleType:
