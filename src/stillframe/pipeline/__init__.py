@@ -23,6 +23,7 @@ from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, TopicCut
 from stillframe.pipeline.stopped import NotAtRest
+from stillframe.pipeline.topic_service import JoinedTopicService
 from stillframe.pipeline.topics import Counting, Label, LabelRange
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
@@ -34,6 +35,7 @@ __all__ = [
     "Counting",
     "Dataflow",
     "JoinedService",
+    "JoinedTopicService",
     "KafkaRecord",
     "Label",
     "LabelRange",

@@ -1,6 +1,6 @@
 """The broker: where topics begin and end, the labels of their records, and how they are set up.
 
-Only this module talks to Kafka outside Spark. It reads and never commits: it is in no consumer
+Outside Spark only this module and ``transactions`` use Kafka. Neither is a member of a consumer
 group.
 """
 
@@ -26,7 +26,8 @@ RETENTION_S_MIN = 24 * 3600
 """How long a topic must keep its records: a snapshot cannot be restored after that time."""
 _WINDOW_MAX = 4096
 _POLL_S = 0.1
-_CHUNK_COUNT = 1000
+_CREATED_POLL_S = 0.02
+_CONSUMED_COUNT = 1000
 _PARTITIONS_S = 5.0
 """How often a reader that follows a topic looks for new partitions."""
 _PASSING = (
@@ -50,6 +51,7 @@ _HARMLESS = ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED")
 """Errors among messages that are none: a partition has ended, and it takes part in no group."""
 _ALERT = "tls alert"
 """In an error of librdkafka, it means that a broker did not accept our certificate."""
+_KEEPS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[kafka]'"
 
 _Answer = TypeVar("_Answer")
@@ -106,12 +108,17 @@ class Broker:
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
-        self._kafka = _imported("confluent_kafka")
+        self._kafka = imported_kafka()
         self._admin_module = _imported("confluent_kafka.admin")
         self._consumer: Any = None
         self._first: dict[str, dict[int, int]] = {}
         self._known: set[str] = set()
         self._trouble: Any = None
+
+    @property
+    def servers(self) -> str:
+        """The brokers."""
+        return self._servers
 
     def __enter__(self) -> Self:
         return self
@@ -253,11 +260,8 @@ class Broker:
             self._learn(consumer, topic)
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
-        missing = sum(end - ranges[p][0] for p, end in left.items())
         while left:
-            # It waits until it has as many, so it must not ask for more than there can be.
-            messages = consumer.consume(max(1, min(missing, _CHUNK_COUNT)), _POLL_S)
-            missing -= len(messages)
+            messages = consumed(consumer, _POLL_S)
             self._check_login()
             if not messages and time.monotonic() > until:
                 raise self._does_not_answer(f"topic {topic} sends no record")
@@ -268,7 +272,7 @@ class Broker:
                         left.pop(partition, None)
                 elif partition in left:
                     if message.offset() < left[partition]:
-                        yield _record(message)
+                        yield record_of(message)
                     if message.offset() >= left[partition] - 1:
                         del left[partition]
             if messages:
@@ -292,10 +296,10 @@ class Broker:
                 look_at = time.monotonic() + _PARTITIONS_S
             found = []
             self._check_login()
-            for message in consumer.consume(_CHUNK_COUNT, _POLL_S):
+            for message in consumed(consumer, _POLL_S):
                 if self._is_record(message, topic):
                     positions[message.partition()] = message.offset() + 1
-                    found.append(_record(message))
+                    found.append(record_of(message))
             yield found
 
     def _is_record(self, message: Any, topic: str) -> bool:
@@ -334,6 +338,40 @@ class Broker:
                 f"{kept_ms / 1000:g} s, and no snapshot older than that could be restored: set its "
                 f"retention.ms to {RETENTION_S_MIN * 1000} (a day) or more, or to -1"
             )
+
+    def create(self, topic: str) -> None:
+        """Create a topic of one partition that keeps every record, unless it exists.
+
+        Raises:
+            Unavailable: Kafka refuses that.
+        """
+        new = self._admin_module.NewTopic(topic, 1, config=_KEEPS)
+        try:
+            _called(self._admin.create_topics, [new])[topic].result()
+        except self._kafka.KafkaException as error:
+            if error.args[0].code() != self._kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise Unavailable(
+                    f"Kafka at {self._servers} does not create the topic {topic}: "
+                    f"{error.args[0].str()}",
+                    remedy="let this user create topics whose names begin with "
+                    f"{topic.rpartition('-')[0]}",
+                ) from None
+        # The controller has it; the brokers learn of it a moment later.
+        until = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                self.partitions(topic)
+            except UsageError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_CREATED_POLL_S)
+            else:
+                return
+
+    def delete_before(self, topic: str, offset: int) -> None:
+        """Delete the records of partition 0 of a topic that have a lower offset."""
+        place = self._kafka.TopicPartition(topic, 0, offset)
+        self._answer(_called(self._admin.delete_records, [place])[place], topic, "DELETE")
 
     def _offsets(
         self, topic: str, spec: Any, numbers: Sequence[int] | None = None
@@ -525,7 +563,19 @@ def brokers() -> Iterator[Callable[[Topic], Broker]]:
         yield lambda topic: broker(topic.servers)
 
 
-def _record(message: Any) -> KafkaRecord:
+def imported_kafka() -> Any:
+    """Return the module ``confluent_kafka``; Unavailable if it is not installed."""
+    return _imported("confluent_kafka")
+
+
+def consumed(consumer: Any, wait_s: float) -> list[Any]:
+    """Return the messages of a consumer that have arrived; it waits for the first one only."""
+    first = consumer.consume(1, wait_s)
+    return [*first, *consumer.consume(_CONSUMED_COUNT, 0)] if first else []
+
+
+def record_of(message: Any) -> KafkaRecord:
+    """Return the record that a message of ``confluent_kafka`` is."""
     headers = tuple((key, value) for key, value in message.headers() or ())
     return KafkaRecord(
         partition=message.partition(),
