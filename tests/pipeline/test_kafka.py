@@ -464,7 +464,9 @@ def test_without_a_broker_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> 
         for ask in asked:
             with pytest.raises(Unavailable, match=f"Kafka at {address} does not answer") as caught:
                 ask()
-            assert caught.value.remedy == "check that the brokers run and can be reached from here"
+            assert str(caught.value.remedy).startswith(
+                "check that the brokers run and can be reached"
+            )
 
 
 def test_a_broker_that_was_killed_is_unavailable_until_it_runs_again(

@@ -1,7 +1,6 @@
 """Services that read and write topics of a real Kafka: exactly once, whatever happens."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -55,10 +54,20 @@ TOTAL = sum(SENT)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[outside.KafkaServer]:
     """Give a broker."""
-    with outside.kafka(tmp_path_factory.mktemp("kafka")) as address:
-        yield address
+    running = outside.KafkaServer(tmp_path_factory.mktemp("kafka"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture
+def servers(server: outside.KafkaServer) -> str:
+    """Return the address of the broker."""
+    return server.address
 
 
 @pytest.fixture(autouse=True)
@@ -386,9 +395,10 @@ def test_a_rejected_record_leaves_nothing_behind(tmp_path: Path, servers: str) -
 
 
 def test_without_kafka_nothing_is_lost(
-    tmp_path: Path, servers: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: outside.KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit is given up after a while, with advice; later the service does that work again."""
+    servers = server.address
     pipeline = chain(tmp_path / "p.pipeline", servers)
     run_till(pipeline.path)
     with (
@@ -400,26 +410,12 @@ def test_without_kafka_nothing_is_lost(
         for _ in records:
             state.count += 1
             me.append("sums", str(state.count))
-        os.kill(broker_pid(), signal.SIGSTOP)
-        try:
+        with server.frozen():
             for _ in me:
                 pass
-        finally:
-            os.kill(broker_pid(), signal.SIGCONT)
     monkeypatch.undo()
     assert run_ledger(pipeline.path).total == TOTAL
     assert counting_values(pipeline, "sums") == SUMS
-
-
-def broker_pid() -> int:
-    """Return the process of the broker, a child of this one."""
-    children = [
-        int(pid)
-        for task in Path("/proc/self/task").iterdir()
-        for pid in (task / "children").read_text().split()
-    ]
-    [broker] = [p for p in children if b"kafka.Kafka" in Path(f"/proc/{p}/cmdline").read_bytes()]
-    return broker
 
 
 def test_wrong_calls_are_refused(tmp_path: Path, servers: str) -> None:

@@ -7,7 +7,6 @@ Also a program: ``python -m tests.pipeline.topic_services ROOT NAME STAGE`` runs
 it is at that stage, and then ends by SIGKILL.
 """
 
-import contextlib
 import importlib
 import os
 import signal
@@ -34,6 +33,8 @@ LIMIT = 20
 """The last number in the cycle."""
 START_COUNT = 3
 """How many numbers are on their way in the cycle."""
+ENDLESS_COUNT = 10**6
+"""More than a program handles before it is killed."""
 KILLED_COMMIT = 4
 STAGES = (
     "topics joined",
@@ -250,8 +251,7 @@ def main() -> None:
     kafka_module._CONSUMED_COUNT = 5
     prepare(stage)
     run = {"till": run_till, "ledger": run_ledger}[name]
-    with contextlib.suppress(KeyboardInterrupt):
-        run(Path(root))
+    run(Path(root), ENDLESS_COUNT)
 
 
 if __name__ == "__main__":

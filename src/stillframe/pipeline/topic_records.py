@@ -54,14 +54,15 @@ def counting_at(root: Location, described: Metadata | Manifest, topic: Topic) ->
         return None
     if not has_joined(root, topic):
         raise Unavailable(
-            f"query {topic.source} has not joined the pipeline {root} yet, so it is not known "
+            f"{described.dataflow.described(topic.source)} has not joined the pipeline {root} yet, so "
+            f"it is not known "
             f"which records of topic {topic.topic} are its own",
             remedy="start it",
         )
     found = counting_on(root, topic, described.batches[topic.source])
     if isinstance(described, Metadata):
         return found
-    return msgspec.structs.replace(found, end=described.last_batches.get(topic.source, -1) + 1)
+    return msgspec.structs.replace(found, end=described.fragment(topic.source).version + 1)
 
 
 def select(

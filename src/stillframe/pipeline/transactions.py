@@ -107,10 +107,12 @@ class TransactionWriter:
                 return
 
     def _delivered(self, error: Any, message: Any) -> None:
+        codes = self._kafka.KafkaError
         if error is None:
             self._offset = message.offset()
-        elif self._rejected is None:
-            self._rejected = (error, message.topic())
+        elif error.code() not in (codes._PURGE_QUEUE, codes._PURGE_INFLIGHT):  # noqa: SLF001 - their names
+            # The others are not sent because of this one.
+            self._rejected = self._rejected or (error, message.topic())
 
     def _failure(self, error: Any) -> Unavailable | UsageError:
         """End the transaction, and return the error for the service."""
