@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.pipeline.dataflow import Dataflow, channel, dataflow
+from stillframe.pipeline.dataflow import Dataflow, Log, Topic, channel, dataflow, kafka_channel
+from stillframe.pipeline.metadata import initial_metadata
+from stillframe.protocol.aligner import Mode
 from tests.pipeline.money import SCHEMA, Account
 
 INT = pa.int64()
@@ -85,3 +87,35 @@ def test_a_snapshot_begins_where_it_reaches_everybody(
     found = flow(*edges)
     assert found.initiators() == initiators
     assert found.cycle() == cycle
+
+
+def beside_topics(*channels: Log | Topic) -> Dataflow:
+    """Return a dataflow of the service `s` and the query `q`, which a topic leads to."""
+    entry = kafka_channel("entry", topic="entry", servers="one:1", targets=["q"])
+    return dataflow(queries=["q"], services={"s": Account}, channels=[entry, *channels])
+
+
+def test_a_service_beside_topics_uses_topics_only() -> None:
+    """All that it writes is one transaction, which a log could not be part of."""
+    log = channel("log", SCHEMA, source="s", targets=["q"])
+    with pytest.raises(
+        UsageError, match=r"channel log: the service s .* make that channel a topic"
+    ):
+        beside_topics(log)
+    with pytest.raises(UsageError, match="the service s reads and writes no channel"):
+        beside_topics()
+    out = kafka_channel("out", topic="out", servers="one:1", source="s")
+    back = kafka_channel("back", topic="back", servers="two:1", source="q", targets=["s"])
+    with pytest.raises(
+        UsageError, match=r"back and out: the service s needs both at the same brok"
+    ):
+        beside_topics(out, back)
+
+
+def test_a_service_beside_topics_can_be_found_afterwards() -> None:
+    """Its transactions are on a timeline like micro-batches, so mode retained is possible."""
+    flow = beside_topics(kafka_channel("out", topic="out", servers="one:1", source="s"))
+    assert flow.versioned == ("q", "s")
+    assert flow.keeps_every_state
+    flow.check_mode(Mode.RETAINED)
+    assert initial_metadata("p", flow).batches.keys() == {"q", "s"}

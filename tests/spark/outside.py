@@ -93,6 +93,9 @@ def kafka(directory: Path) -> Iterator[str]:
         "log.dirs": str(directory / "logs"),
         "num.partitions": "2",
         "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "1",
         "group.initial.rebalance.delay.ms": "0",
     }
     path = directory / "kafka.properties"

@@ -15,12 +15,14 @@ cannot be read. What writes raises StoreError if the disk is full or failed; the
 from typing import TYPE_CHECKING, Any
 
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, channel, kafka_channel
+from stillframe.pipeline.kafka import TopicRecordAt
 from stillframe.pipeline.log import LogBatch
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress
 from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, TopicCut
 from stillframe.pipeline.stopped import NotAtRest
+from stillframe.pipeline.topic_service import JoinedTopicService
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
 
@@ -30,6 +32,7 @@ __all__ = [
     "ChannelCut",
     "Dataflow",
     "JoinedService",
+    "JoinedTopicService",
     "Log",
     "LogBatch",
     "Manifest",
@@ -39,6 +42,7 @@ __all__ = [
     "Progress",
     "Topic",
     "TopicCut",
+    "TopicRecordAt",
     "channel",
     "kafka_channel",
 ]

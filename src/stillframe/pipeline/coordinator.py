@@ -196,18 +196,22 @@ def _take(
     except NotConsistent as error:
         return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
     except TooLarge as error:
-        sizes = {
-            participant: len(one.service.encoded) if one.service is not None else 0
-            for participant, one in outcome.items()
-        }
-        largest = max(sizes, key=lambda name: sizes[name])
-        return Abandoned(
-            request.snapshot,
-            Reason.NOT_RECORDED,
-            (largest,),
-            f"the states of all services together are too large: {error}; the largest is "
-            f"that of {largest}, {sizes[largest]} bytes",
-        )
+        return _too_large(request, outcome, error)
+
+
+def _too_large(request: Request, fragments: _Fragments, error: TooLarge) -> Abandoned:
+    sizes = {
+        participant: len(one.service.encoded) if one.service is not None else 0
+        for participant, one in fragments.items()
+    }
+    largest = max(sizes, key=lambda name: sizes[name])
+    return Abandoned(
+        request.snapshot,
+        Reason.NOT_RECORDED,
+        (largest,),
+        f"the states of all services together are too large: {error}; the largest is "
+        f"that of {largest}, {sizes[largest]} bytes",
+    )
 
 
 def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Manifest | Abandoned:
@@ -219,7 +223,10 @@ def _take_retained(book: "_DirectoryBook | _ObjectBook", request: Request) -> Ma
         book.check()
         manifest = _checked_manifest(book, request, cut.fragments, completed_at=time.time())
         manifest = msgspec.structs.replace(manifest, topics=cut.topics, staleness_s=cut.staleness_s)
-        book.publish(manifest)
+        try:
+            book.publish(manifest)
+        except TooLarge as error:
+            return _too_large(request, cut.fragments, error)
         return manifest
     except NotConsistent as error:
         return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))

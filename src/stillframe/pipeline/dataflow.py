@@ -55,8 +55,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         name: of the channel.
         topic: its name in Kafka.
         servers: the brokers to ask first, ``HOST:PORT`` with commas between them.
-        source: the query that writes it; None if other programs do.
-        targets: the queries that read it.
+        source: the query or service that writes it; None if other programs do.
+        targets: the queries and services that read it.
         has_unique_keys: whether each micro-batch of the source has at most one record of a key.
     """
 
@@ -116,6 +116,16 @@ class Dataflow(
         raise UsageError(f"there is no Kafka channel {name!r} in this pipeline; there are: {names}")
 
     @property
+    def versioned(self) -> tuple[str, ...]:
+        """The participants whose micro-batches, or transactions, are on a timeline, sorted: the
+        queries, and with topics of Kafka the services."""
+        return self.participants if self.topics else self.queries
+
+    def described(self, participant: str) -> str:
+        """Return a participant with its kind, such as ``service till``."""
+        return f"{'query' if participant in self.queries else 'service'} {participant}"
+
+    @property
     def default_mode(self) -> Mode:
         """The mode of a snapshot if none is asked for."""
         return Mode.RETAINED if self.topics else Mode.ALIGNED
@@ -124,7 +134,7 @@ class Dataflow(
     def keeps_every_state(self) -> bool:
         """Whether the states of all participants are kept while they run, as Spark keeps those of
         queries: then a consistent cut can be found afterwards."""
-        return not self.services
+        return not self.services or bool(self.topics)
 
     def incoming_topics(self, participant: str) -> tuple[Topic, ...]:
         """Return the topics that a participant reads, sorted by name."""
@@ -133,6 +143,10 @@ class Dataflow(
     def outgoing_topics(self, participant: str) -> tuple[Topic, ...]:
         """Return the topics that a participant writes, sorted by name."""
         return tuple(topic for topic in self.topics if topic.source == participant)
+
+    def topics_of(self, participant: str) -> tuple[Topic, ...]:
+        """Return the topics that a participant reads or writes."""
+        return (*self.incoming_topics(participant), *self.outgoing_topics(participant))
 
     def incoming(self, participant: str) -> tuple[Log, ...]:
         """Return the logs that a participant reads, sorted by name."""
@@ -174,8 +188,8 @@ class Dataflow(
 
     def check_mode(self, mode: Mode) -> None:
         """Raise UsageError if a snapshot in this mode cannot be taken. On a cycle all participants
-        would wait for each other's barriers. No barrier travels in a topic, and the state of a
-        service is recorded at barriers only."""
+        would wait for each other's barriers. No barrier travels in a topic. Without topics the
+        state of a service is recorded at barriers only."""
         if self.topics and mode is not Mode.RETAINED:
             raise UsageError(
                 f"a snapshot in mode {mode} needs barriers in every channel, and "
@@ -250,11 +264,32 @@ def check_dataflow(described: Dataflow) -> None:
     for name, next_name in itertools.pairwise(topics):
         if name == next_name:
             raise UsageError(f"two channels are the topic {name!r}: declare it once")
-    if described.topics and described.services:
+    if described.topics:
+        for service in described.services:
+            _check_service_beside_topics(described, service)
+
+
+def _check_service_beside_topics(described: Dataflow, service: str) -> None:
+    """Raise UsageError unless a service can write all that it writes in one transaction of Kafka,
+    with its state."""
+    for log in (*described.incoming(service), *described.outgoing(service)):
         raise UsageError(
-            f"the service {next(iter(described.services))} keeps its state in memory, and cannot "
-            f"be in a pipeline with a topic of Kafka, such as {described.topics[0].name}: use logs "
-            "between them (stillframe.pipeline.channel)"
+            f"channel {log.name}: the service {service} cannot read or write a log in a pipeline "
+            f"with a topic of Kafka, such as {described.topics[0].name}: make that channel a topic "
+            "as well (stillframe.pipeline.kafka_channel)"
+        )
+    own = described.topics_of(service)
+    if not own:
+        raise UsageError(
+            f"the service {service} reads and writes no channel: name it as the source or a target "
+            "of one, or drop it"
+        )
+    first = own[0]
+    if other := next((topic for topic in own if topic.servers != first.servers), None):
+        raise UsageError(
+            f"channels {first.name} and {other.name}: the service {service} needs both at the same "
+            f"brokers, because it commits its work in one transaction: {first.servers!r} and "
+            f"{other.servers!r} differ"
         )
 
 
@@ -303,11 +338,14 @@ def kafka_channel(
         topic: the name of the topic.
         servers: the brokers to ask first, ``HOST:PORT`` with commas between them. They must be the
             same for every program of the pipeline. How to log in is not part of the description.
-        source: the query that writes it, and nothing else may; None if other programs do.
-        targets: the queries that read it; none for the end of the dataflow.
+        source: the query or service that writes it, and nothing else may; None if other programs
+            do. A service writes in transactions, so everything that reads the topic must have
+            Kafka's ``isolation.level`` ``read_committed``.
+        targets: the queries and services that read it; none for the end of the dataflow.
         has_unique_keys: whether each micro-batch of the source has at most one record of a key, as
             after an aggregation by that key. Then a micro-batch that Spark repeats after a crash
-            may have other values. Without it, it must have the same records, in any order.
+            may have other values. Without it, it must have the same records, in any order. For a
+            service it means nothing: what it did not commit does not count.
     """
     return Topic(
         name=name,
@@ -433,7 +471,7 @@ def _check_ends(channel: Log | Topic, participants: list[str]) -> None:
 def _check_topic(topic: Topic, participants: list[str]) -> None:
     _check_ends(topic, participants)
     if topic.source is None and not topic.targets:
-        raise UsageError(f"channel {topic.name}: no query writes or reads it: name one, or drop it")
+        raise UsageError(f"channel {topic.name}: nothing writes or reads it: name one, or drop it")
     if _TOPIC_NAME.fullmatch(topic.topic) is None or topic.topic in (".", ".."):
         raise UsageError(f"channel {topic.name}: Kafka has no topic {topic.topic!r}")
     if _SERVERS.fullmatch(topic.servers) is None:

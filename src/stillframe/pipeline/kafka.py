@@ -1,7 +1,7 @@
 """The broker: where topics begin and end, the labels of their records, and how they are set up.
 
-Only this module talks to Kafka outside Spark. It reads and never commits: no consumer group knows
-of it.
+Outside Spark only this module and ``transactions`` use Kafka. Neither is a member of a consumer
+group.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ RETENTION_S_MIN = 24 * 3600
 """How long a topic must keep its records: a snapshot cannot be restored after that time."""
 _WINDOW_MAX = 4096
 _POLL_S = 0.1
+_CREATED_POLL_S = 0.02
+_CONSUMED_COUNT = 1000
 _QUICK = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
@@ -32,6 +34,7 @@ _QUICK = {
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 2**10,
 }
+_KEEPS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[kafka]'"
 
 _Answer = TypeVar("_Answer")
@@ -74,11 +77,16 @@ class Broker:
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
-        self._kafka = _imported("confluent_kafka")
+        self._kafka = imported_kafka()
         self._admin_module = _imported("confluent_kafka.admin")
         self._consumer: Any = None
         self._first: dict[str, dict[int, int]] = {}
         self._known: set[str] = set()
+
+    @property
+    def servers(self) -> str:
+        """The brokers."""
+        return self._servers
 
     def __enter__(self) -> Self:
         return self
@@ -219,11 +227,8 @@ class Broker:
             self._partitions(topic)
         consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
-        missing = sum(end - ranges[p][0] for p, end in left.items())
         while left:
-            # It waits until it has as many, so it must not ask for more than there can be.
-            for message in consumer.consume(max(1, min(missing, _WINDOW_MAX)), _POLL_S):
-                missing -= 1
+            for message in consumed(consumer, _POLL_S):
                 until = time.monotonic() + TIMEOUT_S
                 partition = message.partition()
                 if (error := message.error()) is not None:
@@ -232,7 +237,7 @@ class Broker:
                     left.pop(partition, None)
                 elif partition in left:
                     if message.offset() < left[partition]:
-                        yield _record(message)
+                        yield record_of(message)
                     if message.offset() >= left[partition] - 1:
                         del left[partition]
             if time.monotonic() > until:
@@ -261,6 +266,40 @@ class Broker:
                 f"{kept_ms / 1000:g} s, and no snapshot older than that could be restored: set its "
                 f"retention.ms to {RETENTION_S_MIN * 1000} (a day) or more, or to -1"
             )
+
+    def create(self, topic: str) -> None:
+        """Create a topic of one partition that keeps every record, unless it exists.
+
+        Raises:
+            Unavailable: Kafka refuses that.
+        """
+        new = self._admin_module.NewTopic(topic, 1, config=_KEEPS)
+        try:
+            self._admin.create_topics([new])[topic].result()
+        except self._kafka.KafkaException as error:
+            if error.args[0].code() != self._kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise Unavailable(
+                    f"Kafka at {self._servers} does not create the topic {topic}: "
+                    f"{error.args[0].str()}",
+                    remedy="let this user create topics whose names begin with "
+                    f"{topic.rpartition('-')[0]}",
+                ) from None
+        # The controller has it; the brokers learn of it a moment later.
+        until = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                self._partitions(topic)
+            except UsageError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_CREATED_POLL_S)
+            else:
+                return
+
+    def delete_before(self, topic: str, offset: int) -> None:
+        """Delete the records of partition 0 of a topic that have a lower offset."""
+        place = self._kafka.TopicPartition(topic, 0, offset)
+        self._asked(self._admin.delete_records([place])[place].result)
 
     def _offsets(self, topic: str, spec: Any) -> dict[int, int]:
         partitions = [
@@ -334,7 +373,19 @@ def brokers() -> Iterator[Callable[[Topic], Broker]]:
         yield lambda topic: broker(topic.servers)
 
 
-def _record(message: Any) -> TopicRecordAt:
+def imported_kafka() -> Any:
+    """Return the module ``confluent_kafka``; Unavailable if it is not installed."""
+    return _imported("confluent_kafka")
+
+
+def consumed(consumer: Any, wait_s: float) -> list[Any]:
+    """Return the messages of a consumer that have arrived; it waits for the first one only."""
+    first = consumer.consume(1, wait_s)
+    return [*first, *consumer.consume(_CONSUMED_COUNT, 0)] if first else []
+
+
+def record_of(message: Any) -> TopicRecordAt:
+    """Return the record that a message of ``confluent_kafka`` is."""
     headers = tuple((key, value) for key, value in message.headers() or ())
     return TopicRecordAt(
         partition=message.partition(),

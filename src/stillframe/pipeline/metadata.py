@@ -66,7 +66,7 @@ _Metadata = TypeVar("_Metadata", bound="Metadata")
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From entry `first` on, until the next segment of its timeline begins, a log was written in
-    `epoch`; or from micro-batch `first` on a query ran in `epoch`."""
+    `epoch`. Of a query or service it is a micro-batch or a transaction."""
 
     epoch: int
     first: int
@@ -81,9 +81,10 @@ def with_ends(timeline: Sequence[Segment]) -> Iterator[tuple[Segment, int | None
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``pipeline.json``.
 
-    `segments` is the timeline of each log, `batches` that of each query's micro-batches, and
-    `starts` each participant's start position on each incoming log in this epoch. `restored_from`
-    is the snapshot from which the epoch began, None for a fresh start.
+    `segments` is the timeline of each log, `batches` that of each query's micro-batches, and in a
+    pipeline with topics of Kafka that of each service's transactions. `starts` is each
+    participant's start position on each incoming log in this epoch. `restored_from` is the snapshot
+    from which the epoch began, None for a fresh start.
     """
 
     format: int = FORMAT
@@ -179,7 +180,7 @@ def initial_metadata(name: str, dataflow: Dataflow) -> Metadata:
         epoch=1,
         restored_from=None,
         segments={log.name: (Segment(1, 0),) for log in dataflow.logs},
-        batches={query: (Segment(1, 0),) for query in dataflow.queries},
+        batches={name: (Segment(1, 0),) for name in dataflow.versioned},
         starts={
             name: {log.name: 0 for log in dataflow.incoming(name)} for name in dataflow.participants
         },
@@ -299,14 +300,15 @@ def check_timeline(
     segments: Mapping[str, Sequence[Segment]],
     batches: Mapping[str, Sequence[Segment]],
 ) -> None:
-    """Raise UsageError if a dataflow, or the timeline of a log or query, cannot be in `epoch`."""
+    """Raise UsageError if a dataflow, or the timeline of a log or participant, cannot be in
+    `epoch`."""
     check_dataflow(dataflow)
     if epoch < 1:
         raise UsageError(f"there is no epoch {epoch}: epochs start at 1")
     if segments.keys() != {log.name for log in dataflow.logs}:
         raise UsageError("it has timelines of other channels than the pipeline")
-    if batches.keys() != set(dataflow.queries):
-        raise UsageError("it has timelines of other queries than the pipeline")
+    if batches.keys() != set(dataflow.versioned):
+        raise UsageError("it has timelines of other queries or services than the pipeline")
     for name, timeline in (*segments.items(), *batches.items()):
         epochs = [0, *(segment.epoch for segment in timeline), epoch + 1]
         firsts = [-1, *(segment.first for segment in timeline), POSITION_END]

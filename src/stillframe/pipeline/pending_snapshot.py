@@ -21,13 +21,14 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from stillframe.durable_files import replace_durably, sync, write_new
 from stillframe.errors import Damaged, UsageError
 from stillframe.model import SnapshotId
+from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.metadata import Request as Request  # noqa: PLC0414 - it belongs here
 from stillframe.pipeline.metadata import check_positions, read_object_metadata
@@ -58,10 +59,12 @@ _Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
 class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a service, as ``state_codec.StateCodec`` encodes them."""
+    """The fields of a service, as ``state_codec.StateCodec`` encodes them. In a pipeline with
+    topics of Kafka `version` is the transaction after which they were so; -1 before the first."""
 
     kind: str
     encoded: bytes
+    version: Annotated[int, msgspec.Meta(ge=-1, lt=2**62)] | msgspec.UnsetType = msgspec.UNSET
 
     def fields(self) -> dict[str, Any]:
         """Return the recorded fields by name, as MessagePack gives them."""
@@ -91,6 +94,16 @@ class ParticipantFragment(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     query: QueryState | None = None
     system: str | None = None
     failure: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The last micro-batch of a query, or transaction of a service that reads and writes
+        topics, that is part of it; `START` before the first."""
+        if self.query is not None:
+            return START if self.query.batch is None else self.query.batch
+        assert self.service is not None
+        assert self.service.version is not msgspec.UNSET
+        return self.service.version
 
 
 def request_path(root: Place, snapshot: SnapshotId) -> Place:
@@ -222,6 +235,10 @@ def check_fragment(dataflow: Dataflow, fragment: ParticipantFragment) -> None:
     kind = (fragment.query is not None, fragment.service is not None)
     if kind != (name in dataflow.queries, name in dataflow.services):
         raise UsageError(f"{name} recorded no state of its kind")
+    if fragment.service is not None:
+        has_version = fragment.service.version is not msgspec.UNSET
+        if has_version != (name in dataflow.versioned):
+            raise UsageError(f"{name} recorded {'a' if has_version else 'no'} transaction")
 
 
 # --- systems of processes
@@ -255,6 +272,12 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
         raise UsageError(
             f"no process of the system ({', '.join(processes)}) is a service of the pipeline "
             f"({', '.join(dataflow.services) or 'it has none'}): they must have the same name"
+        )
+    if dataflow.topics:
+        raise UsageError(
+            f"service {attached[0]} cannot be a process of a system, because the pipeline has a "
+            f"topic of Kafka, {dataflow.topics[0].name}: run it as a separate program "
+            "(Pipeline.join_service)"
         )
     return attached
 

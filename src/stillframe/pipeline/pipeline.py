@@ -17,7 +17,14 @@ from stillframe.errors import (
     check_seconds,
 )
 from stillframe.model import Abandoned, SnapshotId, check_process_id
-from stillframe.pipeline import coordinator, restore, retention, service, snapshot_manifest
+from stillframe.pipeline import (
+    coordinator,
+    restore,
+    retention,
+    service,
+    snapshot_manifest,
+    topic_service,
+)
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, dataflow
 from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
@@ -34,7 +41,6 @@ from stillframe.pipeline.metadata import (
     write_metadata,
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
-from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
@@ -120,28 +126,38 @@ class Pipeline:
         _check_alike(root, pipeline.dataflow, described)
         return pipeline
 
-    def join_service(
-        self, name: str, *, state: object
-    ) -> contextlib.AbstractContextManager[JoinedService]:
+    def join_service(self, name: str, *, state: object) -> contextlib.AbstractContextManager[Any]:
         """Take the place of the service `name`: this program reads and writes its channels.
 
-        ``with shop.join_service("books", state=books) as me`` gives a ``JoinedService``. When the
-        body ends without an error the service has left, and later snapshots contain the state that
-        it had then. A signal that ends the program in the body counts as a crash: let its handler
-        call ``leave``.
+        ``with shop.join_service("books", state=books) as me`` gives a ``JoinedService``, or a
+        ``JoinedTopicService`` if the pipeline has a topic of Kafka. When the body ends without an
+        error the service has left, and later snapshots contain the state that it had then. A signal
+        that ends the program in the body counts as a crash: let its handler call ``leave``.
+
+        With topics of Kafka a crash costs nothing but the actions that were not committed: the
+        service continues after its last transaction when it is started again. It needs
+        confluent-kafka (``stillframe[kafka]``), and creates a topic for its ledger.
 
         Args:
             name: of the service, as the pipeline declares it.
             state: the object whose fields are recorded. After a restore, and after the service has
-                left before, its fields are set to their recorded values before the body begins.
+                left, or crashed in a pipeline with topics of Kafka, its fields are set to their
+                recorded values before the body begins.
 
         Raises:
             UsageError: there is no such service, or the state is of another class; or at the end, a
-                field holds a value that cannot be restored.
-            Unavailable: another program runs this service.
+                field holds a value that cannot be restored; or a topic does not exist, or does not
+                keep its records.
+            Unavailable: another program runs this service; or Kafka does not answer.
             NotAtRest: it crashed in this epoch, and its state is lost: restore the pipeline first.
+            NotConsistent: records of its ledger were deleted: restore the pipeline first.
         """
-        return service.join(name, pipeline=self.path, state=state)
+        # As a union it would break the typed code of users, whose service is of one kind.
+        joining: Any = topic_service.join if self.dataflow.topics else service.join
+        joined: contextlib.AbstractContextManager[Any] = joining(
+            name, pipeline=self.path, state=state
+        )
+        return joined
 
     def records(
         self,
@@ -200,15 +216,19 @@ class Pipeline:
     def timeline(self, query: str) -> dict[int, range]:
         """Return the current timeline of a query: epoch -> the numbers of its micro-batches.
 
+        For a service that reads and writes topics of Kafka they are the numbers of its
+        transactions.
+
         All others belong to timelines that a restore abandoned. A sink of your own can tell them
         apart if it stores epoch and number with each record. The range of the current epoch is
         open: it ends at the largest number that a column of 64 bits holds.
 
         Raises:
-            UsageError: there is no such query.
+            UsageError: there is no such query or service.
         """
         metadata = read_metadata(self.path)
-        metadata.dataflow.check_participant(query, "query")
+        if query not in metadata.dataflow.versioned:
+            metadata.dataflow.check_participant(query, "query")
         return {
             segment.epoch: range(segment.first, _BATCH_MAX if end is None else end)
             for segment, end in with_ends(metadata.batches[query])

@@ -128,8 +128,8 @@ def _restore(root: Location, snapshot: SnapshotId, progress: Callable[[int], Non
 
 
 def check_topics(manifest: Manifest) -> None:
-    """Raise NotConsistent if Kafka does not hold the records any more with which a query would
-    continue from a snapshot."""
+    """Raise NotConsistent if Kafka does not hold the records any more with which a query or service
+    would continue from a snapshot."""
     with brokers() as broker_of:
         for cut in manifest.topics:
             topic = manifest.dataflow.topic(cut.channel)
@@ -142,7 +142,7 @@ def check_topics(manifest: Manifest) -> None:
                     held = range(first.get(partition, 0), end.get(partition, 0) + 1)
                     if position not in held:
                         raise NotConsistent(
-                            f"query {target} would continue at offset {position} in partition "
+                            f"{target} would continue at offset {position} in partition "
                             f"{partition} of topic {topic.topic}, which holds the offsets "
                             f"{held.start} to {held.stop - 1}",
                             remedy="restore a newer snapshot, and raise the topic's retention.ms",
@@ -329,9 +329,9 @@ def _metadata_after(metadata: Metadata, manifest: Manifest, epoch: int) -> Metad
         for one in manifest.fragments
     }
     next_batches = {
-        one.participant: 0 if one.query.batch is None else one.query.batch + 1
+        one.participant: one.version + 1
         for one in manifest.fragments
-        if one.query is not None
+        if one.participant in manifest.dataflow.versioned
     }
     return msgspec.structs.replace(
         metadata,
@@ -339,8 +339,7 @@ def _metadata_after(metadata: Metadata, manifest: Manifest, epoch: int) -> Metad
         restored_from=manifest.snapshot,
         segments={log: continued(old, barriers[log]) for log, old in manifest.segments.items()},
         batches={
-            query: continued(manifest.batches[query], first)
-            for query, first in next_batches.items()
+            name: continued(manifest.batches[name], first) for name, first in next_batches.items()
         },
         starts=starts,
     )

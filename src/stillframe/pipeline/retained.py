@@ -1,14 +1,16 @@
 """Finds a consistent cut in what Spark and Kafka keep anyway, and records it: mode ``retained``.
 
-Spark keeps the offsets and the state of the last micro-batches of each query, and Kafka keeps the
-records. So no barrier is needed, nothing waits, and it does not matter whether a query runs: the
-newest consistent cut is there and has to be found (``protocol.recovery_line``). The version of a
-query is its micro-batch. What it has consumed is known from its offsets and the labels of the
+Spark keeps the offsets and the state of the last micro-batches of each query, the ledger of a
+service those of its last transactions, and Kafka keeps the records. So no barrier is needed,
+nothing waits, and it does not matter whether a participant runs: the newest consistent cut is there
+and has to be found (``protocol.recovery_line``). The version of a query is its micro-batch, that of
+a service its transaction. What it has consumed is known from its offsets and the labels of the
 records before them; in a log, from its entries.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,14 +18,16 @@ from stillframe.errors import NotConsistent
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
-from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.kafka import brokers
+from stillframe.pipeline.dataflow import Dataflow, Topic
+from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.ledger import VERSION_COUNT, Ledger, find_ledger
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState
 from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import TopicCut, pinned_path, pinning_directory
-from stillframe.pipeline.topics import Counting, counting, has_joined
+from stillframe.pipeline.stopped import ServiceRecord, beginning_of
+from stillframe.pipeline.topics import Counting, TopicPositions, counting, has_joined
 from stillframe.protocol.recovery_line import Edge, Line, NoLine, newest_line
 from stillframe.storage.location import Location
 
@@ -36,10 +40,10 @@ class RetainedCut(msgspec.Struct, frozen=True):
     """A consistent cut that was found and recorded.
 
     Attributes:
-        fragments: what each query recorded.
+        fragments: what each query and service recorded.
         topics: where the cut lies on each topic.
-        staleness_s: how long ago the first micro-batch was planned that is not part of it; 0 if
-            the newest one of each query is.
+        staleness_s: how long ago the first micro-batch was planned, or the first transaction
+            committed, that is not part of it; 0 if the newest one of each participant is.
     """
 
     fragments: dict[str, ParticipantFragment]
@@ -63,36 +67,59 @@ def record(root: Location, metadata: Metadata, snapshot: SnapshotId) -> Retained
         Damaged, StoreError: a checkpoint was edited, or cannot be read or pinned.
     """
     for _ in range(_ATTEMPT_COUNT):
-        queries = {name: _Query(root, metadata, name) for name in metadata.dataflow.queries}
-        found = _Search(root, metadata, queries).cut(snapshot)
+        with brokers() as broker_of:
+            search = _Search(root, metadata, broker_of)
+            found = search.cut(snapshot)
         if isinstance(found, NotFound):
             return found
-        if all(_pin(root, queries[name], one) for name, one in found.fragments.items()):
+        if all(search.pin(fragment) for fragment in found.fragments.values()):
             return found
     slow = ", ".join(metadata.dataflow.queries)
     sentence = f"Spark deletes micro-batches of {slow} faster than they are copied"
     return NotFound(slow, f"{sentence}: raise {_RETAIN}")
 
 
+class _Participant(Protocol):
+    """A query or service, and the `versions` that it retains, in rising order."""
+
+    name: str
+    versions: list[int]
+
+    def log_positions(self, version: int) -> dict[str, int]:
+        """Return its position on each log that it reads."""
+
+    def topic_positions(self, version: int) -> TopicPositions:
+        """Return its position on the partitions of each topic that it is declared to read."""
+
+    def staleness_s(self, version: int, now: float) -> float:
+        """Return how long ago the version after this one began; 0 if there is none."""
+
+    def recorded(self, version: int) -> dict[str, Any]:
+        """Return its state in a version, as the member of a fragment."""
+
+    def pin(self, root: Location, fragment: ParticipantFragment) -> bool:
+        """Let the files of a version stay; return whether all of them were still there."""
+
+
 class _Query:
-    """What a query retains."""
+    """A query retains the micro-batches of its checkpoint."""
 
     def __init__(self, root: Location, metadata: Metadata, name: str) -> None:
         self.name = name
         self._starts = metadata.starts[name]
         self._topics = metadata.dataflow.incoming_topics(name)
-        self.run = current_run(root, metadata.epoch, name)
-        self.checkpoint = self.run.checkpoint
+        self._run = current_run(root, metadata.epoch, name)
+        self.checkpoint = self._run.checkpoint
         self.versions = checkpoint.retained_batches(self.checkpoint)
 
     def log_positions(self, version: int) -> dict[str, int]:
-        """Return its position on each log that it reads."""
+        """See ``_Participant``."""
         if version == START:
             return self._starts
         return checkpoint.committed(self.checkpoint, version).positions
 
-    def topic_positions(self, version: int) -> dict[str, dict[int, int]]:
-        """Return its position on the partitions of each topic that it is declared to read."""
+    def topic_positions(self, version: int) -> TopicPositions:
+        """See ``_Participant``."""
         found = checkpoint.topic_positions(self.checkpoint, version)
         if version != START and (missing := [t for t in self._topics if t.topic not in found]):
             raise NotConsistent(
@@ -103,26 +130,80 @@ class _Query:
         return {topic.name: found.get(topic.topic, {}) for topic in self._topics}
 
     def staleness_s(self, version: int, now: float) -> float:
-        """Return how long ago the micro-batch after a version was planned, if it is committed."""
+        """See ``_Participant``; the next micro-batch counts if it is committed."""
         if version == self.versions[-1]:
             return 0.0
         planned_at = checkpoint.planned_at(self.checkpoint, version + 1)
         return 0.0 if planned_at is None else max(0.0, now - planned_at)
 
-    def state(self, version: int) -> QueryState:
-        """Return what a fragment says of a version."""
+    def recorded(self, version: int) -> dict[str, Any]:
+        """See ``_Participant``."""
         batch = None if version == START else version
-        number = self.run.number
-        return QueryState(batch) if number is None else QueryState(batch, number)
+        number = self._run.number
+        return {"query": QueryState(batch) if number is None else QueryState(batch, number)}
+
+    def pin(self, root: Location, fragment: ParticipantFragment) -> bool:
+        """See ``_Participant``."""
+        version = fragment.version
+        if version == START and not checkpoint.has_started(self.checkpoint):
+            return True
+        target = pinned_path(pinning_directory(root, fragment.snapshot), self.name, fragment.query)
+        checkpoint.pin(self.checkpoint, version, target)
+        # Spark may have deleted files of an old version, of which none was missed.
+        return checkpoint.is_retained(self.checkpoint, version)
+
+
+class _Service:
+    """A service retains the version with which it began in this epoch, and those in its ledger."""
+
+    def __init__(self, name: str, beginning: ServiceRecord, ledger: Ledger | None) -> None:
+        assert beginning.state is not None
+        first = beginning.state.version
+        assert first is not msgspec.UNSET
+        self.name = name
+        self._ledger = ledger
+        self._beginning = beginning
+        found = [] if ledger is None else ledger.versions()
+        self._entries = {one.version: one for one in found if one.version != first}
+        self.versions = [first, *self._entries]
+
+    def log_positions(self, version: int) -> dict[str, int]:
+        """See ``_Participant``."""
+        return {}
+
+    def topic_positions(self, version: int) -> TopicPositions:
+        """See ``_Participant``."""
+        if version in self._entries:
+            return self._entries[version].positions
+        return self._beginning.topic_positions or {}
+
+    def staleness_s(self, version: int, now: float) -> float:
+        """See ``_Participant``."""
+        later = next((one for number, one in self._entries.items() if number > version), None)
+        return 0.0 if later is None else max(0.0, now - later.recorded_at)
+
+    def recorded(self, version: int) -> dict[str, Any]:
+        """See ``_Participant``."""
+        if version not in self._entries:
+            return {"service": self._beginning.state}
+        assert self._ledger is not None
+        return {"service": self._ledger.state(self._entries[version])}
+
+    def pin(self, root: Location, fragment: ParticipantFragment) -> bool:
+        """See ``_Participant``: the fragment has all of it."""
+        return True
 
 
 class _Search:
-    """The search for a cut through the versions of these queries."""
+    """The search for a cut through the versions of all participants."""
 
-    def __init__(self, root: Location, metadata: Metadata, queries: Mapping[str, _Query]) -> None:
+    def __init__(
+        self, root: Location, metadata: Metadata, broker_of: Callable[[Topic], Broker]
+    ) -> None:
         self._root = root
         self._metadata = metadata
-        self._queries = queries
+        self._broker_of = broker_of
+        self._participants: dict[str, _Participant] = {}
         self._readers = {
             log.name: LogReader(root, log, metadata.segments[log.name])
             for log in metadata.dataflow.logs
@@ -136,30 +217,54 @@ class _Search:
             if topic.source is None:
                 continue
             if not has_joined(self._root, topic):
-                return NotFound(
-                    topic.source, f"query {topic.source} has not joined the pipeline: start it"
-                )
+                return self._absent(topic.source)
             self._countings[topic.name] = counting(self._root, self._metadata, topic)
-        with brokers() as broker_of:
-            self._broker_of = broker_of
-            versions = {name: self._usable(query) for name, query in self._queries.items()}
-            for name, usable in versions.items():
-                if not usable:
-                    return NotFound(
-                        name,
-                        f"query {name} has not consumed the records yet that were in its topics "
-                        "before it joined the pipeline: wait until it has",
-                    )
-            line = newest_line(versions, list(self._edges()), self._consumed)
-            if isinstance(line, NoLine):
-                return NotFound(line.participant, _sentence(line))
-            topics = tuple(self._topic_cut(topic, line) for topic in flow.topics)
+        for name in flow.participants:
+            if (participant := self._participant(name)) is None:
+                return self._absent(name)
+            self._participants[name] = participant
+        versions = {name: self._usable(one) for name, one in self._participants.items()}
+        for name, usable in versions.items():
+            if not usable:
+                return NotFound(
+                    name,
+                    f"{flow.described(name)} has not consumed the records yet that were in its "
+                    "topics before it joined the pipeline: wait until it has",
+                )
+        line = newest_line(versions, list(self._edges()), self._consumed)
+        if isinstance(line, NoLine):
+            return NotFound(line.participant, _sentence(flow, line))
         now = time.time()
+        participants = self._participants.items()
         return RetainedCut(
-            fragments={name: self._fragment(snapshot, name, line, now) for name in self._queries},
-            topics=topics,
-            staleness_s=max(q.staleness_s(line.versions[n], now) for n, q in self._queries.items()),
+            fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
+            topics=tuple(self._topic_cut(topic, line) for topic in flow.topics),
+            staleness_s=max(
+                one.staleness_s(line.versions[name], now) for name, one in participants
+            ),
         )
+
+    def pin(self, fragment: ParticipantFragment) -> bool:
+        """Let the files stay that a participant recorded; return whether all were still there."""
+        return self._participants[fragment.participant].pin(self._root, fragment)
+
+    def _absent(self, name: str) -> NotFound:
+        described = self._metadata.dataflow.described(name)
+        return NotFound(name, f"{described} has not joined the pipeline: start it")
+
+    def _participant(self, name: str) -> _Participant | None:
+        """Return what a participant retains; None if it is a service that has not joined."""
+        root, metadata = self._root, self._metadata
+        flow = metadata.dataflow
+        if name in flow.queries:
+            return _Query(root, metadata, name)
+        if (beginning := beginning_of(root, metadata, name)) is None:
+            return None
+        broker = self._broker_of(flow.topics_of(name)[0])
+        ledger = find_ledger(root, name, metadata.epoch, broker)
+        if ledger is not None and not ledger.has_begun():
+            ledger = None
+        return _Service(name, beginning, ledger)
 
     def _edges(self) -> Iterable[Edge]:
         flow = self._metadata.dataflow
@@ -168,19 +273,19 @@ class _Search:
                 for target in channel.targets:
                     yield Edge(channel.name, channel.source, target)
 
-    def _usable(self, query: _Query) -> list[int]:
-        """Return the versions of a query that can be in a cut: those that have consumed all that
-        was in its topics before their writers joined."""
+    def _usable(self, participant: _Participant) -> list[int]:
+        """Return the versions of a participant that can be in a cut: those that have consumed all
+        that was in its topics before their writers joined."""
         adopting = [
             one
             for one in self._countings.values()
-            if query.name in one.topic.targets and any(one.record.first_offsets.values())
+            if participant.name in one.topic.targets and any(one.record.first_offsets.values())
         ]
         if not adopting:
-            return query.versions
+            return participant.versions
 
         def has_all(version: int) -> bool:
-            positions = query.topic_positions(version)
+            positions = participant.topic_positions(version)
             return all(
                 positions[one.topic.name].get(partition, 0) >= offset
                 for one in adopting
@@ -188,13 +293,14 @@ class _Search:
             )
 
         # Positions only rise.
-        first = next((i for i, v in enumerate(query.versions) if has_all(v)), len(query.versions))
-        return query.versions[first:]
+        versions = participant.versions
+        first = next((i for i, v in enumerate(versions) if has_all(v)), len(versions))
+        return versions[first:]
 
     def _consumed(self, edge: Edge, version: int) -> int:
-        """Return the newest micro-batch of the source that the target has read from."""
-        target = self._queries[edge.target]
-        newest = self._queries[edge.source].versions[-1]
+        """Return the newest version of the source that the target has read from."""
+        target = self._participants[edge.target]
+        newest = self._participants[edge.source].versions[-1]
         if edge.channel in self._readers:
             return self._consumed_of_log(edge.channel, target.log_positions(version))
         one = self._countings[edge.channel]
@@ -212,17 +318,17 @@ class _Search:
     def _fragment(
         self, snapshot: SnapshotId, name: str, line: Line, now: float
     ) -> ParticipantFragment:
-        query, version = self._queries[name], line.versions[name]
+        participant, version = self._participants[name], line.versions[name]
         return ParticipantFragment(
             snapshot=snapshot,
             participant=name,
             recorded_at=now,
-            positions=query.log_positions(version),
+            positions=participant.log_positions(version),
             barriers={
                 log.name: self._end_in_log(log.name, version)
                 for log in self._metadata.dataflow.outgoing(name)
             },
-            query=query.state(version),
+            **participant.recorded(version),
         )
 
     def _end_in_log(self, log: str, version: int) -> int:
@@ -238,26 +344,18 @@ class _Search:
 
     def _topic_cut(self, topic: Topic, line: Line) -> TopicCut:
         positions = {
-            target: self._queries[target].topic_positions(line.versions[target])[topic.name]
+            target: self._participants[target].topic_positions(line.versions[target])[topic.name]
             for target in topic.targets
         }
         return TopicCut(topic.name, positions, self._broker_of(topic).end_offsets(topic.topic))
 
 
-def _pin(root: Location, query: _Query, fragment: ParticipantFragment) -> bool:
-    """Pin the checkpoint of a query; return whether all of it was still there."""
-    state = fragment.query
-    assert state is not None
-    version = START if state.batch is None else state.batch
-    if version == START and not checkpoint.has_started(query.checkpoint):
-        return True
-    target = pinned_path(pinning_directory(root, fragment.snapshot), query.name, state)
-    checkpoint.pin(query.checkpoint, version, target)
-    # Spark may have deleted files of an old version, of which none was missed.
-    return checkpoint.is_retained(query.checkpoint, version)
-
-
-def _sentence(line: NoLine) -> str:
+def _sentence(flow: Dataflow, line: NoLine) -> str:
+    if line.participant in flow.services:
+        return (
+            f"{line}. At most the newest {VERSION_COUNT} transactions of a service are looked at: "
+            f"wait until {line.limited_by} has caught up"
+        )
     count = (
         "" if line.needed_count is None else f" from {line.retained_count} to {line.needed_count}"
     )

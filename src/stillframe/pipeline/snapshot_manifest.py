@@ -41,7 +41,7 @@ from stillframe.pipeline.pending_snapshot import (
     check_fragments,
     request_path,
 )
-from stillframe.pipeline.topics import Offset, Partition
+from stillframe.pipeline.topics import Offset, Partition, TopicPositions
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.files import Place, below, mapped
 from stillframe.storage.location import Location, ObjectPath
@@ -208,6 +208,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             f"{target!r} does not read channel {log!r}; its targets are "
             f"{', '.join(cut.target for cut in found) or 'none'}"
         )
+
+    def topic_positions(self, participant: str) -> TopicPositions:
+        """Return where the cut lies on the topics that a participant reads."""
+        return {
+            cut.channel: cut.positions[participant]
+            for cut in self.topics
+            if participant in cut.positions
+        }
 
     def reader(self, root: Location, log: str) -> LogReader:
         """Return a reader of a log as it was at the snapshot, of the pipeline at `root`."""

@@ -2,7 +2,8 @@
 
 A stopped query is at its last committed micro-batch. A service that left wrote its state; one that
 has not joined since a restore has the state that was restored. A service that died lost its state:
-then no snapshot can be taken before the pipeline is restored.
+then no snapshot can be taken before the pipeline is restored. In a pipeline with topics of Kafka
+its state is in its ledger (``ledger``), and here is only where it began in the epoch.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from stillframe.pipeline.participant_logs import (
 )
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
 from stillframe.pipeline.snapshot_manifest import Manifest, is_published, read_manifest
+from stillframe.pipeline.topics import TopicPositions
 from stillframe.storage.files import below, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
@@ -47,12 +49,15 @@ class NotAtRest(StillframeError):
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``participants/epoch-2/NAME.json``: that a service joined in `epoch`; its
-    positions and state when it left, once it has; or those that were restored, until it joins."""
+    positions and state when it left, once it has; or those that were restored, until it joins. In
+    a pipeline with topics of Kafka, where it began in this epoch, with its position on each
+    partition of the topics that it reads; the rest is in its ledger."""
 
     format: int = FORMAT
     epoch: int
     positions: dict[str, int] | None = None
     state: ServiceState | None = None
+    topic_positions: TopicPositions | msgspec.UnsetType = msgspec.UNSET
 
 
 class ObjectServiceRecord(ServiceRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,9 +165,7 @@ class OwnRecord:
 
 def _for_objects(record: ServiceRecord) -> ObjectServiceRecord:
     token = secrets.token_hex(16)
-    return ObjectServiceRecord(
-        epoch=record.epoch, positions=record.positions, state=record.state, token=token
-    )
+    return ObjectServiceRecord(**msgspec.structs.asdict(record), token=token)
 
 
 def place_services(root: Location, metadata: Metadata, manifest: Manifest, left: int) -> None:
@@ -181,7 +184,10 @@ def place_services(root: Location, metadata: Metadata, manifest: Manifest, left:
         if (state := fragment.service) is not None:
             name = fragment.participant
             record = ServiceRecord(
-                epoch=metadata.epoch, positions=metadata.starts[name], state=state
+                epoch=metadata.epoch,
+                positions=metadata.starts[name],
+                state=state,
+                topic_positions=manifest.topic_positions(name) or msgspec.UNSET,
             )
             path = _record_path(root, metadata.epoch, name)
             if isinstance(path, ObjectPath):
@@ -195,6 +201,16 @@ def place_services(root: Location, metadata: Metadata, manifest: Manifest, left:
 def has_joined(root: Location, metadata: Metadata, name: str) -> bool:
     """Return whether a service has a state: it joined at some time, or was restored."""
     return is_there(_record_path(root, metadata.epoch, name))
+
+
+def beginning_of(root: Location, metadata: Metadata, name: str) -> ServiceRecord | None:
+    """Return where a service that reads and writes topics began in this epoch; None if it never ran
+    at all."""
+    path = _record_path(root, metadata.epoch, name)
+    kind = ObjectServiceRecord if isinstance(path, ObjectPath) else ServiceRecord
+    record = read_sealed(path, kind) if is_there(path) else None
+    _state_in(root, metadata, name, record)
+    return record
 
 
 def stopped_service(

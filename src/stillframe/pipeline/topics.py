@@ -3,9 +3,13 @@
     ROOT/topics/unique.json     the id of the one writer, and where its records begin
 
 Each record that a participant writes into a topic of Kafka carries a header, its label: the id of
-the writer, the epoch, and the micro-batch. A restore does not delete records. Those that count are
-the records of the micro-batches on the timeline of the writer (``Pipeline.timeline``). Its labels
-are ordered as bytes, so that a reader compares them with two bounds and takes nothing apart.
+the writer, the epoch, and the micro-batch; of a service it is the number of the transaction. A
+restore does not delete records. Those that count are the records of the micro-batches on the
+timeline of the writer (``Pipeline.timeline``). Its labels are ordered as bytes, so that a reader
+compares them with two bounds and takes nothing apart.
+
+A service that was stopped while it wrote uses the number of that transaction again. So what reads
+its topics must read committed records only: the label of an aborted one may count.
 
 Records that were in a topic before its writer joined the pipeline have no label, and count. A later
 record without a label, or with one of another writer, is an error.
@@ -19,10 +23,9 @@ from typing import Annotated
 
 import msgspec
 
-from stillframe.durable_files import replace_durably, sync
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import Metadata, Segment, with_ends
-from stillframe.storage.location import Location, ObjectPath
+from stillframe.storage.location import Location
 from stillframe.storage.opened import storage_of
 from stillframe.storage.reading import is_there
 from stillframe.store.layout import explain_io_errors
@@ -38,10 +41,12 @@ _EPOCH_BYTES = _WRITER_BYTES + 4
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+TopicPositions = dict[str, dict[Partition, Offset]]
+"""Channel -> partition -> the offset of the next record to read."""
 
 
 class Label(msgspec.Struct, frozen=True, order=True):
-    """The header of a record: who wrote it, in which epoch and micro-batch."""
+    """The header of a record: who wrote it, in which epoch and micro-batch, or transaction."""
 
     writer: bytes
     epoch: int
@@ -139,6 +144,12 @@ class Counting(msgspec.Struct, frozen=True):
         return f"CASE {' '.join(cases)} ELSE raise_error({strange}) END"
 
 
+def write_once(path: Location, content: msgspec.Struct) -> None:
+    """Write a sealed file, unless it is there."""
+    with explain_io_errors(path, "written"), contextlib.suppress(FileExistsError):
+        storage_of(path).put_if_absent(path, seal(content))
+
+
 def join_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -> None:
     """Record that the source of a topic joins the pipeline, if it has not joined before. Its
     records begin at `first_offsets`. The caller holds the lock of the source."""
@@ -147,16 +158,7 @@ def join_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -
     record = TopicRecord(
         writer=secrets.token_hex(_WRITER_BYTES), first_offsets=dict(sorted(first_offsets.items()))
     )
-    path = _record_path(root, topic)
-    with explain_io_errors(path, "written"):
-        if isinstance(path, ObjectPath):
-            with contextlib.suppress(FileExistsError):
-                storage_of(path).put_if_absent(path, seal(record))
-            return
-        if not path.parent.exists():
-            path.parent.mkdir(exist_ok=True)
-            sync(path.parent.parent)
-        replace_durably(path, seal(record))
+    write_once(_record_path(root, topic), record)
 
 
 def has_joined(root: Location, topic: Topic) -> bool:

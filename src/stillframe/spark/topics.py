@@ -27,6 +27,8 @@ from stillframe.storage.location import Location
 _POLL_S = 0.2
 NOTICE_S = 1.0
 _HEADERS = "array<struct<key:string,value:binary>>"
+_ISOLATION = "kafka.isolation.level"
+_COMMITTED = "read_committed"
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
 _ONE_ATTEMPT = {
     "spark.task.maxFailures": "1",
@@ -47,11 +49,12 @@ def counted(
     """Return the records of a topic that count, from a DataFrame of Spark's source ``kafka``.
 
     A restore deletes no record of a topic: this leaves out those that it took back. If the query
-    that writes the topic has not joined the pipeline yet, it waits for that.
+    or service that writes the topic has not joined the pipeline yet, it waits for that.
 
     Args:
         frame: a streaming DataFrame of the topic alone, with all columns of the source and the
-            option ``includeHeaders``.
+            option ``includeHeaders``. If a service writes the topic, it has the option
+            ``kafka.isolation.level`` with the value ``read_committed`` as well.
         pipeline: the pipeline.
         query: the name of the query that reads.
         channel: the name of the channel, made with ``stillframe.pipeline.kafka_channel``.
@@ -59,7 +62,8 @@ def counted(
 
     Raises:
         UsageError: there is no such query or channel, the query is not a target of the channel, the
-            DataFrame has no headers, or the topic does not keep its records.
+            DataFrame has no headers, or the topic does not keep its records; or a service writes
+            the topic, and the DataFrame reads what was not committed.
         Unavailable: Kafka does not answer.
     """
     flow = pipeline.dataflow
@@ -73,13 +77,31 @@ def counted(
             "needs all of the source, with its headers: set the source's option includeHeaders to "
             "true, and use counted before any other operator"
         )
+    if topic.source in flow.services:
+        _check_isolation(frame, topic)
     join_topics(pipeline.path, flow, query)
-    _wait_for_source(pipeline.path, topic, report)
+    _wait_for_source(pipeline.path, flow, topic, report)
     metadata = read_metadata(pipeline.path)
     _counted[pipeline.path, query, channel] = metadata.epoch
     if topic.source is None:
         return frame
     return frame.where(F.expr(counting(pipeline.path, metadata, topic).condition()))
+
+
+def _check_isolation(frame: DataFrame, topic: Topic) -> None:
+    """Refuse a DataFrame that reads the records of aborted transactions, as far as its plan shows
+    that. Their labels may be those of later transactions."""
+    leaves = frame._jdf.queryExecution().logical().collectLeaves()  # noqa: SLF001 - the only way
+    for leaf in (leaves.apply(number) for number in range(leaves.size())):
+        if leaf.getClass().getSimpleName() != "StreamingRelationV2":
+            continue
+        level = leaf.extraOptions().get(_ISOLATION)
+        if level != _COMMITTED:
+            raise UsageError(
+                f"service {topic.source} writes topic {topic.topic} in transactions, and the "
+                f"DataFrame would read records that it did not commit: set the source's option "
+                f"{_ISOLATION} to {_COMMITTED}"
+            )
 
 
 def join_topics(root: Location, flow: Dataflow, query: str) -> None:
@@ -99,14 +121,16 @@ def join_topics(root: Location, flow: Dataflow, query: str) -> None:
                 lock.release()
 
 
-def _wait_for_source(root: Location, topic: Topic, report: Callable[[str], object]) -> None:
+def _wait_for_source(
+    root: Location, flow: Dataflow, topic: Topic, report: Callable[[str], object]
+) -> None:
     began, is_said = time.monotonic(), False
     while topic.source is not None and not has_joined(root, topic):
         if not is_said and time.monotonic() - began > NOTICE_S:
             is_said = True
             report(
-                f"waiting for query {topic.source} to join the pipeline {root}: start it, so that "
-                f"it is known which records of topic {topic.topic} are its own"
+                f"waiting for {flow.described(topic.source)} to join the pipeline {root}: start "
+                f"it, so that it is known which records of topic {topic.topic} are its own"
             )
         time.sleep(_POLL_S)
 

@@ -1,0 +1,204 @@
+"""Kafka for a service: it reads topics endlessly, and writes in transactions.
+
+A transaction is open for milliseconds only, while it is written: what a service has to say is kept
+in memory until then. So no reader waits for an action of the service that takes long.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.pipeline.kafka import TIMEOUT_S, consumed, imported_kafka, settings_of
+
+TRANSACTION_S = 60.0
+"""Timeout after which a broker aborts a transaction whose writer has crashed. Until then its
+records, and those behind them, are not read."""
+VALUE_BYTES_MAX = 1_000_000
+"""How large a record may be that is sent to a broker, its headers included."""
+_FULL_S = 0.05
+_REMEDY = (
+    "check that the brokers run, and start the service again: it continues after its last "
+    "transaction"
+)
+
+
+class Output(msgspec.Struct, frozen=True):
+    """A record to be written; partition -1 if its key selects one, or chance."""
+
+    topic: str
+    value: bytes
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int = -1
+
+    @property
+    def byte_count(self) -> int:
+        """About how long it is."""
+        return len(self.value) + len(self.key or b"") + sum(len(v or b"") for _, v in self.headers)
+
+
+class TransactionWriter:
+    """Writes records in transactions. A later writer with the same id ends this one: its next
+    commit is an Unavailable.
+
+    After an error the outcome of that commit may be unknown, and no other one is possible.
+    """
+
+    def __init__(self, servers: str, transactional_id: str, service: str) -> None:
+        self._kafka = imported_kafka()
+        self._servers = servers
+        self._service = service
+        self._rejected: Any = None
+        self._offset = -1
+        own = {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(TRANSACTION_S * 1000),
+            # As Spark and Java: the records of a key are in one partition, whoever writes them.
+            "partitioner": "murmur2_random",
+        }
+        self._producer = self._kafka.Producer(settings_of(servers) | own)
+        try:
+            # Only with a connection it begins at once, and not after half a second.
+            self._producer.list_topics(transactional_id, TIMEOUT_S)
+            self._producer.init_transactions(TIMEOUT_S)
+        except self._kafka.KafkaException as error:
+            raise Unavailable(
+                f"Kafka at {servers} does not let service {service} begin transactions: "
+                f"{error.args[0].str()}",
+                process=service,
+                remedy="check that the brokers run, and as many of them as their setting "
+                "transaction.state.log.replication.factor",
+            ) from None
+
+    def commit(self, outputs: Iterable[Output]) -> int:
+        """Write records in one transaction; return the offset of the last one.
+
+        Raises:
+            Unavailable: no broker answers, or another writer has taken over.
+            UsageError: a broker rejected a record.
+        """
+        self._rejected = None
+        try:
+            self._producer.begin_transaction()
+            for one in outputs:
+                self._produce(one)
+            self._producer.commit_transaction(TIMEOUT_S)
+        except self._kafka.KafkaException as error:
+            raise self._failure(error.args[0]) from None
+        return self._offset
+
+    def _produce(self, one: Output) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    one.topic,
+                    one.value,
+                    key=one.key,
+                    headers=list(one.headers),
+                    partition=one.partition,
+                    on_delivery=self._delivered,
+                )
+            except BufferError:
+                self._producer.poll(_FULL_S)
+            else:
+                return
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self._offset = message.offset()
+        elif self._rejected is None:
+            self._rejected = (error, message.topic())
+
+    def _failure(self, error: Any) -> Unavailable | UsageError:
+        """End the transaction, and return the error for the service."""
+        codes = self._kafka.KafkaError
+        fenced = (codes._FENCED, codes.PRODUCER_FENCED, codes.INVALID_PRODUCER_EPOCH)  # noqa: SLF001 - their names
+        if error.code() in fenced:
+            return Unavailable(
+                f"another program has taken the place of service {self._service}, and nothing that "
+                "this one did since its last transaction counts",
+                process=self._service,
+                remedy="stop this one, and run the service once",
+            )
+        if not error.fatal():
+            # Without a broker that fails, too. Then the next writer of this id ends it.
+            with contextlib.suppress(self._kafka.KafkaException):
+                self._producer.abort_transaction(TIMEOUT_S)
+        if self._rejected is not None and self._rejected[0].code() == codes.MSG_SIZE_TOO_LARGE:
+            return UsageError(
+                f"service {self._service}: a record is larger than topic {self._rejected[1]} "
+                "takes, and nothing was written: append smaller ones, or raise the topic's "
+                "max.message.bytes"
+            )
+        return Unavailable(
+            f"Kafka at {self._servers} does not commit the work of service {self._service}: "
+            f"{(error if self._rejected is None else self._rejected[0]).str()}",
+            process=self._service,
+            remedy=_REMEDY,
+        )
+
+
+class TopicReader:
+    """Reads committed records of topics from given positions on. Close it at the end."""
+
+    def __init__(self, servers: str) -> None:
+        self._kafka = imported_kafka()
+        self._servers = servers
+        own = {
+            "group.id": "stillframe",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 100,
+            "queued.max.messages.kbytes": 2**14,
+        }
+        self._consumer = self._kafka.Consumer(settings_of(servers) | own)
+        self._partitions: dict[str, set[int]] = {}
+
+    def close(self) -> None:
+        """End the connection."""
+        self._consumer.close()
+
+    def add(self, topic: str, positions: Mapping[int, int]) -> None:
+        """Read these partitions of a topic, too."""
+        partition = self._kafka.TopicPartition
+        self._partitions.setdefault(topic, set()).update(positions)
+        self._consumer.incremental_assign([partition(topic, p, at) for p, at in positions.items()])
+
+    def partitions(self, topic: str) -> set[int]:
+        """Return the partitions of a topic that are read."""
+        return self._partitions.get(topic, set())
+
+    def read(self, wait_s: float) -> list[Any]:
+        """Return the next messages, those of a partition in their order; none if none arrived.
+
+        Raises:
+            NotConsistent: Kafka has deleted the next record.
+            Unavailable: a broker refuses to send records.
+        """
+        found = []
+        for message in consumed(self._consumer, wait_s):
+            if (error := message.error()) is None:
+                found.append(message)
+            elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
+                raise deleted(message.topic(), message.partition(), None)
+            elif not error.retriable():
+                raise Unavailable(
+                    f"Kafka at {self._servers} sends no record of topic {message.topic()}: "
+                    f"{error.str()}",
+                    remedy="check the topic, and start the service again",
+                )
+        return found
+
+
+def deleted(topic: str, partition: int, offset: int | None) -> NotConsistent:
+    """Return the error about the next record of a partition, which Kafka does not have any more.
+    Its offset may be unknown."""
+    where = "" if offset is None else f", offset {offset}"
+    return NotConsistent(
+        f"topic {topic} does not have the next record of partition {partition} any more{where}",
+        remedy="restore the pipeline from a snapshot, and raise the topic's retention.ms",
+    )
