@@ -227,6 +227,16 @@ def test_exactly_the_files_of_a_micro_batch_are_pinned(place: Location, variant:
     assert content(target) == {name: files[name] for name in needed}
 
 
+def test_the_start_of_a_query_is_pinned_without_a_commit(place: Location) -> None:
+    """It had planned its first micro-batch: neither a plan nor a state belongs to the start."""
+    files = dict.fromkeys(("metadata", "offsets/0", "sources/0/0", *SCHEMAS), b"v1\n{}")
+    write(place / "checkpoint", files)
+    checkpoint.pin(place / "checkpoint", checkpoint.START, place / "pinned")
+    assert content(place / "pinned").keys() == {"metadata", "sources/0/0"}
+    checkpoint.export(place / "pinned", place / "new", checkpoint.START, {})
+    assert content(place / "new").keys() == {"metadata", "sources/0/0"}
+
+
 def test_what_is_read_of_a_checkpoint(place: Location) -> None:
     """Its last micro-batches, and what in it Spark alone cannot have written."""
     source = write(place / "ck", hdfs()[0])
