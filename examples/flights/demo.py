@@ -18,7 +18,7 @@ from rich.console import Console
 
 from examples.flights.flows import Books, Replay, create
 from examples.flights.outputs import Outputs, outputs_at, records, service_state
-from examples.flights.processes import Processes
+from examples.processes import FEED, Processes
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
@@ -65,12 +65,15 @@ class Run:
         self._flight_count = flight_count
         self._flights_per_s = flights_per_s
         self._console = console
-        self._processes = Processes(self.pipeline.path, directory / "logs")
+        self._processes = Processes("examples.flights", self.pipeline.path, directory / "logs")
 
     def start(self) -> None:
         """Start the driver and the services, each as its own process."""
         with self._console.status("starting Spark and the services (about 10 s)"):
-            self._processes.start(self._flight_count, self._flights_per_s)
+            self._processes.start(("queries",))
+            self._processes.start(("compensation",))
+            replay = ("--per-second", str(self._flights_per_s))
+            self._processes.start((FEED, *replay, "--flights", str(self._flight_count)))
 
     def kill(self) -> int:
         """Kill all of them with SIGKILL; return the number of processes."""
