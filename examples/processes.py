@@ -68,13 +68,17 @@ class Processes:
             if process.poll() is not None and (name, process.returncode) != (FEED, 0):
                 self._fail(name)
 
+    def has_ended(self, name: str) -> bool:
+        """Return whether a program has ended."""
+        return self._running[name].poll() is not None
+
     def wait_for_feed(self) -> None:
         """Wait until the feed has sent everything.
 
         Raises:
             Unavailable: another process ended, or the feed failed.
         """
-        while self._running[FEED].poll() is None:
+        while not self.has_ended(FEED):
             self.check()
             time.sleep(POLL_S)
         self.check()
