@@ -35,7 +35,7 @@ class Processes:
         self._package = package
         self._pipeline = str(pipeline)
         self._logs = logs
-        self._variables = {"SPARK_LOCAL_DIRS": str(logs), **variables}
+        self._variables = {"SPARK_LOCAL_DIRS": str(logs), "TMPDIR": str(logs), **variables}
         self._running: dict[str, subprocess.Popen[str]] = {}
         logs.mkdir(parents=True, exist_ok=True)
 

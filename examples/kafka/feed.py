@@ -5,7 +5,7 @@ import json
 import time
 
 from examples.flights.tables import read_flights
-from examples.kafka.flows import COLUMNS, SENT_COUNT, Replay
+from examples.kafka.flows import FLIGHT, SENT_COUNT, Replay
 from examples.processes import READY
 from stillframe import Pipeline
 
@@ -21,7 +21,7 @@ def run(pipeline: str, flight_count: int, pause_at: int, flights_per_s: float) -
         pause_at: after how many the feed waits until it is stopped.
         flights_per_s: how fast they come.
     """
-    flights = read_flights(flight_count).select(COLUMNS)
+    flights = read_flights(flight_count).select(FLIGHT.names)
     state = Replay()
     with Pipeline(pipeline).join_service("feed", state=state) as me:
         print(READY, flush=True)

@@ -10,12 +10,15 @@ the ledger books every change of a total.
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
+from examples.flights.flows import FLIGHTS
 from stillframe.pipeline import Pipeline, kafka_channel
 
 TOPICS = {name: f"nyc-{name}" for name in ("flights", "unique", "totals", "entries")}
 """Channel -> the name of its topic."""
-COLUMNS = ("id", "carrier", "distance", "arr_delay")
-"""What is sent of each flight: the delay is in minutes, and null if it did not arrive."""
+FLIGHT = pa.schema([FLIGHTS.field(name) for name in ("id", "carrier", "distance", "arr_delay")])
+"""What is sent of each flight."""
 
 SENT_COUNT = 2
 """How often the feed sends each flight."""

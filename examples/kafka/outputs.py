@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from examples.flights.tables import read_flights
-from examples.kafka.flows import COLUMNS, SENT_COUNT, Account, Ledger, Replay, account_of
+from examples.kafka.flows import FLIGHT, SENT_COUNT, Account, Ledger, Replay, account_of
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.kafka import Broker, brokers
 from stillframe.pipeline.metadata import read_metadata
@@ -47,16 +46,16 @@ class Outputs:
     replay: Replay = field(default_factory=Replay)
     ledger: Ledger = field(default_factory=Ledger)
 
-    def errors(self, flight_count: int) -> list[str]:
-        """Return the names of the results that differ from what follows from the data."""
-        flights, accounts = expected(flight_count)
+    def errors(self, flights: pa.Table) -> list[str]:
+        """Return the names of the results that differ from what follows from the flights."""
+        accounts = accounts_of(flights)
         right = {
-            "topic flights": self.sent == dict.fromkeys(range(flight_count), SENT_COUNT),
+            "topic flights": self.sent == dict.fromkeys(range(flights.num_rows), SENT_COUNT),
             "topic unique": self.unique is not None and self.unique.equals(flights),
             "topic totals": self.totals == accounts,
             "topic entries": self.entries == accounts,
             "the number of entries": self.entry_count == self.total_count,
-            "the feed": self.replay == Replay(flight_count),
+            "the feed": self.replay == Replay(flights.num_rows),
             "the ledger": self.ledger == Ledger(self.entry_count, accounts),
         }
         return [name for name, is_right in right.items() if not is_right]
@@ -67,7 +66,7 @@ def outputs_at(pipeline: Pipeline, manifest: Manifest) -> Outputs:
     found = Outputs()
     found.sent = Counter(flight["id"] for flight in _counted(pipeline, "flights", found))
     ordered = sorted(_counted(pipeline, "unique", found), key=lambda flight: flight["id"])
-    found.unique = pa.Table.from_pylist(ordered, schema=read_flights(0).select(COLUMNS).schema)
+    found.unique = pa.Table.from_pylist(ordered, schema=FLIGHT)
     for carrier, total in map(account_of, _counted(pipeline, "totals", found)):
         found.totals[carrier] = total
         found.total_count += 1
@@ -79,14 +78,13 @@ def outputs_at(pipeline: Pipeline, manifest: Manifest) -> Outputs:
     return found
 
 
-def expected(flight_count: int) -> tuple[pa.Table, dict[str, Account]]:
-    """Return the flights, and the account of each carrier, computed from the data alone."""
-    flights = read_flights(flight_count).select(COLUMNS)
+def accounts_of(flights: pa.Table) -> dict[str, Account]:
+    """Return the account of each carrier, computed from the flights alone."""
     accounts: dict[str, Account] = {}
     for flight in flights.to_pylist():
         one = Account(1, max(flight["arr_delay"] or 0, 0), flight["distance"])
         accounts[flight["carrier"]] = one.plus(accounts.get(flight["carrier"], Account()))
-    return flights, accounts
+    return accounts
 
 
 def feed_state(manifest: Manifest) -> Replay:

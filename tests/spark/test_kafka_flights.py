@@ -4,17 +4,25 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
 from examples.kafka import demo
 from examples.kafka.demo import demonstrate
-from examples.kafka.flows import SENT_COUNT, Account, Ledger, Replay
-from examples.kafka.outputs import Outputs, expected
+from examples.kafka.flows import FLIGHT, SENT_COUNT, Account, Ledger, Replay
+from examples.kafka.outputs import Outputs, accounts_of
 from tests.nightly import by_night
 
 FLIGHT_COUNT = by_night(60_000, check=3_000)
 FLIGHTS_PER_S = by_night(3_000.0, check=500.0)
+TEN = pa.Table.from_pylist(
+    [
+        {"id": number, "carrier": "AU"[number % 2] + "A", "distance": 100, "arr_delay": number - 3}
+        for number in range(10)
+    ],
+    schema=FLIGHT,
+)
 
 
 @pytest.mark.slow
@@ -22,7 +30,7 @@ FLIGHTS_PER_S = by_night(3_000.0, check=500.0)
 @pytest.mark.nightly(part="pipelines")
 def test_the_demonstration_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output is right after restores to a snapshot and to the newest consistent point."""
-    monkeypatch.setattr(demo, "EVERY_S", by_night(demo.EVERY_S, check=1.0))
+    monkeypatch.setattr(demo, "EVERY_S", by_night(demo.EVERY_S, check=2.0))
     said = io.StringIO()
     console = Console(file=said, width=200)
     assert demonstrate(tmp_path, FLIGHT_COUNT, FLIGHTS_PER_S, console) == 0, said.getvalue()
@@ -41,13 +49,13 @@ def test_a_change_is_booked_once() -> None:
     assert (ledger.entry_count, ledger.flight_count) == (4, 6)
 
 
-def right_outputs(flight_count: int) -> Outputs:
-    """Return what a pipeline makes of these flights, with one total for each carrier."""
-    flights, accounts = expected(flight_count)
-    outputs = Outputs(unique=flights, totals=dict(accounts), entries=dict(accounts))
-    outputs.sent.update(dict.fromkeys(range(flight_count), SENT_COUNT))
+def right_outputs() -> Outputs:
+    """Return what a pipeline makes of `TEN`, with one total for each carrier."""
+    accounts = accounts_of(TEN)
+    outputs = Outputs(unique=TEN, totals=dict(accounts), entries=dict(accounts))
+    outputs.sent.update(dict.fromkeys(range(10), SENT_COUNT))
     outputs.total_count = outputs.entry_count = len(accounts)
-    outputs.replay = Replay(flight_count)
+    outputs.replay = Replay(10)
     outputs.ledger = Ledger(len(accounts), dict(accounts))
     return outputs
 
@@ -78,6 +86,6 @@ def book_twice(outputs: Outputs) -> None:
 )
 def test_every_wrong_output_is_found(damage: Callable[[Outputs], None], found: list[str]) -> None:
     """Each is compared with the data, and the ledger with the totals that it booked."""
-    outputs = right_outputs(10)
+    outputs = right_outputs()
     damage(outputs)
-    assert outputs.errors(10) == found
+    assert outputs.errors(TEN) == found
