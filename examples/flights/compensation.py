@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from examples.flights.flows import PAYMENTS, READY, Books
+from examples.flights.flows import PAYMENTS, Books
 from examples.flights.tables import read_seats
+from examples.processes import READY
 from stillframe import Pipeline
 
 EUROS_BY_MILES = ((932, 250), (2175, 400))

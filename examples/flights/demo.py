@@ -6,7 +6,6 @@ It checks every claim that it prints, and exits with 0 only if all claims hold.
 import argparse
 import math
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -16,9 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from examples.claims import range_of, show_claims
 from examples.flights.flows import Books, Replay, create
 from examples.flights.outputs import Outputs, outputs_at, records, service_state
-from examples.flights.processes import Processes
+from examples.processes import FEED, Processes
 from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
@@ -65,12 +65,15 @@ class Run:
         self._flight_count = flight_count
         self._flights_per_s = flights_per_s
         self._console = console
-        self._processes = Processes(self.pipeline.path, directory / "logs")
+        self._processes = Processes("examples.flights", self.pipeline.path, directory / "logs")
 
     def start(self) -> None:
         """Start the driver and the services, each as its own process."""
         with self._console.status("starting Spark and the services (about 10 s)"):
-            self._processes.start(self._flight_count, self._flights_per_s)
+            self._processes.start(("queries",))
+            self._processes.start(("compensation",))
+            replay = ("--per-second", str(self._flights_per_s))
+            self._processes.start((FEED, *replay, "--flights", str(self._flight_count)))
 
     def kill(self) -> int:
         """Kill all of them with SIGKILL; return the number of processes."""
@@ -237,14 +240,9 @@ def demonstrate(directory: Path, flight_count: int, flights_per_s: float, consol
         spark = spark_session(app_name="flights", master="local[2]")
         one = outputs_at(spark, unbroken.pipeline, expected)
         other = outputs_at(spark, broken.pipeline, found)
-    claims = _claims(one, other, broken.findings)
-    console.print()
-    for claim, holds in claims.items():
-        console.print(
-            f"{'[green]PASS[/green]' if holds else '[red]FAIL[/red]'}  {claim}", soft_wrap=True
-        )
+    exit_code = show_claims(console, _claims(one, other, broken.findings))
     _print_figures(console, broken, time.monotonic() - began)
-    return 0 if all(claims.values()) else 1
+    return exit_code
 
 
 def _claims(expected: Outputs, found: Outputs, findings: Findings) -> dict[str, bool]:
@@ -270,7 +268,7 @@ def _print_figures(console: Console, run: Run, took_s: float) -> None:
         taken = [manifest for manifest in run.findings.snapshots if manifest.mode is mode]
         caught = [manifest.record_count for manifest in taken]
         console.print(
-            f"  {mode!s:<9}  {len(taken)} snapshots in {_range([latency_s(m) for m in taken])}, "
+            f"  {mode!s:<9}  {len(taken)} snapshots in {range_of([latency_s(m) for m in taken])}, "
             f"{min(caught):,} to {max(caught):,} records in transit",
             highlight=False,
             soft_wrap=True,
@@ -281,10 +279,6 @@ def _print_figures(console: Console, run: Run, took_s: float) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _range(seconds: list[float]) -> str:
-    return f"{min(seconds):.2f} to {max(seconds):.2f} s (median {statistics.median(seconds):.2f} s)"
 
 
 if __name__ == "__main__":

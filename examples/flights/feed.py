@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from examples.flights.flows import READY, Replay
+from examples.flights.flows import Replay
 from examples.flights.tables import read_flights, read_weather
+from examples.processes import READY
 from stillframe import Pipeline
 
 FLIGHTS_AT_ONCE = 500

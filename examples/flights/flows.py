@@ -17,9 +17,6 @@ import pyarrow as pa
 
 from stillframe.pipeline import Pipeline, channel
 
-READY = "takes part"
-"""The line that each program prints when it has joined: from then on snapshots include it."""
-
 _HOUR = pa.timestamp("us", tz="UTC")
 
 FLIGHTS = pa.schema(

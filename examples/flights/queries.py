@@ -11,7 +11,8 @@ from pathlib import Path
 import pyspark.sql.functions as fn
 from pyspark.sql import DataFrame, SparkSession
 
-from examples.flights.flows import ENRICHED, LATE, READY
+from examples.flights.flows import ENRICHED, LATE
+from examples.processes import READY
 from stillframe.pipeline import Pipeline
 from stillframe.spark import spark_session
 from stillframe.spark.queries import read_channels, start_query

@@ -54,9 +54,8 @@ def counting_at(root: Location, described: Metadata | Manifest, topic: Topic) ->
         return None
     if not has_joined(root, topic):
         raise Unavailable(
-            f"{described.dataflow.described(topic.source)} has not joined the pipeline {root} yet, so "
-            f"it is not known "
-            f"which records of topic {topic.topic} are its own",
+            f"{described.dataflow.described(topic.source)} has not joined the pipeline {root} "
+            f"yet, so it is not known which records of topic {topic.topic} are its own",
             remedy="start it",
         )
     found = counting_on(root, topic, described.batches[topic.source])
