@@ -30,7 +30,8 @@ from stillframe.model import (
 )
 from stillframe.pages.values import plain
 from stillframe.pipeline.coordinator import LastSnapshot
-from stillframe.pipeline.dataflow import Dataflow, Log
+from stillframe.pipeline.dataflow import Dataflow, Log, Topic
+from stillframe.pipeline.ledger import Entry, LedgerTopic, StateFile
 from stillframe.pipeline.log import Barrier, DataFile, LogEntry, Rows
 from stillframe.pipeline.metadata import Metadata as PipelineMetadata
 from stillframe.pipeline.metadata import Segment
@@ -43,9 +44,10 @@ from stillframe.pipeline.pending_snapshot import (
     ServiceState,
     SystemCut,
 )
-from stillframe.pipeline.snapshot_manifest import ChannelCut, PinnedFile
+from stillframe.pipeline.snapshot_manifest import ChannelCut, PinnedFile, TopicCut
 from stillframe.pipeline.snapshot_manifest import Manifest as PipelineManifest
 from stillframe.pipeline.stopped import ServiceRecord
+from stillframe.pipeline.topics import TopicRecord
 from stillframe.protocol import handshake, stragglers, wire
 from stillframe.protocol.aligner import Mode
 from stillframe.protocol.recorder import Phase
@@ -145,6 +147,21 @@ DATAFLOW = Dataflow(
             schema="a schema",
             partition_count=2,
             key=("amount",),
+        ),
+    ),
+)
+WITH_TOPICS = Dataflow(
+    queries=("audit",),
+    services={"till": "Till"},
+    logs=(),
+    topics=(
+        Topic(
+            name="sales",
+            topic="shop-sales",
+            servers="kafka:9092",
+            source="till",
+            targets=("audit",),
+            has_unique_keys=True,
         ),
     ),
 )
@@ -353,6 +370,45 @@ SEALED: dict[str, msgspec.Struct] = {
         channels=(ChannelCut("sales", "audit", 3, 7, (5, 6), (8, 9)),),
         files=(PinnedFile("audit", "commits/4", 29, HASH, 12345, 1000000001),),
     ),
+    "pipeline.json with topics": PipelineMetadata(
+        name="shop",
+        dataflow=WITH_TOPICS,
+        epoch=2,
+        restored_from=P1_17,
+        segments=SEGMENTS,
+        batches=BATCHES,
+        starts={"audit": {"sales": 3}, "till": {}},
+    ),
+    "manifest.json of a pipeline with topics": PipelineManifest(
+        snapshot=P1_17,
+        name="gold",
+        epoch=2,
+        mode=Mode.RETAINED,
+        initiated_at=1000.25,
+        completed_at=1000.5,
+        published_at=1000.75,
+        dataflow=WITH_TOPICS,
+        segments=SEGMENTS,
+        batches=BATCHES,
+        fragments=(
+            msgspec.structs.replace(
+                PIPELINE_FRAGMENT, service=ServiceState("Till", b"\x81\xa4sold\x05", 6)
+            ),
+        ),
+        systems=(SYSTEM_CUT,),
+        channels=(ChannelCut("sales", "audit", 3, 7, (5, 6), (8, 9)),),
+        files=(PinnedFile("audit", "commits/4", 29, HASH, 12345, 1000000001),),
+        topics=(TopicCut("sales", {"audit": {0: 5, 1: 6}}, {0: 8, 1: 9}),),
+        staleness_s=0.5,
+    ),
+    "topic": TopicRecord(writer="0123456789abcdef", first_offsets={0: 5, 1: 6}),
+    "topic of a ledger": LedgerTopic(topic="stillframe-shop-till-0123456789abcdef"),
+    "service with topics": ServiceRecord(
+        epoch=2,
+        positions={"orders": 3},
+        state=ServiceState("Till", b"\x81\xa4sold\x05", 6),
+        topic_positions={"orders": {0: 5, 1: 6}},
+    ),
     "service": ServiceRecord(
         epoch=2, positions={"orders": 3}, state=ServiceState("Till", b"\x81\xa4sold\x05")
     ),
@@ -367,6 +423,15 @@ SEALED: dict[str, msgspec.Struct] = {
         number=8, epoch=2, offsets=(8, 12), content=Barrier(P1_17, Mode.ALIGNED, 4)
     ),
 }
+LEDGER = Entry(
+    epoch=2,
+    version=6,
+    recorded_at=1000.5,
+    positions={"orders": {0: 5, 1: 6}},
+    kind="Till",
+    encoded=b"\x81\xa4sold\x05",
+    file=StateFile("till/epoch-2/6-0123", 6, HASH),
+)
 PLAIN: dict[str, msgspec.Struct] = {
     "running.json": RunFile(
         supervisor=OS_PROCESS,
@@ -412,6 +477,7 @@ def cases() -> dict[str, Case]:
         found[f"run --json, {name}"] = Case(event, _encode_plain, lambda encoded, e=event: e)  # type: ignore[misc]
     for name, content in SEALED.items():
         found[f"sealed, {name}"] = Case(content, seal, _unsealed(type(content)))
+    found["entry of a ledger"] = _packed(LEDGER, Entry)
     for name, struct in PLAIN.items():
         found[f"file, {name}"] = _json(struct, type(struct))
     return found
