@@ -160,7 +160,8 @@ PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
     AbandonedSnapshot Assembler Audit AwaitedChannel ChannelCut Compaction Counting Dataflow
-    DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService KafkaRecord Label LabelRange
+    DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService JoinedTopicService
+    KafkaRecord Label LabelRange
     LaiYangRecorder LoadedSnapshot Manifest OutboxEntry PipelineView Played Progress Reason Recorder
     RunningSystem Snapshot SnapshotAudit SnapshotEntry SnapshotStore Summary Topic TopicCut Trace
     Unevaluable Verdict World
@@ -175,6 +176,7 @@ MEMBERS = {
     "Dataflow": "participants log topic",
     "Due": "items after",
     "JoinedService": "append boundary leave receive",
+    "JoinedTopicService": "append boundary leave receive",
     "KafkaRecord": "label",
     "Keyed": "",
     "Label": "",
