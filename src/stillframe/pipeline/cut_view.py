@@ -104,7 +104,7 @@ class PipelineView:
             options: for a query, as for ``stillframe.spark.query_state``: ``operator=1``.
 
         Returns:
-            each row of the state of a query, with `key` and `value`, which are dicts; of a service
+            each row of the state of a query, with `key` and `value`, which are dictionaries; of a service
             one dict of its fields.
 
         Raises:

@@ -62,9 +62,9 @@ def counted(
         report: receives a sentence if it waits for longer than a second.
 
     Raises:
-        UsageError: there is no such query or channel, the query is not a target of the channel, the
-            DataFrame has no headers, or the topic does not keep its records; or a service writes
-            the topic, and the DataFrame reads what was not committed.
+        UsageError: there is no such query or channel, or the query is not a target of it. The
+            DataFrame has no headers. The topic does not keep its records. A service writes the
+            topic, and the DataFrame reads what was not committed.
         Unavailable: Kafka does not answer.
     """
     flow = pipeline.dataflow
