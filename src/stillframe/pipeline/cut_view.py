@@ -104,8 +104,8 @@ class PipelineView:
             options: for a query, as for ``stillframe.spark.query_state``: ``operator=1``.
 
         Returns:
-            each row of the state of a query, with `key` and `value`, which are dictionaries; of a service
-            one dict of its fields.
+            each row of the state of a query, with `key` and `value`, which are dictionaries; of a
+            service one dictionary of its fields.
 
         Raises:
             UsageError: there is no such participant; or it is a query, and the view was made

@@ -141,7 +141,7 @@ class Pipeline:
 
         With topics of Kafka a crash costs nothing but the actions that were not committed: the
         service continues after its last transaction when it is started again. It needs
-        confluent-kafka (``stillframe[kafka]``), and creates a topic for its ledger.
+        the extra ``kafka``, and creates a topic for its ledger.
 
         Args:
             name: of the service, as the pipeline declares it.
