@@ -160,11 +160,10 @@ PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
     AbandonedSnapshot Assembler Audit AwaitedChannel ChannelCut Compaction Counting Dataflow
-    DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService JoinedTopicService
-    KafkaRecord Label LabelRange
-    LaiYangRecorder LoadedSnapshot Manifest OutboxEntry PipelineView Played Progress Reason Recorder
-    RunningSystem Snapshot SnapshotAudit SnapshotEntry SnapshotStore Summary Topic TopicCut Trace
-    Unevaluable Verdict World
+    DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService
+    JoinedTopicService KafkaRecord Label LabelRange LaiYangRecorder LoadedSnapshot Manifest
+    OutboxEntry PipelineView Played Progress Reason Recorder RunningSystem Snapshot SnapshotAudit
+    SnapshotEntry SnapshotStore Summary Topic TopicCut Trace Unevaluable Verdict World
     """.split()
 )
 """Classes whose objects are only returned: their constructors are not public."""

@@ -1,9 +1,9 @@
 """The kill soak of a pipeline over Kafka in its short form; ``python -m tests.soak.topics`` is the
 full one.
 
-A driver is killed while it writes and before it commits, a coordinator, a restore and the broker
-are killed once each, and zombies write after every restore. At night there are more kills, with a
-fresh seed, too, and a frozen driver wakes in a pipeline in an object store after a restore.
+A driver is killed while it writes and before it commits, and then a restore, and zombies write
+after the restore. At night there are more kills, of every kind and with a fresh seed, too, and a
+frozen driver wakes in a pipeline in an object store after a restore.
 """
 
 from pathlib import Path
@@ -17,8 +17,6 @@ from tests.soak.topics import MOMENTS, chosen_moments, soak, variables_of_s3
 SEED = 5
 SHORT = (
     "driver while it writes",
-    "coordinator",
-    "broker",
     "driver between write and commit, then the restore",
 )
 BURST = by_night(8000, check=4000)
