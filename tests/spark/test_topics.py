@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
-from stillframe.pipeline import Pipeline, kafka_channel
+from stillframe.pipeline import Pipeline, channel, kafka_channel
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.topics import counting, has_joined, join_topic
-from stillframe.spark import topics
+from stillframe.spark import queries, to_channel, topics
 from tests import nightly
 from tests.s3_servers import S3Server, use
 from tests.spark.outside import jars
@@ -74,6 +75,24 @@ def test_of_two_that_record_a_writer_the_first_one_has(tmp_path: Path) -> None:
         join_topic(pipeline.path, topic, {0: 2})
     assert counting(pipeline.path, read_metadata(pipeline.path), topic).record == first
     assert [path.name for path in (tmp_path / "cycle" / "topics").iterdir()] == ["back.json"]
+
+
+@pytest.mark.usefixtures("silent_broker")
+def test_a_log_and_then_a_topic_of_one_query_are_lent(tmp_path: Path) -> None:
+    """The query joins the pipeline with all its topics, whichever channel comes first."""
+    pipeline = Pipeline.create(
+        tmp_path / "both",
+        queries=["first"],
+        channels=[
+            channel("log", pa.schema([("n", pa.int64())]), source="first"),
+            kafka_channel("topic", topic="t", servers="127.0.0.1:9", source="first"),
+        ],
+    )
+    to_channel(pipeline, "log")
+    try:
+        to_channel(pipeline, "topic")
+    finally:
+        queries._lent.pop((pipeline.path, "first"))[0].release()
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def to_channel(pipeline: Pipeline, channel: str, *, adopt: str | None = None) ->
     flow.check_participant(source, "query")
     key = (pipeline.path, source)
     if key not in _lent:
-        if topic is not None:
+        if flow.topics:
             join_topics(pipeline.path, flow, source)
         lock = _hold(pipeline, source)
         try:
