@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
+from stillframe.errors import UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel
 from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.retained import RETAIN
 from stillframe.pipeline.topics import counting, has_joined, join_topic
 from stillframe.spark import queries, to_channel, topics
 from tests import nightly
@@ -92,7 +96,52 @@ def test_a_log_and_then_a_topic_of_one_query_are_lent(tmp_path: Path) -> None:
     try:
         to_channel(pipeline, "topic")
     finally:
-        queries._lent.pop((pipeline.path, "first"))[0].release()
+        take_back(pipeline, "first")
+
+
+def take_back(pipeline: Pipeline, query: str) -> None:
+    """Release what ``to_channel`` holds until the program ends."""
+    queries._lent.pop((pipeline.path, query))[0].release()
+
+
+def batch_of(**settings: str) -> DataFrame:
+    """Return what stands for a micro-batch of a session with these settings; _ stands for a dot."""
+    conf = {name.replace("_", "."): value for name, value in settings.items()}
+    context = SimpleNamespace(master="local[2]", getConf=lambda: conf)
+    return cast(
+        "DataFrame", SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context, conf=conf))
+    )
+
+
+@pytest.mark.usefixtures("silent_broker")
+@pytest.mark.parametrize(
+    ("query", "settings", "message"),
+    [
+        ("pong", {}, r"use counted\(frame, pipeline, 'pong', 'forth'\)"),
+        ("start", {"spark_speculation": "true"}, "two tasks write the same records"),
+        ("start", {RETAIN.replace(".", "_"): "1"}, "are hardly ever in a consistent cut"),
+    ],
+    ids=["not counted", "speculation", "retained"],
+)
+def test_a_micro_batch_is_not_written_where_its_query_would_not_start(
+    tmp_path: Path, query: str, settings: dict[str, str], message: str
+) -> None:
+    """What ``to_channel`` returned refuses the first micro-batch as ``start_query`` the query."""
+    pipeline = Pipeline.create(
+        tmp_path / "own",
+        queries=["start", "pong"],
+        channels=[
+            kafka_channel("forth", topic="f", servers="127.0.0.1:9", targets=["pong"]),
+            kafka_channel("start", topic="s", servers="127.0.0.1:9", source="start"),
+            kafka_channel("pong", topic="p", servers="127.0.0.1:9", source="pong"),
+        ],
+    )
+    append = to_channel(pipeline, query)
+    try:
+        with pytest.raises(UsageError, match=message):
+            append(batch_of(**settings), 0)
+    finally:
+        take_back(pipeline, query)
 
 
 @pytest.mark.slow

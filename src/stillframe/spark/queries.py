@@ -173,9 +173,15 @@ def to_channel(pipeline: Pipeline, channel: str, *, adopt: str | None = None) ->
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
         append = topic_appender(pipeline.path, head, topic)
+    is_checked = not head.dataflow.topics
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
+        nonlocal is_checked
         lock.check_held("query", source)
+        if not is_checked:
+            # Only now there is a session to look at.
+            check_topics_of(batch, pipeline.path, head, source)
+            is_checked = True
         append(batch, number)
 
     return append_if_ours
