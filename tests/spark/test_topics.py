@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from stillframe.errors import UsageError
+from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel
+from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.retained import RETAIN
-from stillframe.pipeline.topics import counting, has_joined, join_topic
+from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
 from stillframe.spark import queries, to_channel, topics
 from tests import nightly
 from tests.s3_servers import S3Server, use
@@ -142,6 +143,72 @@ def test_a_micro_batch_is_not_written_where_its_query_would_not_start(
             append(batch_of(**settings), 0)
     finally:
         take_back(pipeline, query)
+
+
+class Attempts:
+    """What a writer of a topic does with micro-batches: each is written, or compared first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[str, int]] = []
+        self.failure: Exception | None = None
+        self.spans: dict[int, tuple[int, int]] = {}
+        broker = SimpleNamespace(span_of=self._span_of)
+        monkeypatch.setattr(topics, "Broker", lambda servers: contextlib.nullcontext(broker))
+        monkeypatch.setattr(topics, "_records", lambda batch, topic: batch)
+        monkeypatch.setattr(topics, "_write", self._write)
+        monkeypatch.setattr(topics, "_write_missing", self._write_missing)
+
+    def _span_of(self, one: Counting, label: Label) -> dict[int, tuple[int, int]]:
+        self.done.append(("compared", label.batch))
+        return self.spans
+
+    def _write(self, records: DataFrame, topic: Topic, label: Label) -> None:
+        self.done.append(("written", label.batch))
+        if self.failure is not None:
+            raise self.failure
+
+    def _write_missing(
+        self, records: DataFrame, one: Counting, label: Label, spans: dict[int, tuple[int, int]]
+    ) -> None:
+        self.done.append(("completed", label.batch))
+
+
+def appender(root: Path) -> Callable[[DataFrame, int], None]:
+    """Return what writes the topic of a query that has joined a new pipeline."""
+    pipeline = make_cycle(root)
+    topic = pipeline.dataflow.topic("calls")
+    join_topic(pipeline.path, topic, {})
+    return topics.topic_appender(pipeline.path, read_metadata(pipeline.path), topic)
+
+
+def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query can be started again with the same function, and a program may try a micro-batch
+    again. Only one after a complete one needs no look at the topic."""
+    attempts = Attempts(monkeypatch)
+    append = appender(tmp_path / "again")
+    append(batch_of(), 0)
+    append(batch_of(), 1)
+    attempts.spans = {0: (0, 1)}
+    append(batch_of(), 1)
+    attempts.failure = Unavailable("the broker is away")
+    with pytest.raises(Unavailable):
+        append(batch_of(), 2)
+    attempts.failure = None
+    append(batch_of(), 2)
+    append(batch_of(), 3)
+    assert attempts.done == [
+        ("compared", 0),
+        ("written", 0),
+        ("written", 1),
+        ("compared", 1),
+        ("completed", 1),
+        ("written", 2),
+        ("compared", 2),
+        ("completed", 2),
+        ("written", 3),
+    ]
 
 
 @pytest.mark.slow

@@ -208,23 +208,24 @@ def topic_appender(
             f"query {topic.source} could not join the pipeline: another program runs it"
         )
     one = counting(root, head, topic)
-    is_first = True
+    written: int | None = None
+    is_interrupted = False
 
     def append(batch: DataFrame, number: int) -> None:
-        nonlocal is_first
+        nonlocal written, is_interrupted
         label = one.label(head.epoch, number)
         records = _records(batch, topic)
-        if not is_first:
-            _write(records, topic, label)
-            return
-        # An earlier run may have begun this micro-batch. The later ones can only be of this run.
-        with Broker(topic.servers) as broker:
-            spans = broker.span_of(one, label)
+        spans: dict[int, tuple[int, int]] = {}
+        if written is None or number <= written or is_interrupted:
+            # An earlier run, or a call that failed, may have begun this micro-batch.
+            with Broker(topic.servers) as broker:
+                spans = broker.span_of(one, label)
+        is_interrupted = True
         if spans:
             _write_missing(records, one, label, spans)
         else:
             _write(records, topic, label)
-        is_first = False
+        written, is_interrupted = number, False
 
     return append
 
