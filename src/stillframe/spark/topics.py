@@ -240,6 +240,11 @@ def _records(batch: DataFrame, topic: Topic) -> DataFrame:
         )
     if "value" not in names:
         raise UsageError(f"the DataFrame of query {topic.source} has no column value for Kafka")
+    if topic.has_unique_keys and "key" not in names:
+        raise UsageError(
+            f"channel {topic.name} is declared with has_unique_keys, and the DataFrame of query "
+            f"{topic.source} has no column key"
+        )
     none = F.expr(f"cast(array() as {_HEADERS})")
     headers = F.coalesce(F.col("headers").cast(_HEADERS), none) if "headers" in names else none
     key = F.col("key").cast("binary") if "key" in names else F.lit(None).cast("binary")
@@ -281,6 +286,18 @@ def _client_options(topic: Topic) -> dict[str, str]:
     return {**spark_settings(), "kafka.bootstrap.servers": topic.servers}
 
 
+def _check_keys(records: DataFrame, topic: Topic, label: Label) -> None:
+    """Raise UsageError if a micro-batch has records that their keys do not distinguish."""
+    counted_keys = records.groupBy("key").count().where("key IS NULL OR count > 1")
+    if not counted_keys.isEmpty():
+        raise UsageError(
+            f"channel {topic.name} is declared with has_unique_keys, and micro-batch {label.batch} "
+            f"of query {topic.source}, which was interrupted, has a key twice or a record without "
+            "one. Give each record its own key, and restore the pipeline from a snapshot "
+            "(stillframe pipeline restore --newest-consistent)"
+        )
+
+
 def _write_missing(
     records: DataFrame, one: Counting, label: Label, spans: dict[int, tuple[int, int]]
 ) -> None:
@@ -289,6 +306,8 @@ def _write_missing(
     records.persist()
     found = _written(records, topic, label, spans).persist()
     try:
+        if topic.has_unique_keys:
+            _check_keys(records, topic, label)
         if topic.has_unique_keys:
             is_same = records["key"].eqNullSafe(found["key"])
             missing = records.join(found.select("key"), is_same, "left_anti")
