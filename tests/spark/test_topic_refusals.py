@@ -341,6 +341,15 @@ def test_columns_that_are_not_written_are_refused(
         _records(frame, topic)
 
 
+def test_a_partition_that_is_null_is_refused(spark: SparkSession) -> None:
+    """The producer would choose one, and the record would not be found when it is repeated."""
+    topic = Topic(name="between", topic="t", servers="a:1", source="first", targets=())
+    rows = spark.sql("select '1' as value, explode(array(0, null)) as partition")
+    with pytest.raises(PySparkException, match="of channel between has a null: leave it out, or"):
+        _records(rows, topic).collect()
+    assert [row.partition for row in _records(rows.dropna(), topic).collect()] == [0]
+
+
 UNIQUE = Topic(
     name="sums", topic="t", servers="a:1", source="first", targets=(), has_unique_keys=True
 )
@@ -359,7 +368,9 @@ def test_keys_that_are_not_unique_are_refused_before_a_comparison(
 ) -> None:
     """One record in the topic would stand for all with its key; the error names the channel."""
     records = _records(spark.sql(f"select explode(array({keys})) as key, 'v' as value"), UNIQUE)
-    words = "channel sums is declared with has_unique_keys, and micro-batch 7 of query first, .* twice"
+    words = (
+        "channel sums is declared with has_unique_keys, and micro-batch 7 of query first, .* twice"
+    )
     with pytest.raises(UsageError, match=words):
         _check_keys(records, UNIQUE, Label(b"w" * 8, 1, 7))
     _check_keys(records.dropna(subset="key").dropDuplicates(["key"]), UNIQUE, Label(b"w" * 8, 1, 7))

@@ -249,7 +249,14 @@ def _records(batch: DataFrame, topic: Topic) -> DataFrame:
     headers = F.coalesce(F.col("headers").cast(_HEADERS), none) if "headers" in names else none
     key = F.col("key").cast("binary") if "key" in names else F.lit(None).cast("binary")
     columns = [key.alias("key"), F.col("value").cast("binary").alias("value")]
-    columns += [F.col("partition").cast("int")] if "partition" in names else []
+    if "partition" in names:
+        # A null would leave the choice to the producer: a repeated record would not be found.
+        strange = F.raise_error(
+            f"the column partition of channel {topic.name} has a null: leave it out, or give each "
+            "record its partition"
+        )
+        chosen = F.coalesce(F.col("partition").cast("int"), strange.cast("int"))
+        columns.append(chosen.alias("partition"))
     return batch.select(*columns, headers.alias("headers"))
 
 
