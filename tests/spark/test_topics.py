@@ -173,12 +173,61 @@ class Attempts:
         self.done.append(("completed", label.batch))
 
 
-def appender(root: Path) -> Callable[[DataFrame, int], None]:
-    """Return what writes the topic of a query that has joined a new pipeline."""
+class Clock:
+    """A clock that goes on only while something sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept: list[float] = []
+        monkeypatch.setattr(topics, "time", self)
+
+    def monotonic(self) -> float:
+        """Return the seconds that were slept."""
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time go by."""
+        self.slept.append(seconds)
+
+
+def appender(
+    root: Path, *, planned: int | None = None, settled: float = 0.0
+) -> tuple[Callable[[DataFrame, int], None], list[str]]:
+    """Return what writes the topic of a query that has joined a new pipeline, and its reports."""
     pipeline = make_cycle(root)
     topic = pipeline.dataflow.topic("calls")
     join_topic(pipeline.path, topic, {})
-    return topics.topic_appender(pipeline.path, read_metadata(pipeline.path), topic)
+    said: list[str] = []
+    head = read_metadata(pipeline.path)
+    append = topics.topic_appender(
+        pipeline.path, head, topic, planned=planned, settled=settled, report=said.append
+    )
+    return append, said
+
+
+def test_a_micro_batch_of_an_earlier_run_is_compared_when_its_records_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer may deliver them after its task has ended. A later micro-batch waits for none."""
+    attempts, clock = Attempts(monkeypatch), Clock(monkeypatch)
+    append, said = appender(tmp_path / "planned", planned=4, settled=5.0)
+    append(batch_of(), 4)
+    append(batch_of(), 5)
+    assert clock.slept == [5.0]
+    assert attempts.done == [("compared", 4), ("written", 4), ("written", 5)]
+    assert len(said) == 1
+    assert said[0].startswith("waiting 5 s before micro-batch 4 of query umpire is repeated: ")
+    assert said[0].endswith("of the attempt that was interrupted may still reach topic c")
+    append, said = appender(tmp_path / "committed", planned=3, settled=50.0)
+    append(batch_of(), 4)
+    assert (clock.slept, said) == ([5.0], [])
+
+
+def test_a_producer_gives_up_before_a_comparison(tmp_path: Path) -> None:
+    """Else a record would come after it. A request ends before the delivery does."""
+    topic = make_cycle(tmp_path / "options").dataflow.topic("calls")
+    options = topics.sink_options(topic)
+    delivery_ms = int(options["kafka.delivery.timeout.ms"])
+    assert int(options["kafka.request.timeout.ms"]) < delivery_ms < topics.SETTLING_S * 1000
 
 
 def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_again(
@@ -186,8 +235,8 @@ def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_agai
 ) -> None:
     """A query can be started again with the same function, and a program may try a micro-batch
     again. Only one after a complete one needs no look at the topic."""
-    attempts = Attempts(monkeypatch)
-    append = appender(tmp_path / "again")
+    attempts, clock = Attempts(monkeypatch), Clock(monkeypatch)
+    append, _ = appender(tmp_path / "again")
     append(batch_of(), 0)
     append(batch_of(), 1)
     attempts.spans = {0: (0, 1)}
@@ -209,6 +258,7 @@ def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_agai
         ("completed", 2),
         ("written", 3),
     ]
+    assert clock.slept == [topics.SETTLING_S]
 
 
 @pytest.mark.slow
