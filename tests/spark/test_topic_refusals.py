@@ -29,10 +29,11 @@ from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.retained import shortage
-from stillframe.pipeline.topics import HEADER, Counting, counting, join_topic
+from stillframe.pipeline.topics import HEADER, Counting, Label, counting, join_topic
 from stillframe.spark.queries import start_query
 from stillframe.spark.topics import (
     _check_attempts,
+    _check_keys,
     _records,
     check_topics_of,
     counted,
@@ -338,6 +339,41 @@ def test_columns_that_are_not_written_are_refused(
     frame = spark.sql("select 1 as value, now() as timestamp").selectExpr(*columns)
     with pytest.raises(UsageError, match=message):
         _records(frame, topic)
+
+
+def test_a_partition_that_is_null_is_refused(spark: SparkSession) -> None:
+    """The producer would choose one, and the record would not be found when it is repeated."""
+    topic = Topic(name="between", topic="t", servers="a:1", source="first", targets=())
+    rows = spark.sql("select '1' as value, explode(array(0, null)) as partition")
+    with pytest.raises(PySparkException, match="of channel between has a null: leave it out, or"):
+        _records(rows, topic).collect()
+    assert [row.partition for row in _records(rows.dropna(), topic).collect()] == [0]
+
+
+UNIQUE = Topic(
+    name="sums", topic="t", servers="a:1", source="first", targets=(), has_unique_keys=True
+)
+
+
+def test_a_channel_with_unique_keys_needs_a_column_key(spark: SparkSession) -> None:
+    """Else all records of an interrupted micro-batch would have the same key: none."""
+    words = "channel sums is declared with has_unique_keys, and the DataFrame .* no column key$"
+    with pytest.raises(UsageError, match=words):
+        _records(spark.sql("select 1 as value"), UNIQUE)
+
+
+@pytest.mark.parametrize("keys", ["'a', 'b', 'a'", "'a', null"], ids=["repeated", "null"])
+def test_keys_that_are_not_unique_are_refused_before_a_comparison(
+    spark: SparkSession, keys: str
+) -> None:
+    """One record in the topic would stand for all with its key; the error names the channel."""
+    records = _records(spark.sql(f"select explode(array({keys})) as key, 'v' as value"), UNIQUE)
+    words = (
+        "channel sums is declared with has_unique_keys, and micro-batch 7 of query first, .* twice"
+    )
+    with pytest.raises(UsageError, match=words):
+        _check_keys(records, UNIQUE, Label(b"w" * 8, 1, 7))
+    _check_keys(records.dropna(subset="key").dropDuplicates(["key"]), UNIQUE, Label(b"w" * 8, 1, 7))
 
 
 FOREIGN = {"no label": None, "another writer": b"w" * 20, "another length": b"w"}

@@ -4,16 +4,22 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 
-from stillframe.pipeline import Pipeline, kafka_channel
+from stillframe.errors import Unavailable, UsageError
+from stillframe.pipeline import Pipeline, channel, kafka_channel
+from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
-from stillframe.pipeline.topics import counting, has_joined, join_topic
-from stillframe.spark import topics
+from stillframe.pipeline.retained import RETAIN
+from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
+from stillframe.spark import queries, to_channel, topics
 from tests import nightly
 from tests.s3_servers import S3Server, use
 from tests.spark.outside import jars
@@ -74,6 +80,185 @@ def test_of_two_that_record_a_writer_the_first_one_has(tmp_path: Path) -> None:
         join_topic(pipeline.path, topic, {0: 2})
     assert counting(pipeline.path, read_metadata(pipeline.path), topic).record == first
     assert [path.name for path in (tmp_path / "cycle" / "topics").iterdir()] == ["back.json"]
+
+
+@pytest.mark.usefixtures("silent_broker")
+def test_a_log_and_then_a_topic_of_one_query_are_lent(tmp_path: Path) -> None:
+    """The query joins the pipeline with all its topics, whichever channel comes first."""
+    pipeline = Pipeline.create(
+        tmp_path / "both",
+        queries=["first"],
+        channels=[
+            channel("log", pa.schema([("n", pa.int64())]), source="first"),
+            kafka_channel("topic", topic="t", servers="127.0.0.1:9", source="first"),
+        ],
+    )
+    to_channel(pipeline, "log")
+    try:
+        to_channel(pipeline, "topic")
+    finally:
+        take_back(pipeline, "first")
+
+
+def take_back(pipeline: Pipeline, query: str) -> None:
+    """Release what ``to_channel`` holds until the program ends."""
+    queries._lent.pop((pipeline.path, query))[0].release()
+
+
+def batch_of(**settings: str) -> DataFrame:
+    """Return what stands for a micro-batch of a session with these settings; _ stands for a dot."""
+    conf = {name.replace("_", "."): value for name, value in settings.items()}
+    context = SimpleNamespace(master="local[2]", getConf=lambda: conf)
+    return cast(
+        "DataFrame", SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context, conf=conf))
+    )
+
+
+@pytest.mark.usefixtures("silent_broker")
+@pytest.mark.parametrize(
+    ("query", "settings", "message"),
+    [
+        ("pong", {}, r"use counted\(frame, pipeline, 'pong', 'forth'\)"),
+        ("start", {"spark_speculation": "true"}, "two tasks write the same records"),
+        ("start", {RETAIN.replace(".", "_"): "1"}, "are hardly ever in a consistent cut"),
+    ],
+    ids=["not counted", "speculation", "retained"],
+)
+def test_a_micro_batch_is_not_written_where_its_query_would_not_start(
+    tmp_path: Path, query: str, settings: dict[str, str], message: str
+) -> None:
+    """What ``to_channel`` returned refuses the first micro-batch as ``start_query`` the query."""
+    pipeline = Pipeline.create(
+        tmp_path / "own",
+        queries=["start", "pong"],
+        channels=[
+            kafka_channel("forth", topic="f", servers="127.0.0.1:9", targets=["pong"]),
+            kafka_channel("start", topic="s", servers="127.0.0.1:9", source="start"),
+            kafka_channel("pong", topic="p", servers="127.0.0.1:9", source="pong"),
+        ],
+    )
+    append = to_channel(pipeline, query)
+    try:
+        with pytest.raises(UsageError, match=message):
+            append(batch_of(**settings), 0)
+    finally:
+        take_back(pipeline, query)
+
+
+class Attempts:
+    """What a writer of a topic does with micro-batches: each is written, or compared first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[tuple[str, int]] = []
+        self.failure: Exception | None = None
+        self.spans: dict[int, tuple[int, int]] = {}
+        broker = SimpleNamespace(span_of=self._span_of)
+        monkeypatch.setattr(topics, "Broker", lambda servers: contextlib.nullcontext(broker))
+        monkeypatch.setattr(topics, "_records", lambda batch, topic: batch)
+        monkeypatch.setattr(topics, "_write", self._write)
+        monkeypatch.setattr(topics, "_write_missing", self._write_missing)
+
+    def _span_of(self, one: Counting, label: Label) -> dict[int, tuple[int, int]]:
+        self.done.append(("compared", label.batch))
+        return self.spans
+
+    def _write(self, records: DataFrame, topic: Topic, label: Label) -> None:
+        self.done.append(("written", label.batch))
+        if self.failure is not None:
+            raise self.failure
+
+    def _write_missing(
+        self, records: DataFrame, one: Counting, label: Label, spans: dict[int, tuple[int, int]]
+    ) -> None:
+        self.done.append(("completed", label.batch))
+
+
+class Clock:
+    """A clock that goes on only while something sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept: list[float] = []
+        monkeypatch.setattr(topics, "time", self)
+
+    def monotonic(self) -> float:
+        """Return the seconds that were slept."""
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time go by."""
+        self.slept.append(seconds)
+
+
+def appender(
+    root: Path, *, planned: int | None = None, settled: float = 0.0
+) -> tuple[Callable[[DataFrame, int], None], list[str]]:
+    """Return what writes the topic of a query that has joined a new pipeline, and its reports."""
+    pipeline = make_cycle(root)
+    topic = pipeline.dataflow.topic("calls")
+    join_topic(pipeline.path, topic, {})
+    said: list[str] = []
+    head = read_metadata(pipeline.path)
+    append = topics.topic_appender(
+        pipeline.path, head, topic, planned=planned, settled=settled, report=said.append
+    )
+    return append, said
+
+
+def test_a_micro_batch_of_an_earlier_run_is_compared_when_its_records_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer may deliver them after its task has ended. A later micro-batch waits for none."""
+    attempts, clock = Attempts(monkeypatch), Clock(monkeypatch)
+    append, said = appender(tmp_path / "planned", planned=4, settled=5.0)
+    append(batch_of(), 4)
+    append(batch_of(), 5)
+    assert clock.slept == [5.0]
+    assert attempts.done == [("compared", 4), ("written", 4), ("written", 5)]
+    assert len(said) == 1
+    assert said[0].startswith("waiting 5 s before micro-batch 4 of query umpire is repeated: ")
+    assert said[0].endswith("of the attempt that was interrupted may still reach topic c")
+    append, said = appender(tmp_path / "committed", planned=3, settled=50.0)
+    append(batch_of(), 4)
+    assert (clock.slept, said) == ([5.0], [])
+
+
+def test_a_producer_gives_up_before_a_comparison(tmp_path: Path) -> None:
+    """Else a record would come after it. A request ends before the delivery does."""
+    topic = make_cycle(tmp_path / "options").dataflow.topic("calls")
+    options = topics.sink_options(topic)
+    delivery_ms = int(options["kafka.delivery.timeout.ms"])
+    assert int(options["kafka.request.timeout.ms"]) < delivery_ms < topics.SETTLING_S * 1000
+
+
+def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query can be started again with the same function, and a program may try a micro-batch
+    again. Only one after a complete one needs no look at the topic."""
+    attempts, clock = Attempts(monkeypatch), Clock(monkeypatch)
+    append, _ = appender(tmp_path / "again")
+    append(batch_of(), 0)
+    append(batch_of(), 1)
+    attempts.spans = {0: (0, 1)}
+    append(batch_of(), 1)
+    attempts.failure = Unavailable("the broker is away")
+    with pytest.raises(Unavailable):
+        append(batch_of(), 2)
+    attempts.failure = None
+    append(batch_of(), 2)
+    append(batch_of(), 3)
+    assert attempts.done == [
+        ("compared", 0),
+        ("written", 0),
+        ("written", 1),
+        ("compared", 1),
+        ("completed", 1),
+        ("written", 2),
+        ("compared", 2),
+        ("completed", 2),
+        ("written", 3),
+    ]
+    assert clock.slept == [topics.SETTLING_S]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from stillframe.durable_files import checksum_of
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import checkpoint
-from stillframe.pipeline.dataflow import Log, schema_difference
+from stillframe.pipeline.dataflow import Log, Topic, schema_difference
 from stillframe.pipeline.locks import Lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter
 from stillframe.pipeline.metadata import Metadata, begin_taking_part, read_metadata
@@ -44,7 +44,7 @@ from stillframe.spark.session import (
 from stillframe.spark.sink import WRITTEN, writer_into
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
-from stillframe.spark.topics import check_topics_of, join_topics, topic_appender
+from stillframe.spark.topics import check_topics_of, join_topics, settled_at, topic_appender
 from stillframe.storage.location import Location, ObjectPath, locate
 
 EachBatch = Callable[[DataFrame, int], None]
@@ -70,6 +70,8 @@ _CHANNELS = re.compile(r"\bchannels=([\w., -]*)(?:,|$)", re.IGNORECASE)
 _lent: dict[tuple[Location, str], tuple[Lock, Metadata, QueryRun]] = {}
 """The locks that ``to_channel`` took, and the runs: a query may write several channels. What a
 program began it keeps, even if it loses its lease, and another one begins the next run."""
+_settled: dict[tuple[Location, str], float] = {}
+"""When no record of an earlier run can reach a topic any more, for each query in ``_lent``."""
 
 
 def register(spark: SparkSession, *others: type[DataSource]) -> None:
@@ -158,7 +160,7 @@ def to_channel(pipeline: Pipeline, channel: str, *, adopt: str | None = None) ->
     flow.check_participant(source, "query")
     key = (pipeline.path, source)
     if key not in _lent:
-        if topic is not None:
+        if flow.topics:
             join_topics(pipeline.path, flow, source)
         lock = _hold(pipeline, source)
         try:
@@ -172,13 +174,44 @@ def to_channel(pipeline: Pipeline, channel: str, *, adopt: str | None = None) ->
     if topic is None:
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
-        append = topic_appender(pipeline.path, head, topic)
+        append = _own_topic_appender(pipeline.path, head, topic, run)
+    is_checked = not head.dataflow.topics
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
+        nonlocal is_checked
         lock.check_held("query", source)
+        if not is_checked:
+            # Only now there is a session to look at.
+            check_topics_of(batch, pipeline.path, head, source)
+            is_checked = True
         append(batch, number)
 
     return append_if_ours
+
+
+def _own_topic_appender(root: Location, head: Metadata, topic: Topic, run: QueryRun) -> EachBatch:
+    """Return what writes a topic for a query that its program starts itself."""
+    assert topic.source is not None
+    key = (root, topic.source)
+    planned = checkpoint.planned_batch(run.checkpoint)
+    writers: list[EachBatch] = []
+
+    def append(batch: DataFrame, number: int) -> None:
+        if not writers:
+            if key not in _settled:
+                _settled[key] = settled_at(*key, batch.sparkSession, _say)
+            writers.append(
+                topic_appender(
+                    root, head, topic, planned=planned, settled=_settled[key], report=_say
+                )
+            )
+        writers[0](batch, number)
+
+    return append
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
 
 
 def checkpoint_location(pipeline: Pipeline, query: str) -> str:
@@ -205,7 +238,7 @@ def start_query(
     options: Mapping[str, str] | None = None,
     each_batch: EachBatch | None = None,
     adopt: str | None = None,
-    report: Callable[[str], object] = lambda words: sys.stderr.write(f"{words}\n"),
+    report: Callable[[str], object] = _say,
 ) -> StreamingQuery:
     """Start a query of a pipeline: each micro-batch goes to every channel that it writes.
 
@@ -225,7 +258,8 @@ def start_query(
             ``checkpointLocation``. The query continues from a copy of it. It is not looked at once
             the query has a checkpoint in the pipeline.
         report: receives a sentence before and after a start that takes longer than a second: each
-            source starts a Python process. By default it goes to standard error.
+            source starts a Python process; and one if the query has to wait for what an earlier
+            run may still write. By default it goes to standard error.
 
     Raises:
         UsageError: there is no such query, or it writes nothing. `frame` has no Stillframe source,
@@ -259,9 +293,17 @@ def start_query(
         else:
             check_sources(frame, pipeline.path, head, query)
         check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
+        spark = frame.sparkSession
+        settled = settled_at(pipeline.path, query, spark, report) if topics else 0.0
         begun = _begin_run(pipeline.path, head, query, adopt)
+        planned = checkpoint.planned_batch(begun.checkpoint)
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
-        appenders += [topic_appender(pipeline.path, head, topic) for topic in topics]
+        appenders += [
+            topic_appender(
+                pipeline.path, head, topic, planned=planned, settled=settled, report=report
+            )
+            for topic in topics
+        ]
 
         def go(batch: DataFrame, number: int) -> None:
             with run.micro_batch(number), _kept(batch, len(appenders) + (each_batch is not None)):

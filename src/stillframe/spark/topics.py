@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
@@ -23,10 +23,15 @@ from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.pipeline.retained import RETAIN, RETAIN_MIN
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, has_joined, join_topic
+from stillframe.spark.driver_process import take_over, writer_of
 from stillframe.storage.location import Location
 
 _POLL_S = 0.2
 NOTICE_S = 1.0
+_DELIVERY_S = 20.0
+"""How long Kafka's producer tries to deliver a record. It does so even if its task has failed."""
+SETTLING_S = _DELIVERY_S + 2
+"""When records that were handed to a producer are in the topic, or never will be."""
 _HEADERS = "array<struct<key:string,value:binary>>"
 _ISOLATION = "kafka.isolation.level"
 _COMMITTED = "read_committed"
@@ -199,34 +204,74 @@ def _check_attempts(frame: DataFrame) -> None:
         )
 
 
+def settled_at(
+    root: Location, query: str, spark: SparkSession, report: Callable[[str], object]
+) -> float:
+    """Return when no record of an earlier run can reach a topic any more (``time.monotonic``).
+
+    It first waits for the end of the Java process that ran the query before."""
+    is_over = take_over(root, query, writer_of(spark), report)
+    return time.monotonic() + (0 if is_over else SETTLING_S)
+
+
 def topic_appender(
-    root: Location, head: Metadata, topic: Topic
+    root: Location,
+    head: Metadata,
+    topic: Topic,
+    *,
+    planned: int | None,
+    settled: float,
+    report: Callable[[str], object],
 ) -> Callable[[DataFrame, int], None]:
-    """Return what writes each micro-batch of a query into a topic, once."""
+    """Return what writes each micro-batch of a query into a topic, once. Earlier runs have planned
+    micro-batches up to `planned`, and their records arrive until `settled`."""
     if not has_joined(root, topic):
         raise Unavailable(
             f"query {topic.source} could not join the pipeline: another program runs it"
         )
     one = counting(root, head, topic)
-    is_first = True
+    written: int | None = None
+    failed_at: float | None = None
+
+    def spans_of(label: Label) -> dict[int, tuple[int, int]]:
+        """Return where records of a micro-batch are that was begun before."""
+        if failed_at is not None:
+            _settle(failed_at + SETTLING_S, topic, label, report)
+        elif planned is not None and label.batch <= planned:
+            _settle(settled, topic, label, report)
+        with Broker(topic.servers) as broker:
+            return broker.span_of(one, label)
 
     def append(batch: DataFrame, number: int) -> None:
-        nonlocal is_first
+        nonlocal written, failed_at
         label = one.label(head.epoch, number)
         records = _records(batch, topic)
-        if not is_first:
-            _write(records, topic, label)
-            return
-        # An earlier run may have begun this micro-batch. The later ones can only be of this run.
-        with Broker(topic.servers) as broker:
-            spans = broker.span_of(one, label)
-        if spans:
-            _write_missing(records, one, label, spans)
-        else:
-            _write(records, topic, label)
-        is_first = False
+        # An earlier run, or a call that failed, may have begun this micro-batch.
+        is_new = written is not None and number > written and failed_at is None
+        spans = {} if is_new else spans_of(label)
+        try:
+            if spans:
+                _write_missing(records, one, label, spans)
+            else:
+                _write(records, topic, label)
+        except BaseException:
+            failed_at = time.monotonic()
+            raise
+        written, failed_at = number, None
 
     return append
+
+
+def _settle(moment: float, topic: Topic, label: Label, report: Callable[[str], object]) -> None:
+    """Wait until no record of an attempt that was interrupted can arrive any more."""
+    left_s = moment - time.monotonic()
+    if left_s <= 0:
+        return
+    report(
+        f"waiting {left_s:.0f} s before micro-batch {label.batch} of query {topic.source} is "
+        f"repeated: records of the attempt that was interrupted may still reach topic {topic.topic}"
+    )
+    time.sleep(left_s)
 
 
 def _records(batch: DataFrame, topic: Topic) -> DataFrame:
@@ -239,11 +284,23 @@ def _records(batch: DataFrame, topic: Topic) -> DataFrame:
         )
     if "value" not in names:
         raise UsageError(f"the DataFrame of query {topic.source} has no column value for Kafka")
+    if topic.has_unique_keys and "key" not in names:
+        raise UsageError(
+            f"channel {topic.name} is declared with has_unique_keys, and the DataFrame of query "
+            f"{topic.source} has no column key"
+        )
     none = F.expr(f"cast(array() as {_HEADERS})")
     headers = F.coalesce(F.col("headers").cast(_HEADERS), none) if "headers" in names else none
     key = F.col("key").cast("binary") if "key" in names else F.lit(None).cast("binary")
     columns = [key.alias("key"), F.col("value").cast("binary").alias("value")]
-    columns += [F.col("partition").cast("int")] if "partition" in names else []
+    if "partition" in names:
+        # A null would leave the choice to the producer: a repeated record would not be found.
+        strange = F.raise_error(
+            f"the column partition of channel {topic.name} has a null: leave it out, or give each "
+            "record its partition"
+        )
+        chosen = F.coalesce(F.col("partition").cast("int"), strange.cast("int"))
+        columns.append(chosen.alias("partition"))
     return batch.select(*columns, headers.alias("headers"))
 
 
@@ -273,11 +330,29 @@ def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
 
 def sink_options(topic: Topic) -> dict[str, str]:
     """Return the options of Spark's sink for a topic."""
-    return {**_client_options(topic), "topic": topic.topic}
+    return {
+        **_client_options(topic),
+        "topic": topic.topic,
+        "kafka.linger.ms": "0",
+        "kafka.request.timeout.ms": str(int(_DELIVERY_S * 500)),
+        "kafka.delivery.timeout.ms": str(int(_DELIVERY_S * 1000)),
+    }
 
 
 def _client_options(topic: Topic) -> dict[str, str]:
     return {**spark_settings(), "kafka.bootstrap.servers": topic.servers}
+
+
+def _check_keys(records: DataFrame, topic: Topic, label: Label) -> None:
+    """Raise UsageError if a micro-batch has records that their keys do not distinguish."""
+    counted_keys = records.groupBy("key").count().where("key IS NULL OR count > 1")
+    if not counted_keys.isEmpty():
+        raise UsageError(
+            f"channel {topic.name} is declared with has_unique_keys, and micro-batch {label.batch} "
+            f"of query {topic.source}, which was interrupted, has a key twice or a record without "
+            "one. Give each record its own key, and restore the pipeline from a snapshot "
+            "(stillframe pipeline restore --newest-consistent)"
+        )
 
 
 def _write_missing(
@@ -288,6 +363,8 @@ def _write_missing(
     records.persist()
     found = _written(records, topic, label, spans).persist()
     try:
+        if topic.has_unique_keys:
+            _check_keys(records, topic, label)
         if topic.has_unique_keys:
             is_same = records["key"].eqNullSafe(found["key"])
             missing = records.join(found.select("key"), is_same, "left_anti")
