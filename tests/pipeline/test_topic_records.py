@@ -79,12 +79,16 @@ def test_a_cut_before_the_newest_micro_batch_leaves_that_out(topic_shop: TopicSh
 
 
 def test_records_from_before_the_writer_joined_count(topic_shop: TopicShop) -> None:
-    """They have no label; one that comes later without a label is another writer's, and an
-    error."""
+    """Whatever their headers, as of a pipeline that was there before; one that comes later without
+    a label is another writer's, and an error."""
     other = TopicShop(topic_shop.pipeline.path.with_name("b"), servers_of(topic_shop))
+    former = TopicShop(topic_shop.pipeline.path.with_name("c"), servers_of(topic_shop))
+    former.join()
+    former.topics = other.topics
     other.write("unique", "old")
+    former.write("unique", "older", batch=3)
     other.join()
-    assert values(other.pipeline.topic_records("unique")) == ["old"]
+    assert values(other.pipeline.topic_records("unique")) == ["old", "older"]
     other.write("unique", "strange", "strange")
     with pytest.raises(NotConsistent, match=r"offset \d in partition \d.*has no label"):
         values(other.pipeline.topic_records("unique"))

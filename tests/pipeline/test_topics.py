@@ -46,10 +46,10 @@ def test_records_of_the_timeline_count_and_no_others() -> None:
 
 
 def test_the_bounds_in_sql_are_those_of_the_timeline() -> None:
-    """The condition names the present epoch, the first label of each other one, and the one after
-    its last."""
+    """The condition names the present epoch and its first label, that of each other one, and the
+    one after its last."""
     text = counting((1, 0), (3, 13)).condition()
-    for epoch, batch in ((1, 0), (1, 13)):
+    for epoch, batch in ((1, 0), (1, 13), (3, 13)):
         assert f"X'{Label(bytes.fromhex(WRITER), epoch, batch).encoded.hex()}'" in text
     assert f"startswith(get(headers, size(headers) - 1).value, X'{WRITER}00000003')" in text
     assert "WHEN offset <" not in text

@@ -183,23 +183,18 @@ class Broker:
         if it was there before the writer joined."""
         last: dict[int, int | None] = {}
         for record in self.records(counting.topic.topic, ranges):
-            label = record.label
-            if label is not None and counting.is_own(label):
-                if counting.counts(label):
-                    last[record.partition] = label.batch
-            elif label is None and counting.is_adopted(record.partition, record.offset):
-                last[record.partition] = None
-            else:
-                raise strange(counting, record)
+            if is_counted(counting, record):
+                last[record.partition] = _batch_of(counting, record)
         return last
 
     def _batch_after(self, counting: Counting, partition: int, start: int, newest: int) -> int:
         """Return the micro-batch of the first record that counts from an offset on."""
         end = self.end_offsets(counting.topic.topic).get(partition, 0)
         for record in self.records(counting.topic.topic, {partition: (start, end)}):
-            label = record.label
-            if label is not None and counting.is_own(label) and counting.counts(label):
-                return label.batch
+            if is_counted(counting, record):
+                batch = _batch_of(counting, record)
+                if batch is not None:
+                    return batch
         return newest
 
     def span_of(self, counting: Counting, label: Label) -> dict[int, tuple[int, int]]:
@@ -219,31 +214,27 @@ class Broker:
             reached = {p for p, (start, _) in ranges.items() if start == first[p]}
             for record in self.records(topic, ranges):
                 partition = record.partition
-                if record.label == label:
-                    spans[partition] = (ranges[partition][0], ends[partition])
-                elif self._is_before(counting, record, label):
+                if self._is_before(counting, record, label):
                     reached.add(partition)
+                elif record.label == label:
+                    spans[partition] = (ranges[partition][0], ends[partition])
             pending = {p: start for p, (start, _) in ranges.items() if p not in reached}
             window = min(_WINDOW_MAX, window * 8)
         return spans
 
     def _is_before(self, counting: Counting, record: KafkaRecord, label: Label) -> bool:
         """Return whether a record is of a micro-batch before that of `label`, of this timeline."""
-        found = record.label
-        if found is None and counting.is_adopted(record.partition, record.offset):
-            return True
-        if found is None or not counting.is_own(found):
-            raise strange(counting, record)
-        if not counting.counts(found):
+        if not is_counted(counting, record):
             return False
-        if found > label:
+        batch = _batch_of(counting, record)
+        if batch is not None and batch > label.batch:
             raise NotConsistent(
-                f"topic {counting.topic.topic} has records of micro-batch {found.batch} of query "
+                f"topic {counting.topic.topic} has records of micro-batch {batch} of query "
                 f"{counting.topic.source}, and its checkpoint ends before micro-batch "
                 f"{label.batch}: the checkpoint was edited or deleted",
                 remedy="restore the pipeline from a snapshot",
             )
-        return True
+        return batch is None or batch < label.batch
 
     def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
         """Yield the records of each partition from a first offset up to, and without, a last one;
@@ -515,18 +506,27 @@ class RecordReader(Broker):
 
 def is_counted(counting: Counting | None, record: KafkaRecord) -> bool:
     """Return whether a record counts; all do if there is no writer in the pipeline, and None.
+    ``Counting.condition`` is the same in SQL.
 
     Raises:
         NotConsistent: the record is not from the writer, or has no label.
     """
-    if counting is None:
+    if counting is None or counting.is_adopted(record.partition, record.offset):
         return True
     label = record.label
     if label is not None and counting.is_own(label):
         return counting.counts(label)
-    if label is None and counting.is_adopted(record.partition, record.offset):
-        return True
-    raise strange(counting, record)
+    raise _strange(counting, record)
+
+
+def _batch_of(counting: Counting, record: KafkaRecord) -> int | None:
+    """Return the micro-batch of a record that counts; None if it was there before the writer
+    joined."""
+    if counting.is_adopted(record.partition, record.offset):
+        return None
+    label = record.label
+    assert label is not None
+    return label.batch
 
 
 def _not_allowed(topic: str, *operations: str, is_seen: bool = True) -> Unavailable:
@@ -540,7 +540,7 @@ def _not_allowed(topic: str, *operations: str, is_seen: bool = True) -> Unavaila
     )
 
 
-def strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
+def _strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
     """Return the error about a record that the writer of a topic has not written."""
     what = "has no label" if record.label is None else "has the label of another writer"
     return NotConsistent(

@@ -11,8 +11,10 @@ compares them with two bounds and takes nothing apart.
 A service that was stopped while it wrote uses the number of that transaction again. So what reads
 its topics must read committed records only: the label of an aborted one may count.
 
-Records that were in a topic before its writer joined the pipeline have no label, and count. A later
-record without a label, or with one of another writer, is an error.
+Whatever was in a topic before its writer joined the pipeline counts: all records with lower
+offsets, with any headers. A later record without a label, or with one of another writer, is an
+error.
+``kafka.is_counted`` and ``Counting.condition`` say the same, in Python and in SQL.
 """
 
 import contextlib
@@ -102,10 +104,12 @@ class LabelRange(msgspec.Struct, frozen=True):
 
     def condition(self, value: str) -> str:
         """Return the condition, in SQL, that a label is in the range."""
+        lowest = f"{value} >= X'{self.low.hex()}'"
         if self.end is None:
-            # Nearly every record is of the present epoch, which has no other micro-batches.
-            return f"startswith({value}, X'{self.low[:_EPOCH_BYTES].hex()}')"
-        return f"{value} >= X'{self.low.hex()}' AND {value} < X'{self.high.hex()}'"
+            # Nearly every record is of the present epoch: each comparison costs.
+            is_of_epoch = f"startswith({value}, X'{self.low[:_EPOCH_BYTES].hex()}')"
+            return f"{is_of_epoch} AND {lowest}" if self.first > 0 else is_of_epoch
+        return f"{lowest} AND {value} < X'{self.high.hex()}'"
 
 
 class Counting(msgspec.Struct, frozen=True):
@@ -167,7 +171,8 @@ class Counting(msgspec.Struct, frozen=True):
         return label is not None and label.writer == self.record.writer_id
 
     def is_adopted(self, partition: int, offset: int) -> bool:
-        """Return whether a record was in the topic before its writer joined."""
+        """Return whether a record was in the topic before its writer joined: then it counts,
+        whatever its headers."""
         return offset < self.record.first_offsets.get(partition, 0)
 
     def label(self, epoch: int, batch: int) -> Label:
@@ -178,18 +183,18 @@ class Counting(msgspec.Struct, frozen=True):
         """Return the condition, in SQL, that a record counts, for the columns of Spark's source
         ``kafka`` with the option ``includeHeaders``. It is an error, with the topic, the partition
         and the offset, if a record neither counts nor is of an abandoned timeline."""
-        value = "get(headers, size(headers) - 1).value"
-        cases = [f"WHEN {one.condition(value)} THEN true" for one in self.ranges()]
-        cases.append(
-            f"WHEN length({value}) = {_LABEL_BYTES} AND "
-            f"substring({value}, 1, {_WRITER_BYTES}) = X'{self.record.writer}' THEN false"
+        last = "get(headers, size(headers) - 1)"
+        value = f"{last}.value"
+        is_label = f"length({value}) = {_LABEL_BYTES} AND {last}.key = '{HEADER}'"
+        cases = [f"WHEN {one.condition(value)} AND {is_label} THEN true" for one in self.ranges()]
+        adopted = " ".join(
+            f"WHEN {partition} THEN {offset}"
+            for partition, offset in sorted(self.record.first_offsets.items())
         )
-        if self.record.first_offsets:
-            adopted = " ".join(
-                f"WHEN {partition} THEN {offset}"
-                for partition, offset in sorted(self.record.first_offsets.items())
-            )
+        if adopted:
             cases.append(f"WHEN offset < CASE partition {adopted} ELSE 0 END THEN true")
+        is_own = f"startswith({value}, X'{self.record.writer}')"
+        cases.append(f"WHEN {is_own} AND {is_label} THEN false")
         strange = (
             f"concat('the record with offset ', offset, ' in partition ', partition, "
             f"' of topic ', topic, ' was not written by {self.topic.source}, the only writer of "

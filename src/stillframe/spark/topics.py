@@ -321,6 +321,9 @@ def _written(
         "includeHeaders": "true",
     }
     found = records.sparkSession.read.format("kafka").options(**options).load()
-    is_of_label = F.expr(f"try_element_at(headers, -1).value = X'{label.encoded.hex()}'")
+    value = f"X'{label.encoded.hex()}'"
+    is_of_label = F.expr(
+        f"try_element_at(headers, -1) = struct('{HEADER}' AS key, {value} AS value)"
+    )
     own = F.expr("slice(headers, 1, size(headers) - 1)").cast(_HEADERS)
     return found.where(is_of_label).withColumn("headers", own).select(*records.columns)
