@@ -53,10 +53,10 @@ def test_the_bounds_in_sql_are_those_of_the_timeline() -> None:
         assert f"X'{Label(bytes.fromhex(WRITER), epoch, batch).encoded.hex()}'" in text
     assert f"startswith(get(headers, size(headers) - 1).value, X'{WRITER}00000003')" in text
     assert "WHEN offset <" not in text
-    adopting = counting((1, 0), first_offsets={0: 5, 2: 7}).condition()
-    assert (
-        "WHEN offset < CASE partition WHEN 0 THEN 5 WHEN 2 THEN 7 ELSE 0 END THEN true" in adopting
-    )
+    assert counting((1, 0), (3, 13), first_offsets={0: 0, 1: 0}).condition() == text
+    adopting = counting((1, 0), first_offsets={0: 5, 2: 7, 3: 0}).condition()
+    firsts = "cast(split('5,0,7', ',') AS array<bigint>)"
+    assert f"WHEN offset < get({firsts}, partition) THEN true" in adopting
 
 
 def test_records_from_before_the_writer_joined_are_known_by_their_offsets() -> None:

@@ -87,3 +87,19 @@ def test_sql_raises_for_a_record_of_another_writer(spark: SparkSession) -> None:
     assert frame_of(spark, [before]).where(one.condition()).count() == 1
     with pytest.raises(PySparkException, match="offset 5 in partition 0 of topic t"):
         frame_of(spark, [after]).where(one.condition()).collect()
+
+
+def test_a_condition_for_many_partitions_is_no_longer_than_for_one(spark: SparkSession) -> None:
+    """Spark folds where their records begin into one constant: so a plan can be made of it."""
+    count = 10_000
+    first_offsets = dict.fromkeys(range(count), 5)
+    one = Counting(
+        TOPIC, TopicRecord(writer=OWN.hex(), first_offsets=first_offsets), (Segment(1, 0),)
+    )
+    places = [(0, 4), (count - 1, 4), (count - 1, 5), (count, 0)]
+    records = [KafkaRecord(*place, None, None, (), 0) for place in places]
+    condition = f"{one.condition().rpartition(' ELSE ')[0]} ELSE NULL END AS counts"
+    frame = frame_of(spark, records).selectExpr(condition)
+    plan = frame._jdf.queryExecution().optimizedPlan().toString()
+    assert "split(" not in plan
+    assert [row.counts for row in frame.collect()] == [by_python(one, record) for record in records]

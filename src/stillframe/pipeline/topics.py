@@ -187,12 +187,12 @@ class Counting(msgspec.Struct, frozen=True):
         value = f"{last}.value"
         is_label = f"length({value}) = {_LABEL_BYTES} AND {last}.key = '{HEADER}'"
         cases = [f"WHEN {one.condition(value)} AND {is_label} THEN true" for one in self.ranges()]
-        adopted = " ".join(
-            f"WHEN {partition} THEN {offset}"
-            for partition, offset in sorted(self.record.first_offsets.items())
-        )
+        adopted = {p: offset for p, offset in self.record.first_offsets.items() if offset > 0}
         if adopted:
-            cases.append(f"WHEN offset < CASE partition {adopted} ELSE 0 END THEN true")
+            # Spark makes this one constant, however many partitions there are.
+            firsts = ",".join(str(adopted.get(p, 0)) for p in range(max(adopted) + 1))
+            array = f"cast(split('{firsts}', ',') AS array<bigint>)"
+            cases.append(f"WHEN offset < get({array}, partition) THEN true")
         is_own = f"startswith({value}, X'{self.record.writer}')"
         cases.append(f"WHEN {is_own} AND {is_label} THEN false")
         strange = (
