@@ -18,7 +18,7 @@ import msgspec
 from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
-from stillframe.pipeline.topics import HEADER, Counting, Label, decode_label
+from stillframe.pipeline.topics import HEADER, Counting, Label, TopicRecord, decode_label
 
 TIMEOUT_S = 15.0
 """How long a broker may take to answer."""
@@ -196,6 +196,19 @@ class Broker:
                 if batch is not None:
                     return batch
         return newest
+
+    def has_written(self, record: TopicRecord, topic: str, ends: Mapping[int, int]) -> bool:
+        """Return whether a topic has a record of its writer up to these ends; all since it joined
+        are read."""
+        first = self.first_offsets(topic)
+        ranges = {
+            partition: (max(first.get(partition, 0), record.first_offsets.get(partition, 0)), end)
+            for partition, end in ends.items()
+        }
+        return any(
+            one.label is not None and one.label.writer == record.writer_id
+            for one in self.records(topic, ranges)
+        )
 
     def span_of(self, counting: Counting, label: Label) -> dict[int, tuple[int, int]]:
         """Return for each partition with records of this label a range of offsets that has them
@@ -547,7 +560,7 @@ def _strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
         f"channel {counting.topic.name}: the record with offset {record.offset} in partition "
         f"{record.partition} of topic {counting.topic.topic} {what}, and only "
         f"{counting.topic.source} may write that topic",
-        remedy="stop the other writer",
+        remedy="start this again; if that does not help, stop the other writer",
     )
 
 

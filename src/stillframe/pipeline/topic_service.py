@@ -32,6 +32,8 @@ from stillframe.pipeline.topics import (
     counting,
     has_joined,
     join_topic,
+    joined_record,
+    rejoin_topic,
 )
 from stillframe.pipeline.transactions import (
     VALUE_BYTES_MAX,
@@ -395,9 +397,15 @@ def _join_topics(place: _Place) -> None:
     """Let the service join as the writer of its topics, and check all that it uses."""
     for topic in place.metadata.dataflow.topics_of(place.name):
         place.broker.check(topic)
+    # A start that failed before it began its state has written nothing.
+    has_begun = beginning_of(place.root, place.metadata, place.name) is not None
     for topic in place.outgoing:
         if not has_joined(place.root, topic):
             join_topic(place.root, topic, place.broker.end_offsets(topic.topic))
+        elif not has_begun:
+            ends = place.broker.end_offsets(topic.topic)
+            if joined_record(place.root, topic).has_other_ends(ends):
+                rejoin_topic(place.root, topic, ends)
 
 
 def _begun(

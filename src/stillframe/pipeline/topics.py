@@ -69,7 +69,8 @@ def decode_label(value: bytes) -> Label | None:
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``topics/CHANNEL.json``, written once, when the source of the topic joined.
+    """The content of ``topics/CHANNEL.json``, written when the source of the topic joined. It stays
+    from the first start on that does not fail: until then the source may join again.
 
     `writer` is its id, in hexadecimal. `first_offsets` are the ends of the partitions at that time;
     a partition that is not named was added later.
@@ -83,6 +84,13 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def writer_id(self) -> bytes:
         """The id of the writer as labels hold it."""
         return bytes.fromhex(self.writer)
+
+    def has_other_ends(self, ends: Mapping[int, int]) -> bool:
+        """Return whether partitions end elsewhere than when the source joined."""
+        return any(
+            ends.get(partition, 0) != self.first_offsets.get(partition, 0)
+            for partition in ends.keys() | self.first_offsets.keys()
+        )
 
 
 class LabelRange(msgspec.Struct, frozen=True):
@@ -198,7 +206,8 @@ class Counting(msgspec.Struct, frozen=True):
         strange = (
             f"concat('the record with offset ', offset, ' in partition ', partition, "
             f"' of topic ', topic, ' was not written by {self.topic.source}, the only writer of "
-            f"channel {self.topic.name}: stop the other writer')"
+            f"channel {self.topic.name}: start this query again; if that does not help, stop the "
+            "other writer')"
         )
         return f"CASE {' '.join(cases)} ELSE raise_error({strange}) END"
 
@@ -214,10 +223,21 @@ def join_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -
     records begin at `first_offsets`: it writes none before it has joined."""
     if has_joined(root, topic):
         return
-    record = TopicRecord(
+    write_once(_record_path(root, topic), _new_record(first_offsets))
+
+
+def rejoin_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -> None:
+    """Record that the source of a topic joins only now, with a new id. Its lock is held, and it has
+    written nothing since it joined: an earlier start of it failed."""
+    path = _record_path(root, topic)
+    with explain_io_errors(path, "written"):
+        storage_of(path).put(path, seal(_new_record(first_offsets)))
+
+
+def _new_record(first_offsets: Mapping[int, int]) -> TopicRecord:
+    return TopicRecord(
         writer=secrets.token_hex(_WRITER_BYTES), first_offsets=dict(sorted(first_offsets.items()))
     )
-    write_once(_record_path(root, topic), record)
 
 
 def has_joined(root: Location, topic: Topic) -> bool:
@@ -233,7 +253,12 @@ def counting(root: Location, metadata: Metadata, topic: Topic) -> Counting:
 
 def counting_on(root: Location, topic: Topic, timeline: Sequence[Segment]) -> Counting:
     """Return what decides whether a record counts on a timeline of its writer."""
-    return Counting(topic, read_sealed(_record_path(root, topic), TopicRecord), tuple(timeline))
+    return Counting(topic, joined_record(root, topic), tuple(timeline))
+
+
+def joined_record(root: Location, topic: Topic) -> TopicRecord:
+    """Return what was recorded when the source of a topic joined."""
+    return read_sealed(_record_path(root, topic), TopicRecord)
 
 
 def _record_path(root: Location, topic: Topic) -> Location:
