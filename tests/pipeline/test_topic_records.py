@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
+from confluent_kafka import Producer
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline import KafkaRecord
@@ -197,3 +198,21 @@ def test_before_its_writer_has_joined_it_is_unknown_what_counts(topic_shop: Topi
         other.pipeline.topic_records("unique")
     with pytest.raises(Unavailable, match="query dedup has not joined"):
         other.pipeline.topic_filter("unique")
+
+
+def test_a_transaction_that_is_open_during_a_snapshot_is_not_in_it(topic_shop: TopicShop) -> None:
+    """Else the records in flight at its cut would become more, once it is committed."""
+    topic = topic_shop.topics["orders"]
+    producer = Producer(
+        {"bootstrap.servers": servers_of(topic_shop), "transactional.id": topic, "log_level": 0}
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"uncommitted", partition=0)
+    assert producer.flush() == 0
+    snapshot = str(topic_shop.snapshot().snapshot)
+    before = values(topic_shop.pipeline.topic_records("orders", snapshot=snapshot))
+    producer.commit_transaction()
+    followed = topic_shop.pipeline.topic_records("orders", follow=True)
+    assert any(record.value == b"uncommitted" for record in followed)
+    assert values(topic_shop.pipeline.topic_records("orders", snapshot=snapshot)) == before

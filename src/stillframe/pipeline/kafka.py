@@ -141,6 +141,11 @@ class Broker:
         the `partitions` saves the request for their numbers."""
         return self._offsets(topic, self._admin_module.OffsetSpec.latest(), partitions)
 
+    def committed_offsets(self, topic: str) -> dict[int, int]:
+        """Return the offset in each partition at which the first open transaction begins, or else
+        ``end_offsets``: of the records before it nothing can change."""
+        return self._offsets(topic, self._admin_module.OffsetSpec.latest(), is_committed=True)
+
     def newest_batch_before(
         self, counting: Counting, positions: Mapping[int, int], newest: int
     ) -> int | None:
@@ -378,14 +383,21 @@ class Broker:
         self._answer(_called(self._admin.delete_records, [place])[place], topic, "DELETE")
 
     def _offsets(
-        self, topic: str, spec: Any, numbers: Sequence[int] | None = None
+        self,
+        topic: str,
+        spec: Any,
+        numbers: Sequence[int] | None = None,
+        *,
+        is_committed: bool = False,
     ) -> dict[int, int]:
+        levels = self._kafka.IsolationLevel
+        level = levels.READ_COMMITTED if is_committed else levels.READ_UNCOMMITTED
         numbers = self.partitions(topic) if numbers is None else numbers
         partitions = [self._kafka.TopicPartition(topic, number) for number in numbers]
 
         def ask(*some: Any) -> "dict[Any, Future[Any]]":
             asked: dict[Any, Future[Any]] = _called(
-                self._admin.list_offsets, dict.fromkeys(some, spec)
+                self._admin.list_offsets, dict.fromkeys(some, spec), isolation_level=level
             )
             return asked
 
