@@ -303,7 +303,7 @@ class Reader:
             raise NotReadable(f"{topic['source']} has not joined")
         writer, first_offsets = joined
         partition, offset = place
-        if label is None and offset < first_offsets.get(partition, 0):
+        if offset < first_offsets.get(partition, 0):
             return True
         if label is None or len(label) != LABEL.size or label[:8].hex() != writer:
             raise NotReadable(f"{name} has another writer")

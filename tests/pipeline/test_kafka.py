@@ -517,3 +517,16 @@ def test_a_topic_that_does_not_exist_is_named(broker: Broker) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="there is no topic absent at"):
             broker.end_offsets("absent")
+
+
+def test_labels_of_another_pipeline_count_if_they_were_there_before(
+    broker: Broker, topic: RandomTopic
+) -> None:
+    """No micro-batch of the writer has them, and none that is interrupted is looked for in them."""
+    topic.add([_header(Label(STRANGER, 1, 7))], 3, counts=True)
+    topic.first_offsets = ends(topic)
+    assert broker.newest_batch_before(topic.counting, {0: 3}, 5) is None
+    assert broker.span_of(topic.counting, topic.label(0, 0)) == {}
+    topic.add([_header(topic.label(0, 0))], 1, counts=True)
+    assert broker.newest_batch_before(topic.counting, {0: 4}, 5) == 0
+    assert broker.span_of(topic.counting, topic.label(0, 0)).keys() == {0}

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
+from confluent_kafka import Producer
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline import KafkaRecord
@@ -79,12 +80,16 @@ def test_a_cut_before_the_newest_micro_batch_leaves_that_out(topic_shop: TopicSh
 
 
 def test_records_from_before_the_writer_joined_count(topic_shop: TopicShop) -> None:
-    """They have no label; one that comes later without a label is another writer's, and an
-    error."""
+    """Whatever their headers, as of a pipeline that was there before; one that comes later without
+    a label is another writer's, and an error."""
     other = TopicShop(topic_shop.pipeline.path.with_name("b"), servers_of(topic_shop))
+    former = TopicShop(topic_shop.pipeline.path.with_name("c"), servers_of(topic_shop))
+    former.join()
+    former.topics = other.topics
     other.write("unique", "old")
+    former.write("unique", "older", batch=3)
     other.join()
-    assert values(other.pipeline.topic_records("unique")) == ["old"]
+    assert values(other.pipeline.topic_records("unique")) == ["old", "older"]
     other.write("unique", "strange", "strange")
     with pytest.raises(NotConsistent, match=r"offset \d in partition \d.*has no label"):
         values(other.pipeline.topic_records("unique"))
@@ -193,3 +198,21 @@ def test_before_its_writer_has_joined_it_is_unknown_what_counts(topic_shop: Topi
         other.pipeline.topic_records("unique")
     with pytest.raises(Unavailable, match="query dedup has not joined"):
         other.pipeline.topic_filter("unique")
+
+
+def test_a_transaction_that_is_open_during_a_snapshot_is_not_in_it(topic_shop: TopicShop) -> None:
+    """Else the records in flight at its cut would become more, once it is committed."""
+    topic = topic_shop.topics["orders"]
+    producer = Producer(
+        {"bootstrap.servers": servers_of(topic_shop), "transactional.id": topic, "log_level": 0}
+    )
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"uncommitted", partition=0)
+    assert producer.flush() == 0
+    snapshot = str(topic_shop.snapshot().snapshot)
+    before = values(topic_shop.pipeline.topic_records("orders", snapshot=snapshot))
+    producer.commit_transaction()
+    followed = topic_shop.pipeline.topic_records("orders", follow=True)
+    assert any(record.value == b"uncommitted" for record in followed)
+    assert values(topic_shop.pipeline.topic_records("orders", snapshot=snapshot)) == before

@@ -286,6 +286,24 @@ def test_a_record_that_the_writer_has_not_written_is_an_error(tmp_path: Path, se
         run_ledger(pipeline.path, ORDER_COUNT + 1)
 
 
+def test_records_that_came_after_a_start_that_failed_count(
+    tmp_path: Path, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that wrote the topic before may have gone on writing it."""
+    pipeline = chain(tmp_path / "p.pipeline", servers)
+
+    def fail(*place: object) -> None:
+        raise Unavailable("no ledger")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(topic_service, "open_ledger", fail)
+        with pytest.raises(Unavailable, match="no ledger"):
+            run_till(pipeline.path)
+    send(servers, pipeline.dataflow.topic("orders").topic, "1000")
+    run_till(pipeline.path)
+    assert run_ledger(pipeline.path, ORDER_COUNT + 1).total == TOTAL + 1000
+
+
 def test_a_deleted_record_is_an_error(tmp_path: Path, servers: str) -> None:
     """A service does not skip records that it had to read."""
     pipeline = chain(tmp_path / "p.pipeline", servers)

@@ -46,17 +46,17 @@ def test_records_of_the_timeline_count_and_no_others() -> None:
 
 
 def test_the_bounds_in_sql_are_those_of_the_timeline() -> None:
-    """The condition names the present epoch, the first label of each other one, and the one after
-    its last."""
+    """The condition names the present epoch and its first label, that of each other one, and the
+    one after its last."""
     text = counting((1, 0), (3, 13)).condition()
-    for epoch, batch in ((1, 0), (1, 13)):
+    for epoch, batch in ((1, 0), (1, 13), (3, 13)):
         assert f"X'{Label(bytes.fromhex(WRITER), epoch, batch).encoded.hex()}'" in text
     assert f"startswith(get(headers, size(headers) - 1).value, X'{WRITER}00000003')" in text
     assert "WHEN offset <" not in text
-    adopting = counting((1, 0), first_offsets={0: 5, 2: 7}).condition()
-    assert (
-        "WHEN offset < CASE partition WHEN 0 THEN 5 WHEN 2 THEN 7 ELSE 0 END THEN true" in adopting
-    )
+    assert counting((1, 0), (3, 13), first_offsets={0: 0, 1: 0}).condition() == text
+    adopting = counting((1, 0), first_offsets={0: 5, 2: 7, 3: 0}).condition()
+    firsts = "cast(split('5,0,7', ',') AS array<bigint>)"
+    assert f"WHEN offset < get({firsts}, partition) THEN true" in adopting
 
 
 def test_records_from_before_the_writer_joined_are_known_by_their_offsets() -> None:

@@ -49,6 +49,10 @@ class Records(Broker):
         self.asked.append(topic)
         return {partition: len(records) for partition, records in self._records(topic).items()}
 
+    def committed_offsets(self, topic: str) -> dict[int, int]:
+        """See ``Broker``."""
+        return self.end_offsets(topic)
+
     def partitions(self, topic: str) -> list[int]:
         """See ``Broker``."""
         return sorted(self._records(topic))

@@ -14,13 +14,14 @@ import pytest
 from pyspark.sql import DataFrame
 
 from stillframe.errors import Unavailable, UsageError
-from stillframe.pipeline import Pipeline, channel, kafka_channel
+from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.retained import RETAIN
 from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
 from stillframe.spark import queries, to_channel, topics
 from tests import nightly
+from tests.pipeline.topics_shop import Records, Shop
 from tests.s3_servers import S3Server, use
 from tests.spark.outside import jars
 from tests.spark.topic_exactness import NIGHT_CASES, SHORT_CASES, Case
@@ -259,6 +260,65 @@ def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_agai
         ("written", 3),
     ]
     assert clock.slept == [topics.SETTLING_S]
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """A pipeline whose sources have joined, and have written nothing."""
+    monkeypatch.setattr(Records, "check", lambda *topic, **how: None)
+    return Shop(tmp_path / "shop.pipeline", monkeypatch)
+
+
+def joined_again(shop: Shop) -> Counting:
+    """Start ``dedup``, and return which records of its topic count then."""
+    flow = shop.pipeline.dataflow
+    topics.join_topics(shop.path, flow, "dedup")
+    return counting(shop.path, read_metadata(shop.path), flow.topic("unique"))
+
+
+def test_a_start_after_one_that_failed_counts_what_the_old_program_wrote_meanwhile(
+    shop: Shop,
+) -> None:
+    """The writer has another id then: labels of the first one, if any come, are strange."""
+    first = joined_again(shop).record
+    assert joined_again(shop).record == first
+    shop.send("unique", 3)
+    again = joined_again(shop)
+    assert again.record.first_offsets == {0: 2, 1: 1}
+    assert again.record.writer != first.writer
+    assert joined_again(shop) == again
+
+
+def test_once_a_query_has_started_its_first_offsets_stay(shop: Shop) -> None:
+    """What another program writes then is an error for ever."""
+    first = joined_again(shop)
+    shop.commit("dedup", 0, {"shop-orders": {0: 0, 1: 0}})
+    shop.send("unique", 3)
+    assert joined_again(shop) == first
+
+
+def test_once_a_query_has_written_its_first_offsets_stay(shop: Shop) -> None:
+    """It may have been restored to its start since."""
+    first = joined_again(shop)
+    shop.send("unique", 2)
+    shop.send("unique", 1, batch=0)
+    shop.send("unique", 2)
+    assert joined_again(shop) == first
+
+
+def test_the_first_offsets_stay_while_another_program_runs_the_query(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be about to write."""
+    monkeypatch.setattr(locks, "WAIT_S", 0.0)
+    first = joined_again(shop)
+    shop.send("unique", 1)
+    lock = locks.participant_lock(shop.path, "dedup")
+    assert lock.acquire()
+    try:
+        assert joined_again(shop) == first
+    finally:
+        lock.release()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import msgspec
 from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
-from stillframe.pipeline.topics import HEADER, Counting, Label, decode_label
+from stillframe.pipeline.topics import HEADER, Counting, Label, TopicRecord, decode_label
 
 TIMEOUT_S = 15.0
 """How long a broker may take to answer."""
@@ -141,6 +141,11 @@ class Broker:
         the `partitions` saves the request for their numbers."""
         return self._offsets(topic, self._admin_module.OffsetSpec.latest(), partitions)
 
+    def committed_offsets(self, topic: str) -> dict[int, int]:
+        """Return the offset in each partition at which the first open transaction begins, or else
+        ``end_offsets``: of the records before it nothing can change."""
+        return self._offsets(topic, self._admin_module.OffsetSpec.latest(), is_committed=True)
+
     def newest_batch_before(
         self, counting: Counting, positions: Mapping[int, int], newest: int
     ) -> int | None:
@@ -183,24 +188,32 @@ class Broker:
         if it was there before the writer joined."""
         last: dict[int, int | None] = {}
         for record in self.records(counting.topic.topic, ranges):
-            label = record.label
-            if label is not None and counting.is_own(label):
-                if counting.counts(label):
-                    last[record.partition] = label.batch
-            elif label is None and counting.is_adopted(record.partition, record.offset):
-                last[record.partition] = None
-            else:
-                raise strange(counting, record)
+            if is_counted(counting, record):
+                last[record.partition] = _batch_of(counting, record)
         return last
 
     def _batch_after(self, counting: Counting, partition: int, start: int, newest: int) -> int:
         """Return the micro-batch of the first record that counts from an offset on."""
         end = self.end_offsets(counting.topic.topic).get(partition, 0)
         for record in self.records(counting.topic.topic, {partition: (start, end)}):
-            label = record.label
-            if label is not None and counting.is_own(label) and counting.counts(label):
-                return label.batch
+            if is_counted(counting, record):
+                batch = _batch_of(counting, record)
+                if batch is not None:
+                    return batch
         return newest
+
+    def has_written(self, record: TopicRecord, topic: str, ends: Mapping[int, int]) -> bool:
+        """Return whether a topic has a record of its writer up to these ends; all since it joined
+        are read."""
+        first = self.first_offsets(topic)
+        ranges = {
+            partition: (max(first.get(partition, 0), record.first_offsets.get(partition, 0)), end)
+            for partition, end in ends.items()
+        }
+        return any(
+            one.label is not None and one.label.writer == record.writer_id
+            for one in self.records(topic, ranges)
+        )
 
     def span_of(self, counting: Counting, label: Label) -> dict[int, tuple[int, int]]:
         """Return for each partition with records of this label a range of offsets that has them
@@ -219,31 +232,27 @@ class Broker:
             reached = {p for p, (start, _) in ranges.items() if start == first[p]}
             for record in self.records(topic, ranges):
                 partition = record.partition
-                if record.label == label:
-                    spans[partition] = (ranges[partition][0], ends[partition])
-                elif self._is_before(counting, record, label):
+                if self._is_before(counting, record, label):
                     reached.add(partition)
+                elif record.label == label:
+                    spans[partition] = (ranges[partition][0], ends[partition])
             pending = {p: start for p, (start, _) in ranges.items() if p not in reached}
             window = min(_WINDOW_MAX, window * 8)
         return spans
 
     def _is_before(self, counting: Counting, record: KafkaRecord, label: Label) -> bool:
         """Return whether a record is of a micro-batch before that of `label`, of this timeline."""
-        found = record.label
-        if found is None and counting.is_adopted(record.partition, record.offset):
-            return True
-        if found is None or not counting.is_own(found):
-            raise strange(counting, record)
-        if not counting.counts(found):
+        if not is_counted(counting, record):
             return False
-        if found > label:
+        batch = _batch_of(counting, record)
+        if batch is not None and batch > label.batch:
             raise NotConsistent(
-                f"topic {counting.topic.topic} has records of micro-batch {found.batch} of query "
+                f"topic {counting.topic.topic} has records of micro-batch {batch} of query "
                 f"{counting.topic.source}, and its checkpoint ends before micro-batch "
                 f"{label.batch}: the checkpoint was edited or deleted",
                 remedy="restore the pipeline from a snapshot",
             )
-        return True
+        return batch is None or batch < label.batch
 
     def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
         """Yield the records of each partition from a first offset up to, and without, a last one;
@@ -374,14 +383,21 @@ class Broker:
         self._answer(_called(self._admin.delete_records, [place])[place], topic, "DELETE")
 
     def _offsets(
-        self, topic: str, spec: Any, numbers: Sequence[int] | None = None
+        self,
+        topic: str,
+        spec: Any,
+        numbers: Sequence[int] | None = None,
+        *,
+        is_committed: bool = False,
     ) -> dict[int, int]:
+        levels = self._kafka.IsolationLevel
+        level = levels.READ_COMMITTED if is_committed else levels.READ_UNCOMMITTED
         numbers = self.partitions(topic) if numbers is None else numbers
         partitions = [self._kafka.TopicPartition(topic, number) for number in numbers]
 
         def ask(*some: Any) -> "dict[Any, Future[Any]]":
             asked: dict[Any, Future[Any]] = _called(
-                self._admin.list_offsets, dict.fromkeys(some, spec)
+                self._admin.list_offsets, dict.fromkeys(some, spec), isolation_level=level
             )
             return asked
 
@@ -515,18 +531,27 @@ class RecordReader(Broker):
 
 def is_counted(counting: Counting | None, record: KafkaRecord) -> bool:
     """Return whether a record counts; all do if there is no writer in the pipeline, and None.
+    ``Counting.condition`` is the same in SQL.
 
     Raises:
         NotConsistent: the record is not from the writer, or has no label.
     """
-    if counting is None:
+    if counting is None or counting.is_adopted(record.partition, record.offset):
         return True
     label = record.label
     if label is not None and counting.is_own(label):
         return counting.counts(label)
-    if label is None and counting.is_adopted(record.partition, record.offset):
-        return True
-    raise strange(counting, record)
+    raise _strange(counting, record)
+
+
+def _batch_of(counting: Counting, record: KafkaRecord) -> int | None:
+    """Return the micro-batch of a record that counts; None if it was there before the writer
+    joined."""
+    if counting.is_adopted(record.partition, record.offset):
+        return None
+    label = record.label
+    assert label is not None
+    return label.batch
 
 
 def _not_allowed(topic: str, *operations: str, is_seen: bool = True) -> Unavailable:
@@ -540,14 +565,14 @@ def _not_allowed(topic: str, *operations: str, is_seen: bool = True) -> Unavaila
     )
 
 
-def strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
+def _strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
     """Return the error about a record that the writer of a topic has not written."""
     what = "has no label" if record.label is None else "has the label of another writer"
     return NotConsistent(
         f"channel {counting.topic.name}: the record with offset {record.offset} in partition "
         f"{record.partition} of topic {counting.topic.topic} {what}, and only "
         f"{counting.topic.source} may write that topic",
-        remedy="stop the other writer",
+        remedy="start this again; if that does not help, stop the other writer",
     )
 
 

@@ -372,7 +372,11 @@ class _Search:
             target: self._participants[target].topic_positions(line.versions[target])[topic.name]
             for target in topic.targets
         }
-        return TopicCut(topic.name, positions, self._broker_of(topic).end_offsets(topic.topic))
+        broker = self._broker_of(topic)
+        # Of a source in the pipeline the labels decide, and what is committed of a transaction may
+        # be so a moment later in another topic. Of other programs only the ends do.
+        ask = broker.committed_offsets if topic.source is None else broker.end_offsets
+        return TopicCut(topic.name, positions, ask(topic.topic))
 
 
 def shortage(needed_counts: Mapping[str, int], versions: Mapping[str, list[int]]) -> str | None:

@@ -20,7 +20,7 @@ from stillframe.errors import StillframeError, UsageError
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.joined import Joined, Left, codec_of, encoded_state, holding_place
-from stillframe.pipeline.kafka import Broker, KafkaRecord, record_of, strange
+from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted, record_of
 from stillframe.pipeline.ledger import Entry, Ledger, Version, needs_trim, open_ledger
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
@@ -32,6 +32,8 @@ from stillframe.pipeline.topics import (
     counting,
     has_joined,
     join_topic,
+    joined_record,
+    rejoin_topic,
 )
 from stillframe.pipeline.transactions import (
     VALUE_BYTES_MAX,
@@ -319,24 +321,16 @@ class _ServiceTopics:
     def _read(self, topic: Topic, message: Any) -> KafkaRecord | None:
         """Return a record without its label; None if it does not count."""
         record = record_of(message)
-        counts = self._counts(self._sources[topic.name], record)
+        one = self._sources[topic.name]
+        counts = is_counted(one, record)
         self.positions[topic.name][record.partition] = record.offset + 1
         self._has_read = True
-        if counts and record.label is not None and topic.source is not None:
+        if not counts:
+            return None
+        # A label of another pipeline is a header like others.
+        if one is not None and one.is_own(record.label):
             return msgspec.structs.replace(record, headers=record.headers[:-1])
-        return record if counts else None
-
-    @staticmethod
-    def _counts(one: Counting | None, record: KafkaRecord) -> bool:
-        """Return whether a record counts; NotConsistent if its writer has not written it."""
-        if one is None:
-            return True
-        label = record.label
-        if label is not None and one.is_own(label):
-            return one.counts(label)
-        if label is None and one.is_adopted(record.partition, record.offset):
-            return True
-        raise strange(one, record)
+        return record
 
 
 def _encoded(value: Value, what: str) -> bytes:
@@ -403,9 +397,15 @@ def _join_topics(place: _Place) -> None:
     """Let the service join as the writer of its topics, and check all that it uses."""
     for topic in place.metadata.dataflow.topics_of(place.name):
         place.broker.check(topic)
+    # A start that failed before it began its state has written nothing.
+    has_begun = beginning_of(place.root, place.metadata, place.name) is not None
     for topic in place.outgoing:
         if not has_joined(place.root, topic):
             join_topic(place.root, topic, place.broker.end_offsets(topic.topic))
+        elif not has_begun:
+            ends = place.broker.end_offsets(topic.topic)
+            if joined_record(place.root, topic).has_other_ends(ends):
+                rejoin_topic(place.root, topic, ends)
 
 
 def _begun(

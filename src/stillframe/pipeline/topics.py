@@ -11,8 +11,10 @@ compares them with two bounds and takes nothing apart.
 A service that was stopped while it wrote uses the number of that transaction again. So what reads
 its topics must read committed records only: the label of an aborted one may count.
 
-Records that were in a topic before its writer joined the pipeline have no label, and count. A later
-record without a label, or with one of another writer, is an error.
+Whatever was in a topic before its writer joined the pipeline counts: all records with lower
+offsets, with any headers. A later record without a label, or with one of another writer, is an
+error.
+``kafka.is_counted`` and ``Counting.condition`` say the same, in Python and in SQL.
 """
 
 import contextlib
@@ -67,7 +69,8 @@ def decode_label(value: bytes) -> Label | None:
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``topics/CHANNEL.json``, written once, when the source of the topic joined.
+    """The content of ``topics/CHANNEL.json``, written when the source of the topic joined. It stays
+    from the first start on that does not fail: until then the source may join again.
 
     `writer` is its id, in hexadecimal. `first_offsets` are the ends of the partitions at that time;
     a partition that is not named was added later.
@@ -81,6 +84,13 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def writer_id(self) -> bytes:
         """The id of the writer as labels hold it."""
         return bytes.fromhex(self.writer)
+
+    def has_other_ends(self, ends: Mapping[int, int]) -> bool:
+        """Return whether partitions end elsewhere than when the source joined."""
+        return any(
+            ends.get(partition, 0) != self.first_offsets.get(partition, 0)
+            for partition in ends.keys() | self.first_offsets.keys()
+        )
 
 
 class LabelRange(msgspec.Struct, frozen=True):
@@ -102,10 +112,12 @@ class LabelRange(msgspec.Struct, frozen=True):
 
     def condition(self, value: str) -> str:
         """Return the condition, in SQL, that a label is in the range."""
+        lowest = f"{value} >= X'{self.low.hex()}'"
         if self.end is None:
-            # Nearly every record is of the present epoch, which has no other micro-batches.
-            return f"startswith({value}, X'{self.low[:_EPOCH_BYTES].hex()}')"
-        return f"{value} >= X'{self.low.hex()}' AND {value} < X'{self.high.hex()}'"
+            # Nearly every record is of the present epoch: each comparison costs.
+            is_of_epoch = f"startswith({value}, X'{self.low[:_EPOCH_BYTES].hex()}')"
+            return f"{is_of_epoch} AND {lowest}" if self.first > 0 else is_of_epoch
+        return f"{lowest} AND {value} < X'{self.high.hex()}'"
 
 
 class Counting(msgspec.Struct, frozen=True):
@@ -167,7 +179,8 @@ class Counting(msgspec.Struct, frozen=True):
         return label is not None and label.writer == self.record.writer_id
 
     def is_adopted(self, partition: int, offset: int) -> bool:
-        """Return whether a record was in the topic before its writer joined."""
+        """Return whether a record was in the topic before its writer joined: then it counts,
+        whatever its headers."""
         return offset < self.record.first_offsets.get(partition, 0)
 
     def label(self, epoch: int, batch: int) -> Label:
@@ -178,22 +191,23 @@ class Counting(msgspec.Struct, frozen=True):
         """Return the condition, in SQL, that a record counts, for the columns of Spark's source
         ``kafka`` with the option ``includeHeaders``. It is an error, with the topic, the partition
         and the offset, if a record neither counts nor is of an abandoned timeline."""
-        value = "get(headers, size(headers) - 1).value"
-        cases = [f"WHEN {one.condition(value)} THEN true" for one in self.ranges()]
-        cases.append(
-            f"WHEN length({value}) = {_LABEL_BYTES} AND "
-            f"substring({value}, 1, {_WRITER_BYTES}) = X'{self.record.writer}' THEN false"
-        )
-        if self.record.first_offsets:
-            adopted = " ".join(
-                f"WHEN {partition} THEN {offset}"
-                for partition, offset in sorted(self.record.first_offsets.items())
-            )
-            cases.append(f"WHEN offset < CASE partition {adopted} ELSE 0 END THEN true")
+        last = "get(headers, size(headers) - 1)"
+        value = f"{last}.value"
+        is_label = f"length({value}) = {_LABEL_BYTES} AND {last}.key = '{HEADER}'"
+        cases = [f"WHEN {one.condition(value)} AND {is_label} THEN true" for one in self.ranges()]
+        adopted = {p: offset for p, offset in self.record.first_offsets.items() if offset > 0}
+        if adopted:
+            # Spark makes this one constant, however many partitions there are.
+            firsts = ",".join(str(adopted.get(p, 0)) for p in range(max(adopted) + 1))
+            array = f"cast(split('{firsts}', ',') AS array<bigint>)"
+            cases.append(f"WHEN offset < get({array}, partition) THEN true")
+        is_own = f"startswith({value}, X'{self.record.writer}')"
+        cases.append(f"WHEN {is_own} AND {is_label} THEN false")
         strange = (
             f"concat('the record with offset ', offset, ' in partition ', partition, "
             f"' of topic ', topic, ' was not written by {self.topic.source}, the only writer of "
-            f"channel {self.topic.name}: stop the other writer')"
+            f"channel {self.topic.name}: start this query again; if that does not help, stop the "
+            "other writer')"
         )
         return f"CASE {' '.join(cases)} ELSE raise_error({strange}) END"
 
@@ -209,10 +223,21 @@ def join_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -
     records begin at `first_offsets`: it writes none before it has joined."""
     if has_joined(root, topic):
         return
-    record = TopicRecord(
+    write_once(_record_path(root, topic), _new_record(first_offsets))
+
+
+def rejoin_topic(root: Location, topic: Topic, first_offsets: Mapping[int, int]) -> None:
+    """Record that the source of a topic joins only now, with a new id. Its lock is held, and it has
+    written nothing since it joined: an earlier start of it failed."""
+    path = _record_path(root, topic)
+    with explain_io_errors(path, "written"):
+        storage_of(path).put(path, seal(_new_record(first_offsets)))
+
+
+def _new_record(first_offsets: Mapping[int, int]) -> TopicRecord:
+    return TopicRecord(
         writer=secrets.token_hex(_WRITER_BYTES), first_offsets=dict(sorted(first_offsets.items()))
     )
-    write_once(_record_path(root, topic), record)
 
 
 def has_joined(root: Location, topic: Topic) -> bool:
@@ -228,7 +253,12 @@ def counting(root: Location, metadata: Metadata, topic: Topic) -> Counting:
 
 def counting_on(root: Location, topic: Topic, timeline: Sequence[Segment]) -> Counting:
     """Return what decides whether a record counts on a timeline of its writer."""
-    return Counting(topic, read_sealed(_record_path(root, topic), TopicRecord), tuple(timeline))
+    return Counting(topic, joined_record(root, topic), tuple(timeline))
+
+
+def joined_record(root: Location, topic: Topic) -> TopicRecord:
+    """Return what was recorded when the source of a topic joined."""
+    return read_sealed(_record_path(root, topic), TopicRecord)
 
 
 def _record_path(root: Location, topic: Topic) -> Location:

@@ -15,14 +15,25 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, brokers
 from stillframe.pipeline.kafka_login import spark_settings
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
+from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.retained import RETAIN, RETAIN_MIN
-from stillframe.pipeline.topics import HEADER, Counting, Label, counting, has_joined, join_topic
+from stillframe.pipeline.topics import (
+    HEADER,
+    Counting,
+    Label,
+    counting,
+    has_joined,
+    join_topic,
+    joined_record,
+    rejoin_topic,
+)
 from stillframe.spark.driver_process import take_over, writer_of
 from stillframe.storage.location import Location
 
@@ -120,18 +131,46 @@ def join_topics(root: Location, flow: Dataflow, query: str) -> None:
     with brokers() as broker_of:
         for topic in (*flow.incoming_topics(query), *outgoing):
             broker_of(topic).check(topic, is_written=topic in outgoing)
-        joining = [topic for topic in outgoing if not has_joined(root, topic)]
+        joining = [topic for topic in outgoing if _may_join(root, topic, broker_of)]
         lock = participant_lock(root, query)
         # Another program that runs the query has joined, or is about to.
         if joining and lock.acquire():
             try:
                 for topic in joining:
-                    join_topic(root, topic, broker_of(topic).end_offsets(topic.topic))
+                    _join(root, topic, broker_of)
             finally:
                 lock.release()
         for topic in _of_peers(flow, query):
             if not has_joined(root, topic):
                 join_topic(root, topic, broker_of(topic).end_offsets(topic.topic))
+
+
+def _may_join(root: Location, topic: Topic, broker_of: Callable[[Topic], Broker]) -> bool:
+    """Return whether the source of a topic has not joined, or may join again: its first start
+    failed, and the program that wrote the topic before has written more since."""
+    if not has_joined(root, topic):
+        return True
+    assert topic.source is not None
+    if checkpoint.has_started(
+        current_run(root, read_metadata(root).epoch, topic.source).checkpoint
+    ):
+        return False
+    return joined_record(root, topic).has_other_ends(broker_of(topic).end_offsets(topic.topic))
+
+
+def _join(root: Location, topic: Topic, broker_of: Callable[[Topic], Broker]) -> None:
+    """Let the source of a topic, whose lock is held, join, or join again."""
+    broker = broker_of(topic)
+    ends = broker.end_offsets(topic.topic)
+    if not has_joined(root, topic):
+        join_topic(root, topic, ends)
+    elif _may_join(root, topic, broker_of) and not broker.has_written(
+        # If it was restored to its start, it may have written.
+        joined_record(root, topic),
+        topic.topic,
+        ends,
+    ):
+        rejoin_topic(root, topic, ends)
 
 
 def _of_peers(flow: Dataflow, query: str) -> list[Topic]:
@@ -398,6 +437,9 @@ def _written(
         "includeHeaders": "true",
     }
     found = records.sparkSession.read.format("kafka").options(**options).load()
-    is_of_label = F.expr(f"try_element_at(headers, -1).value = X'{label.encoded.hex()}'")
+    value = f"X'{label.encoded.hex()}'"
+    is_of_label = F.expr(
+        f"try_element_at(headers, -1) = struct('{HEADER}' AS key, {value} AS value)"
+    )
     own = F.expr("slice(headers, 1, size(headers) - 1)").cast(_HEADERS)
     return found.where(is_of_label).withColumn("headers", own).select(*records.columns)
