@@ -30,6 +30,7 @@ class Records(Broker):
         self.topics: dict[str, dict[int, list[KafkaRecord]]] = {}
         self.why_away = ""
         self.asked: list[str] = []
+        self.ids: dict[str, str] = {}
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -48,6 +49,11 @@ class Records(Broker):
         """See ``Broker``."""
         self.asked.append(topic)
         return {partition: len(records) for partition, records in self._records(topic).items()}
+
+    def topic_id(self, topic: str) -> str:
+        """See ``Broker``."""
+        self._records(topic)
+        return self.ids.get(topic, "the first id")
 
     def partitions(self, topic: str) -> list[int]:
         """See ``Broker``."""

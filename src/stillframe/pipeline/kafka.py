@@ -399,6 +399,13 @@ class Broker:
         """Return the numbers of its partitions."""
         return sorted(one.id for one in self._described(topic).partitions)
 
+    def topic_id(self, topic: str) -> str:
+        """Return the id that Kafka gave a topic when it was created: one that is deleted and
+        created again has another. It is empty if the brokers are too old to give any."""
+        found = self._described(topic).topic_id
+        has_id = found is not None and str(found) != str(self._kafka.Uuid(0, 0))
+        return str(found) if has_id else ""
+
     def _described(self, topic: str, *operations: str) -> Any:
         """Return what the broker says of a topic; each of `operations` would have allowed it."""
 

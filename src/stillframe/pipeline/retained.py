@@ -372,7 +372,10 @@ class _Search:
             target: self._participants[target].topic_positions(line.versions[target])[topic.name]
             for target in topic.targets
         }
-        return TopicCut(topic.name, positions, self._broker_of(topic).end_offsets(topic.topic))
+        broker = self._broker_of(topic)
+        # First the id: if the topic is made again in between, the ends are those of the new one.
+        topic_id = broker.topic_id(topic.topic)
+        return TopicCut(topic.name, positions, broker.end_offsets(topic.topic), topic_id)
 
 
 def shortage(needed_counts: Mapping[str, int], versions: Mapping[str, list[int]]) -> str | None:
