@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
-from stillframe.pipeline import Pipeline, channel, coordinator, restore, retained
+from stillframe.pipeline import Manifest, Pipeline, channel, coordinator, restore, retained
 from stillframe.pipeline.locks import coordinator_lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter, write_records
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
@@ -107,18 +107,28 @@ def two_queries(path: Path) -> Pipeline:
         queries=["first", "second"],
         channels=[channel("log", SCHEMA, source="first", targets=["second"])],
     )
-    writer = LogWriter(path, pipeline.dataflow.log("log"), read_metadata(path))
+    writer = log_writer(pipeline)
     for batch in range(3):
-        records = pa.table({"n": [batch]}, schema=SCHEMA)
-        name = f"{batch}.parquet"
-        checksum = write_records(writer.data_directory / name, records)
-        writer.append_files([DataFile(name, 0, 1, checksum)], batch=batch)
-        writer.tail()
+        write(writer, batch)
     commit(path, "first", 0, {})
     commit(path, "first", 1, {})
     commit(path, "second", 0, {"log": 2})
     commit(path, "second", 1, {"log": 3})
     return pipeline
+
+
+def log_writer(pipeline: Pipeline) -> LogWriter:
+    """Return the writer of the log."""
+    return LogWriter(pipeline.path, pipeline.dataflow.log("log"), read_metadata(pipeline.path))
+
+
+def write(writer: LogWriter, batch: int) -> None:
+    """Append the record of a micro-batch."""
+    writer.tail()
+    name = f"{batch}.parquet"
+    records = pa.table({"n": [batch]}, schema=SCHEMA)
+    checksum = write_records(writer.data_directory / name, records)
+    writer.append_files([DataFile(name, 0, 1, checksum)], batch=batch)
 
 
 def commit(path: Path, query: str, batch: int, positions: dict[str, int]) -> None:
@@ -145,6 +155,25 @@ def test_it_works_for_logs_between_queries_too(tmp_path: Path) -> None:
         {"n": 1},
     ]
     assert read_metadata(pipeline.path).starts == {"first": {}, "second": {"log": 2}}
+
+
+def test_entries_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
+    """The search looks at micro-batches before the oldest snapshot, whose entries are gone."""
+    pipeline = two_queries(tmp_path / "logs.pipeline")
+    writer = log_writer(pipeline)
+    for batch in range(2, 44):
+        if batch > 2:
+            write(writer, batch)
+            commit(pipeline.path, "second", batch - 1, {"log": batch + 1})
+        commit(pipeline.path, "first", batch, {})
+        if batch > 41:
+            assert isinstance(pipeline.snapshot("retained"), Manifest)
+    pipeline.keep(1)
+    assert writer.reader.first_kept() > 30
+    write(writer, 44)
+    commit(pipeline.path, "second", 43, {"log": 45})
+    found = pipeline.restore(newest_consistent=True)
+    assert found.last_batches == {"first": 43, "second": 42}
 
 
 def test_states_in_memory_are_only_in_snapshots(tmp_path: Path) -> None:

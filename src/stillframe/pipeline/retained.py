@@ -224,6 +224,7 @@ class _Search:
             log.name: LogReader(root, log, metadata.segments[log.name])
             for log in metadata.dataflow.logs
         }
+        self._kept: dict[str, int] = {}
         self._countings: dict[str, Counting] = {}
 
     def cut(self, snapshot: SnapshotId) -> RetainedCut | NotFound:
@@ -333,9 +334,16 @@ class _Search:
         found = self._broker_of(one.topic).newest_batch_before(one, positions, newest)
         return _NOTHING if found is None else found
 
+    def _first_kept(self, log: str) -> int:
+        """Return the first entry of a log that was not trimmed; nobody trims during a search."""
+        if log not in self._kept:
+            self._kept[log] = self._readers[log].first_kept()
+        return self._kept[log]
+
     def _consumed_of_log(self, log: str, positions: Mapping[str, int]) -> int:
-        reader = self._readers[log]
-        for number in range(positions[log] - 1, -1, -1):
+        # What was trimmed is before a snapshot, so it is in every newer cut.
+        reader, first = self._readers[log], self._first_kept(log)
+        for number in range(positions[log] - 1, first - 1, -1):
             if (batch := reader.entry(number).content.batch) is not None:
                 return batch
         return _NOTHING
@@ -359,8 +367,9 @@ class _Search:
     def _end_in_log(self, log: str, version: int) -> int:
         """Return the number of the first entry after those of a micro-batch of the writer."""
         reader = self._readers[log]
-        number = reader.tail(self._metadata.segments[log][-1].first)
-        while number > self._metadata.segments[log][-1].first:
+        first = max(self._metadata.segments[log][-1].first, self._first_kept(log))
+        number = reader.tail(first)
+        while number > first:
             batch = reader.entry(number - 1).content.batch
             if batch is not None and batch <= version:
                 break
