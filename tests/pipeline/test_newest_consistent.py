@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline import Manifest, Pipeline, channel, coordinator, restore, retained
 from stillframe.pipeline.locks import coordinator_lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter, write_records
@@ -174,6 +175,39 @@ def test_entries_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
     commit(pipeline.path, "second", 43, {"log": 45})
     found = pipeline.restore(newest_consistent=True)
     assert found.last_batches == {"first": 43, "second": 42}
+
+
+def empty_log(path: Path) -> tuple[Pipeline, LogWriter]:
+    """Make a pipeline whose first query has committed a micro-batch without records."""
+    pipeline = Pipeline.create(
+        path,
+        queries=["first", "second"],
+        channels=[channel("log", SCHEMA, source="first", targets=["second"])],
+    )
+    commit(path, "first", 0, {})
+    return pipeline, log_writer(pipeline)
+
+
+def test_a_reader_stands_behind_a_barrier_before_the_first_records(tmp_path: Path) -> None:
+    """The barrier of an earlier snapshot in another mode belongs before the cut."""
+    pipeline, writer = empty_log(tmp_path / "logs.pipeline")
+    writer.append_barrier(SnapshotId("logs", 1), Mode.ALIGNED, batch=0)
+    commit(pipeline.path, "second", 0, {"log": 1})
+    found = pipeline.snapshot("retained")
+    assert isinstance(found, Manifest), found
+    assert found.barriers == {"log": 1}
+
+
+def test_a_log_ends_before_what_was_written_after_the_cut(tmp_path: Path) -> None:
+    """Records of a micro-batch that was not committed, and a barrier after them."""
+    pipeline, writer = empty_log(tmp_path / "logs.pipeline")
+    writer.append_barrier(SnapshotId("logs", 1), Mode.ALIGNED, batch=0)
+    write(writer, 1)
+    writer.append_barrier(SnapshotId("logs", 2), Mode.ALIGNED, batch=1)
+    commit(pipeline.path, "second", 0, {"log": 1})
+    found = pipeline.snapshot("retained")
+    assert isinstance(found, Manifest), found
+    assert found.barriers == {"log": 1}
 
 
 def test_states_in_memory_are_only_in_snapshots(tmp_path: Path) -> None:

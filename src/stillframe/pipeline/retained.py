@@ -335,7 +335,8 @@ class _Search:
         return _NOTHING if found is None else found
 
     def _first_kept(self, log: str) -> int:
-        """Return the first entry of a log that was not trimmed; nobody trims during a search."""
+        """Return the first entry of a log that was not trimmed. A search holds the lock that
+        trimming needs."""
         if log not in self._kept:
             self._kept[log] = self._readers[log].first_kept()
         return self._kept[log]
@@ -365,16 +366,19 @@ class _Search:
         )
 
     def _end_in_log(self, log: str, version: int) -> int:
-        """Return the number of the first entry after those of a micro-batch of the writer."""
+        """Return the position after the last entry that is not of a later micro-batch of the
+        writer."""
         reader = self._readers[log]
         first = max(self._metadata.segments[log][-1].first, self._first_kept(log))
-        number = reader.tail(first)
-        while number > first:
-            batch = reader.entry(number - 1).content.batch
+        end = reader.tail(first)
+        for number in range(end - 1, first - 1, -1):
+            batch = reader.entry(number).content.batch
             if batch is not None and batch <= version:
                 break
-            number -= 1
-        return number
+            # Before the first records of an epoch, a barrier has no micro-batch.
+            if batch is not None:
+                end = number
+        return end
 
     def _topic_cut(self, topic: Topic, line: Line) -> TopicCut:
         positions = {
