@@ -142,13 +142,19 @@ class Broker:
         return self._offsets(topic, self._admin_module.OffsetSpec.latest(), partitions)
 
     def newest_batch_before(
-        self, counting: Counting, positions: Mapping[int, int], newest: int
+        self,
+        counting: Counting,
+        positions: Mapping[int, int],
+        newest: int,
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> int | None:
         """Return the newest micro-batch of the writer of a topic with a record that counts before
         these positions; None if there is none.
 
         If Kafka has deleted the records before a position, they are of the micro-batch of the next
-        record at most, or of the `newest` one if there is no next record.
+        record at most, or of the `newest` one if there is no next record. There may
+        be many reads: `check` is called between them, and may raise an error to end them.
 
         Raises:
             NotConsistent: a record is not from the writer, or has no label.
@@ -160,6 +166,7 @@ class Broker:
         pending = {p: end for p, end in positions.items() if end > 0}
         window = 1
         while pending:
+            check()
             ranges = {p: (max(first.get(p, 0), end - window), end) for p, end in pending.items()}
             newest_of = self._newest_in(counting, ranges)
             for partition, (start, _) in ranges.items():
@@ -169,7 +176,7 @@ class Broker:
                 elif start <= first.get(partition, 0):
                     if start > 0:
                         after = max(positions[partition], first[partition])
-                        found.append(self._batch_after(counting, partition, after, newest))
+                        found.append(self._batch_after(counting, partition, after, newest, check))
                     del pending[partition]
                 else:
                     pending[partition] = start
@@ -193,10 +200,18 @@ class Broker:
                 raise strange(counting, record)
         return last
 
-    def _batch_after(self, counting: Counting, partition: int, start: int, newest: int) -> int:
+    def _batch_after(
+        self,
+        counting: Counting,
+        partition: int,
+        start: int,
+        newest: int,
+        check: Callable[[], None],
+    ) -> int:
         """Return the micro-batch of the first record that counts from an offset on."""
         end = self.end_offsets(counting.topic.topic).get(partition, 0)
         for record in self.records(counting.topic.topic, {partition: (start, end)}):
+            check()
             label = record.label
             if label is not None and counting.is_own(label) and counting.counts(label):
                 return label.batch

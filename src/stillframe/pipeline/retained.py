@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stillframe.errors import NotConsistent, StoreError
-from stillframe.model import SnapshotId
+from stillframe.model import Reason, SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Dataflow, Topic
@@ -63,25 +63,40 @@ class NotFound(msgspec.Struct, frozen=True):
 
     participant: str
     sentence: str
+    reason: Reason = Reason.NOT_RECORDED
 
 
-def record(root: Location, metadata: Metadata, snapshot: SnapshotId) -> RetainedCut | NotFound:
+class _TooLate(Exception):
+    """A search took too long; it has the reason."""
+
+    def __init__(self, found: NotFound) -> None:
+        super().__init__(found.sentence)
+        self.found = found
+
+
+def record(
+    root: Location, metadata: Metadata, snapshot: SnapshotId, timeout_s: float
+) -> RetainedCut | NotFound:
     """Find the newest consistent cut, and pin the checkpoints in the place of a pending snapshot.
+    After `timeout_s` seconds nothing more is read.
 
     Raises:
         NotConsistent: a topic holds a record that its writer has not written.
         Unavailable: Kafka does not answer.
         Damaged, StoreError: a checkpoint was edited, or cannot be read or pinned.
     """
+    until = time.monotonic() + timeout_s
     for attempt in range(1, 1 + _ATTEMPT_COUNT):
         with brokers() as broker_of:
-            search = _Search(root, metadata, broker_of)
+            search = _Search(root, metadata, broker_of, until)
             try:
                 found = search.cut(snapshot)
                 if isinstance(found, NotFound):
                     return found
                 if all(search.pin(fragment) for fragment in found.fragments.values()):
                     return found
+            except _TooLate as error:
+                return error.found
             except StoreError:
                 # Spark deletes what is old, and the start of a query what the run before has left.
                 if attempt == _ATTEMPT_COUNT or search.has_same():
@@ -214,9 +229,14 @@ class _Search:
     """The search for a cut through the versions of all participants."""
 
     def __init__(
-        self, root: Location, metadata: Metadata, broker_of: Callable[[Topic], Broker]
+        self,
+        root: Location,
+        metadata: Metadata,
+        broker_of: Callable[[Topic], Broker],
+        until: float,
     ) -> None:
         self._root = root
+        self._until = until
         self._metadata = metadata
         self._broker_of = broker_of
         self._participants: dict[str, _Participant] = {}
@@ -267,7 +287,15 @@ class _Search:
 
     def pin(self, fragment: ParticipantFragment) -> bool:
         """Let the files stay that a participant recorded; return whether all were still there."""
+        self._check_time(fragment.participant, "its checkpoint was still being copied")
         return self._participants[fragment.participant].pin(self._root, fragment)
+
+    def _check_time(self, name: str, doing: str) -> None:
+        """End the search if it takes too long; `doing` says what took the time."""
+        if time.monotonic() > self._until:
+            described = self._metadata.dataflow.described(name)
+            sentence = f"{doing}, for {described}: give the snapshot more time"
+            raise _TooLate(NotFound(name, sentence, Reason.DEADLINE))
 
     def has_same(self) -> bool:
         """Return whether each query that was looked at still retains the same."""
@@ -286,6 +314,7 @@ class _Search:
             return _Query(root, metadata, name)
         if (beginning := beginning_of(root, metadata, name)) is None:
             return None
+        self._check_time(name, "its ledger was still being read")
         broker = self._broker_of(flow.topics_of(name)[0])
         ledger = find_ledger(root, name, metadata.epoch, broker)
         if ledger is not None and not ledger.has_begun():
@@ -328,10 +357,18 @@ class _Search:
         target = self._participants[edge.target]
         newest = self._participants[edge.source].versions[-1]
         if edge.channel in self._readers:
+            self._check_time(edge.target, f"channel {edge.channel} was still being read")
             return self._consumed_of_log(edge.channel, target.log_positions(version))
         one = self._countings[edge.channel]
         positions = target.topic_positions(version)[edge.channel]
-        found = self._broker_of(one.topic).newest_batch_before(one, positions, newest)
+        found = self._broker_of(one.topic).newest_batch_before(
+            one,
+            positions,
+            newest,
+            check=lambda: self._check_time(
+                edge.target, f"topic {one.topic.topic} was still being read"
+            ),
+        )
         return _NOTHING if found is None else found
 
     def _first_kept(self, log: str) -> int:
