@@ -309,8 +309,8 @@ def continue_in(
     """Copy into `target` every file with which a query continues from where its checkpoint ends.
     These are those of the last committed micro-batch, as ``pin`` has them, or if all `is_retained`
     those of every one that Spark keeps; and the plan of the next one, with which Spark runs that
-    again. Nothing is copied if Spark has written none yet. Files named in `last` are copied after
-    all others."""
+    again. Nothing is copied if Spark has written none yet. Commits are copied after all that they
+    stand for, and files named in `last` after all others."""
     if not is_there(checkpoint / _METADATA):
         return
     batch = max(_numbers(checkpoint / _COMMITS), default=START)
@@ -322,7 +322,9 @@ def continue_in(
         found = list(_files_below(checkpoint))
         kept = _up_to(batch, found) if is_retained else _needed(checkpoint, batch, found)
         needed = {*own, *kept, *({planned} & set(found))}
-        for some in (needed.difference(last), needed.intersection(last)):
+        ending = needed.intersection(last)
+        commits = {name for name in needed - ending if name.startswith(f"{_COMMITS}/")}
+        for some in (needed - ending - commits, commits, ending):
             copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(some)])
 
     _until_found(checkpoint, copy_needed)
