@@ -6,7 +6,9 @@ nor what it wrote on a timeline that the snapshot is not on. If other programs w
 ends alone decide.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import itertools
+from collections.abc import Generator, Iterator, Mapping
 
 import msgspec
 
@@ -27,7 +29,7 @@ class TopicSelection(msgspec.Struct, frozen=True):
     counting: Counting | None
     ranges: dict[int, tuple[int, int]]
 
-    def records(self) -> Iterator[KafkaRecord]:
+    def records(self) -> Generator[KafkaRecord, None, None]:
         """Yield the records, those of one partition in their order."""
         with RecordReader(self.topic.servers) as reader:
             for record in reader.records(self.topic.topic, self.ranges):
@@ -44,7 +46,12 @@ class TopicSelection(msgspec.Struct, frozen=True):
     @property
     def record_count(self) -> int:
         """How many they are: all are read."""
-        return sum(1 for _ in self.records())
+        return self.count()
+
+    def count(self, most: int | None = None) -> int:
+        """Return how many they are. It reads at most `most` of them, if that is not None."""
+        with contextlib.closing(self.records()) as records:
+            return sum(1 for _ in itertools.islice(records, most))
 
 
 def counting_at(root: Location, described: Metadata | Manifest, topic: Topic) -> Counting | None:
