@@ -302,12 +302,14 @@ def test_micro_batches_are_retained_with_the_plan_before(
 
 
 def test_positions_on_topics_are_read_from_a_plan_and_from_the_start(tmp_path: Path) -> None:
-    """Of a topic that two sources read it is the later one; offsets of other sources are not."""
+    """Of a topic that two sources read it is the later one, or the earlier one if that is asked
+    for; offsets of other sources are not read."""
     path = make_checkpoint(tmp_path, planned=0, done=0)
     plan = ['{"a":{"0":5,"1":2}}', '{"a":{"0":3,"1":9}}', '{"stillframe": {"in": 1}}', "17", "-"]
     (path / "offsets" / "0").write_text("\n".join(["v1", "{}", *plan]))
     add_topic(path, '{"a":{"0":1,"1":0}}', '{"b":{"0":4}}')
     assert checkpoint.topic_positions(path, 0) == {"a": {0: 5, 1: 9}}
+    assert checkpoint.topic_positions(path, 0, is_earlier=True) == {"a": {0: 3, 1: 2}}
     first = {"a": {0: 1, 1: 0}, "b": {0: 4}}
     assert checkpoint.topic_positions(path, checkpoint.START) == first
 

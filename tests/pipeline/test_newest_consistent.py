@@ -210,6 +210,17 @@ def test_a_log_ends_before_what_was_written_after_the_cut(tmp_path: Path) -> Non
     assert found.barriers == {"log": 1}
 
 
+def test_of_two_sources_of_a_topic_the_one_behind_needs_the_most(shop: Shop) -> None:
+    """A restore continues both: what is in flight begins where the first one has yet to read."""
+    offsets = checkpoint_path(shop.path, 1, "sums") / "offsets" / "1"
+    offsets.write_text(offsets.read_text() + '\n{"shop-unique": {"0": 3, "1": 5}}')
+    found = shop.pipeline.snapshot()
+    assert isinstance(found, Manifest)
+    (cut,) = [one for one in found.topics if one.channel == "unique"]
+    assert cut.positions == {"sums": {0: 3, 1: 4}}
+    assert found.last_batches == {"dedup": 2, "sums": 1}
+
+
 def test_states_in_memory_are_only_in_snapshots(tmp_path: Path) -> None:
     """The error says what to restore instead, and the snapshots that exist still do."""
     pipeline = resting_shop(tmp_path / "shop.pipeline")

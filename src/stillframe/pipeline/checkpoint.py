@@ -142,9 +142,13 @@ def is_retained(checkpoint: Location, batch: int) -> bool:
     return all(is_there(below(checkpoint, part, str(number))) for part, number in needed)
 
 
-def topic_positions(checkpoint: Location, batch: int) -> dict[str, dict[int, int]]:
+def topic_positions(
+    checkpoint: Location, batch: int, *, is_earlier: bool = False
+) -> dict[str, dict[int, int]]:
     """Return the position of a query on each partition of each topic after a micro-batch, or at its
-    `START`. If two of its sources read one topic, it is the later one."""
+    `START`. If two of its sources read one topic, it is the later one, before which one of them has
+    read everything; or, if `is_earlier`, the earlier one, before which both have."""
+    choose = min if is_earlier else max
     found: dict[str, dict[int, int]] = {}
     for line in _first_lines(checkpoint) if batch == START else _plan_lines(checkpoint, batch):
         try:
@@ -154,7 +158,7 @@ def topic_positions(checkpoint: Location, batch: int) -> dict[str, dict[int, int
         for topic, positions in topics.items():
             known = found.setdefault(topic, {})
             for partition, position in positions.items():
-                known[partition] = max(position, known.get(partition, 0))
+                known[partition] = choose(position, known.get(partition, position))
     return found
 
 

@@ -115,8 +115,9 @@ class _Participant(Protocol):
     def log_positions(self, version: int) -> dict[str, int]:
         """Return its position on each log that it reads."""
 
-    def topic_positions(self, version: int) -> TopicPositions:
-        """Return its position on the partitions of each topic that it is declared to read."""
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
+        """Return its position on the partitions of each topic that it is declared to read. With
+        `is_earlier` it has read everything before that; else it has read nothing after it."""
 
     def staleness_s(self, version: int, now: float) -> float:
         """Return how long ago the version after this one began; 0 if there is none."""
@@ -149,9 +150,9 @@ class _Query:
             return self._starts
         return checkpoint.committed(self.checkpoint, version).positions
 
-    def topic_positions(self, version: int) -> TopicPositions:
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
         """See ``_Participant``."""
-        found = checkpoint.topic_positions(self.checkpoint, version)
+        found = checkpoint.topic_positions(self.checkpoint, version, is_earlier=is_earlier)
         if version != START and (missing := [t for t in self._topics if t.topic not in found]):
             raise NotConsistent(
                 f"query {self.name} is declared to read the channel {missing[0].name}, but its "
@@ -202,7 +203,7 @@ class _Service:
         """See ``_Participant``."""
         return {}
 
-    def topic_positions(self, version: int) -> TopicPositions:
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
         """See ``_Participant``."""
         if version in self._entries:
             return self._entries[version].positions
@@ -340,7 +341,7 @@ class _Search:
             return participant.versions
 
         def has_all(version: int) -> bool:
-            positions = participant.topic_positions(version)
+            positions = participant.topic_positions(version, is_earlier=True)
             return all(
                 positions[one.topic.name].get(partition, 0) >= offset
                 for one in adopting
@@ -418,10 +419,10 @@ class _Search:
         return end
 
     def _topic_cut(self, topic: Topic, line: Line) -> TopicCut:
-        positions = {
-            target: self._participants[target].topic_positions(line.versions[target])[topic.name]
-            for target in topic.targets
-        }
+        positions = {}
+        for target in topic.targets:
+            one, version = self._participants[target], line.versions[target]
+            positions[target] = one.topic_positions(version, is_earlier=True)[topic.name]
         broker = self._broker_of(topic)
         # First the id: if the topic is made again in between, the ends are those of the new one.
         topic_id = broker.topic_id(topic.topic)
