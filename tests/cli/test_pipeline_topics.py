@@ -103,6 +103,21 @@ def test_a_running_query_keeps_it_from_being_looked_for(
     assert topics.pipeline.snapshots() == []
 
 
+def test_records_in_flight_are_not_counted_without_end(
+    call: Call, topics: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a number, it is only said that there are more."""
+    topics.pipeline.snapshot()
+    monkeypatch.setattr("stillframe.pipeline.topic_records.RecordReader", lambda _: topics.brokers)
+    for most, count in ((3, None), (4, 4)):
+        monkeypatch.setattr("stillframe.cli.pipeline.IN_FLIGHT_MAX", most)
+        result = call("pipeline", "show", topics.path, "--json")
+        shown = json.loads(result.stdout)["topics"]
+        assert [one["record_count"] for one in shown] == [count, count]
+        more = "unique to sums: more than 3 records are in flight"
+        assert (more in result.stderr) is (count is None)
+
+
 def test_a_snapshot_is_not_given_as_well(call: Call, topics: Shop) -> None:
     """One of both would be ignored."""
     result = call("pipeline", "restore", topics.path, "shop-1", "--newest-consistent")

@@ -398,7 +398,7 @@ SEALED: dict[str, msgspec.Struct] = {
         systems=(SYSTEM_CUT,),
         channels=(ChannelCut("sales", "audit", 3, 7, (5, 6), (8, 9)),),
         files=(PinnedFile("audit", "commits/4", 29, HASH, 12345, 1000000001),),
-        topics=(TopicCut("sales", {"audit": {0: 5, 1: 6}}, {0: 8, 1: 9}),),
+        topics=(TopicCut("sales", {"audit": {0: 5, 1: 6}}, {0: 8, 1: 9}, "an id"),),
         staleness_s=0.5,
     ),
     "topic": TopicRecord(writer="0123456789abcdef", first_offsets={0: 5, 1: 6}),

@@ -8,6 +8,7 @@ import pytest
 
 from stillframe.errors import Damaged, UsageError
 from stillframe.pipeline import checkpoint
+from stillframe.storage.files import copy_all
 
 
 def make_checkpoint(root: Path, *, planned: int, done: int) -> Path:
@@ -301,12 +302,14 @@ def test_micro_batches_are_retained_with_the_plan_before(
 
 
 def test_positions_on_topics_are_read_from_a_plan_and_from_the_start(tmp_path: Path) -> None:
-    """Of a topic that two sources read it is the later one; offsets of other sources are not."""
+    """Of a topic that two sources read it is the later one, or the earlier one if that is asked
+    for; offsets of other sources are not read."""
     path = make_checkpoint(tmp_path, planned=0, done=0)
     plan = ['{"a":{"0":5,"1":2}}', '{"a":{"0":3,"1":9}}', '{"stillframe": {"in": 1}}', "17", "-"]
     (path / "offsets" / "0").write_text("\n".join(["v1", "{}", *plan]))
     add_topic(path, '{"a":{"0":1,"1":0}}', '{"b":{"0":4}}')
     assert checkpoint.topic_positions(path, 0) == {"a": {0: 5, 1: 9}}
+    assert checkpoint.topic_positions(path, 0, is_earlier=True) == {"a": {0: 3, 1: 2}}
     first = {"a": {0: 1, 1: 0}, "b": {0: 4}}
     assert checkpoint.topic_positions(path, checkpoint.START) == first
 
@@ -328,6 +331,25 @@ def test_a_query_that_was_adopted_continues_from_a_copy(tmp_path: Path) -> None:
     checkpoint.pin(new, 0, tmp_path / "pinned")
     checkpoint.export(tmp_path / "pinned", tmp_path / "again", 0, {"in": 1})
     assert checkpoint.retained_batches(tmp_path / "again") == [0]
+
+
+def test_a_commit_is_copied_after_all_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a snapshot that looks meanwhile would take a part of the state for the whole. The
+    metadata come last: with them a query has started."""
+    old = make_checkpoint(tmp_path / "old", planned=2, done=1)
+    kinds: list[str] = []
+
+    def noting(pairs: list[tuple[Path, Path]]) -> None:
+        kinds.extend(target.relative_to(tmp_path / "new").parts[0] for _, target in pairs)
+        copy_all(pairs)
+
+    monkeypatch.setattr(checkpoint, "copy_all", noting)
+    checkpoint.adopt(old, tmp_path / "new")
+    order = list(dict.fromkeys(kinds))
+    assert order[-2:] == ["commits", "metadata"]
+    assert {"offsets", "state"} <= {*order}
 
 
 def test_only_a_whole_checkpoint_is_adopted(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
-from stillframe.pipeline import Pipeline, channel, coordinator, restore, retained
+from stillframe.model import SnapshotId
+from stillframe.pipeline import Manifest, Pipeline, channel, coordinator, restore, retained
 from stillframe.pipeline.locks import coordinator_lock, is_running, participant_lock
 from stillframe.pipeline.log import DataFile, LogWriter, write_records
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
@@ -107,18 +108,28 @@ def two_queries(path: Path) -> Pipeline:
         queries=["first", "second"],
         channels=[channel("log", SCHEMA, source="first", targets=["second"])],
     )
-    writer = LogWriter(path, pipeline.dataflow.log("log"), read_metadata(path))
+    writer = log_writer(pipeline)
     for batch in range(3):
-        records = pa.table({"n": [batch]}, schema=SCHEMA)
-        name = f"{batch}.parquet"
-        checksum = write_records(writer.data_directory / name, records)
-        writer.append_files([DataFile(name, 0, 1, checksum)], batch=batch)
-        writer.tail()
+        write(writer, batch)
     commit(path, "first", 0, {})
     commit(path, "first", 1, {})
     commit(path, "second", 0, {"log": 2})
     commit(path, "second", 1, {"log": 3})
     return pipeline
+
+
+def log_writer(pipeline: Pipeline) -> LogWriter:
+    """Return the writer of the log."""
+    return LogWriter(pipeline.path, pipeline.dataflow.log("log"), read_metadata(pipeline.path))
+
+
+def write(writer: LogWriter, batch: int) -> None:
+    """Append the record of a micro-batch."""
+    writer.tail()
+    name = f"{batch}.parquet"
+    records = pa.table({"n": [batch]}, schema=SCHEMA)
+    checksum = write_records(writer.data_directory / name, records)
+    writer.append_files([DataFile(name, 0, 1, checksum)], batch=batch)
 
 
 def commit(path: Path, query: str, batch: int, positions: dict[str, int]) -> None:
@@ -145,6 +156,69 @@ def test_it_works_for_logs_between_queries_too(tmp_path: Path) -> None:
         {"n": 1},
     ]
     assert read_metadata(pipeline.path).starts == {"first": {}, "second": {"log": 2}}
+
+
+def test_entries_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
+    """The search looks at micro-batches before the oldest snapshot, whose entries are gone."""
+    pipeline = two_queries(tmp_path / "logs.pipeline")
+    writer = log_writer(pipeline)
+    for batch in range(2, 44):
+        if batch > 2:
+            write(writer, batch)
+            commit(pipeline.path, "second", batch - 1, {"log": batch + 1})
+        commit(pipeline.path, "first", batch, {})
+        if batch > 41:
+            assert isinstance(pipeline.snapshot("retained"), Manifest)
+    pipeline.keep(1)
+    assert writer.reader.first_kept() > 30
+    write(writer, 44)
+    commit(pipeline.path, "second", 43, {"log": 45})
+    found = pipeline.restore(newest_consistent=True)
+    assert found.last_batches == {"first": 43, "second": 42}
+
+
+def empty_log(path: Path) -> tuple[Pipeline, LogWriter]:
+    """Make a pipeline whose first query has committed a micro-batch without records."""
+    pipeline = Pipeline.create(
+        path,
+        queries=["first", "second"],
+        channels=[channel("log", SCHEMA, source="first", targets=["second"])],
+    )
+    commit(path, "first", 0, {})
+    return pipeline, log_writer(pipeline)
+
+
+def test_a_reader_stands_behind_a_barrier_before_the_first_records(tmp_path: Path) -> None:
+    """The barrier of an earlier snapshot in another mode belongs before the cut."""
+    pipeline, writer = empty_log(tmp_path / "logs.pipeline")
+    writer.append_barrier(SnapshotId("logs", 1), Mode.ALIGNED, batch=0)
+    commit(pipeline.path, "second", 0, {"log": 1})
+    found = pipeline.snapshot("retained")
+    assert isinstance(found, Manifest), found
+    assert found.barriers == {"log": 1}
+
+
+def test_a_log_ends_before_what_was_written_after_the_cut(tmp_path: Path) -> None:
+    """Records of a micro-batch that was not committed, and a barrier after them."""
+    pipeline, writer = empty_log(tmp_path / "logs.pipeline")
+    writer.append_barrier(SnapshotId("logs", 1), Mode.ALIGNED, batch=0)
+    write(writer, 1)
+    writer.append_barrier(SnapshotId("logs", 2), Mode.ALIGNED, batch=1)
+    commit(pipeline.path, "second", 0, {"log": 1})
+    found = pipeline.snapshot("retained")
+    assert isinstance(found, Manifest), found
+    assert found.barriers == {"log": 1}
+
+
+def test_of_two_sources_of_a_topic_the_one_behind_needs_the_most(shop: Shop) -> None:
+    """A restore continues both: what is in flight begins where the first one has yet to read."""
+    offsets = checkpoint_path(shop.path, 1, "sums") / "offsets" / "1"
+    offsets.write_text(offsets.read_text() + '\n{"shop-unique": {"0": 3, "1": 5}}')
+    found = shop.pipeline.snapshot()
+    assert isinstance(found, Manifest)
+    (cut,) = [one for one in found.topics if one.channel == "unique"]
+    assert cut.positions == {"sums": {0: 3, 1: 4}}
+    assert found.last_batches == {"dedup": 2, "sums": 1}
 
 
 def test_states_in_memory_are_only_in_snapshots(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from stillframe.errors import Damaged, UsageError
+from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline import Pipeline, channel, coordinator
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.pipeline import Outcome
 from stillframe.pipeline.snapshot_manifest import MANIFEST, snapshot_path
@@ -109,6 +112,31 @@ def test_periodic_snapshots_are_told_until_the_body_ends(tmp_path: Path) -> None
     assert [outcome.snapshot.number for outcome in told if isinstance(outcome, Abandoned)] == list(
         range(1, len(told) + 1)
     )
+
+
+def test_a_broker_that_is_away_is_told_and_another_snapshot_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another program takes a snapshot there is no need for this one; but nobody takes any
+    while the broker is away."""
+    pipeline, take = make(tmp_path / "p"), coordinator.take_snapshot
+    away, told, enough = Unavailable("no broker"), list[Outcome | Exception](), threading.Event()
+    tries: Iterator[Any] = iter([take, mock.Mock(side_effect=away)])
+
+    def tell(outcome: Outcome | Exception) -> None:
+        told.append(outcome)
+        enough.set()
+
+    def take_next(*arguments: Any, **named: Any) -> Any:
+        return next(tries, take)(*arguments, **named)
+
+    monkeypatch.setattr(coordinator, "take_snapshot", take_next)
+    with (
+        coordinating(pipeline.path, "a snapshot"),
+        pipeline.snapshot_every(0.01, timeout_s=0.0, happened=tell),
+    ):
+        assert enough.wait(30)
+    assert told == [away]
 
 
 def test_periodic_snapshots_do_not_keep_a_program_from_ending(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Records(Broker):
         self.topics: dict[str, dict[int, list[KafkaRecord]]] = {}
         self.why_away = ""
         self.asked: list[str] = []
+        self.ids: dict[str, str] = {}
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -52,6 +53,11 @@ class Records(Broker):
     def committed_offsets(self, topic: str) -> dict[int, int]:
         """See ``Broker``."""
         return self.end_offsets(topic)
+
+    def topic_id(self, topic: str) -> str:
+        """See ``Broker``."""
+        self._records(topic)
+        return self.ids.get(topic, "the first id")
 
     def partitions(self, topic: str) -> list[int]:
         """See ``Broker``."""

@@ -64,6 +64,8 @@ CHANNEL_COLUMNS: output.Columns[dict[str, Any]] = {
     "duplicates": itemgetter("duplicate_count"),
 }
 
+IN_FLIGHT_MAX = 1_000_000
+"""How many records in flight on a topic are counted: all of them have to be read for that."""
 TOPIC_COLUMNS: output.Columns[dict[str, Any]] = {
     "channel": itemgetter("channel"),
     "from": itemgetter("source"),
@@ -509,7 +511,13 @@ def _topic_documents(pipeline: Pipeline, manifest: Manifest) -> Iterator[dict[st
         for target, positions in sorted(cut.positions.items()):
             count = None
             try:
-                count = view.in_flight_count(cut.channel, target)
+                count = view.in_flight_count(cut.channel, target, most=IN_FLIGHT_MAX + 1)
+                if count > IN_FLIGHT_MAX:
+                    count = None
+                    output.say(
+                        f"{cut.channel} to {target}: more than {IN_FLIGHT_MAX:,} records are in "
+                        "flight; they were not counted further"
+                    )
             except (NotConsistent, Unavailable, UsageError) as error:
                 output.say(f"{cut.channel} to {target}: the records in flight are unknown: {error}")
             topic = manifest.dataflow.topic(cut.channel)

@@ -142,9 +142,13 @@ def is_retained(checkpoint: Location, batch: int) -> bool:
     return all(is_there(below(checkpoint, part, str(number))) for part, number in needed)
 
 
-def topic_positions(checkpoint: Location, batch: int) -> dict[str, dict[int, int]]:
+def topic_positions(
+    checkpoint: Location, batch: int, *, is_earlier: bool = False
+) -> dict[str, dict[int, int]]:
     """Return the position of a query on each partition of each topic after a micro-batch, or at its
-    `START`. If two of its sources read one topic, it is the later one."""
+    `START`. If two of its sources read one topic, it is the later one, before which one of them has
+    read everything; or, if `is_earlier`, the earlier one, before which both have."""
+    choose = min if is_earlier else max
     found: dict[str, dict[int, int]] = {}
     for line in _first_lines(checkpoint) if batch == START else _plan_lines(checkpoint, batch):
         try:
@@ -154,7 +158,7 @@ def topic_positions(checkpoint: Location, batch: int) -> dict[str, dict[int, int
         for topic, positions in topics.items():
             known = found.setdefault(topic, {})
             for partition, position in positions.items():
-                known[partition] = max(position, known.get(partition, 0))
+                known[partition] = choose(position, known.get(partition, position))
     return found
 
 
@@ -309,8 +313,8 @@ def continue_in(
     """Copy into `target` every file with which a query continues from where its checkpoint ends.
     These are those of the last committed micro-batch, as ``pin`` has them, or if all `is_retained`
     those of every one that Spark keeps; and the plan of the next one, with which Spark runs that
-    again. Nothing is copied if Spark has written none yet. Files named in `last` are copied after
-    all others."""
+    again. Nothing is copied if Spark has written none yet. Commits are copied after all that they
+    stand for, and files named in `last` after all others."""
     if not is_there(checkpoint / _METADATA):
         return
     batch = max(_numbers(checkpoint / _COMMITS), default=START)
@@ -322,7 +326,9 @@ def continue_in(
         found = list(_files_below(checkpoint))
         kept = _up_to(batch, found) if is_retained else _needed(checkpoint, batch, found)
         needed = {*own, *kept, *({planned} & set(found))}
-        for some in (needed.difference(last), needed.intersection(last)):
+        ending = needed.intersection(last)
+        commits = {name for name in needed - ending if name.startswith(f"{_COMMITS}/")}
+        for some in (needed - ending - commits, commits, ending):
             copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(some)])
 
     _until_found(checkpoint, copy_needed)

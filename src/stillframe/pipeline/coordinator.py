@@ -58,6 +58,8 @@ from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
 TIMEOUT_S = 60.0
+_SEARCH_S = 3600.0
+"""How long a restore searches for the newest consistent point: it may have nothing else."""
 PROGRESS_S = 0.2
 """Minimum interval between two progress reports: each one looks at every participant."""
 
@@ -140,7 +142,7 @@ def _ignore(news: object) -> None:
 def take_newest_consistent(root: Location) -> Manifest | Abandoned:
     """Take a snapshot in mode retained for a caller that is ``coordinating`` the pipeline at `root`
     already; else as ``take_snapshot``."""
-    return _coordinate(root, Mode.RETAINED, None, TIMEOUT_S, _ignore, report=_ignore)
+    return _coordinate(root, Mode.RETAINED, None, _SEARCH_S, _ignore, report=_ignore)
 
 
 def _coordinate(
@@ -230,10 +232,11 @@ def _take_retained(
     book: "_DirectoryBook | _ObjectBook", request: Request, warn: Callable[[str], None]
 ) -> Manifest | Abandoned:
     try:
-        cut = retained.record(book.root, book.metadata, request.snapshot)
+        timeout_s = request.deadline_at - request.initiated_at
+        cut = retained.record(book.root, book.metadata, request.snapshot, timeout_s)
         if isinstance(cut, retained.NotFound):
             missing = (cut.participant,)
-            return Abandoned(request.snapshot, Reason.NOT_RECORDED, missing, cut.sentence)
+            return Abandoned(request.snapshot, cut.reason, missing, cut.sentence)
         book.check()
         manifest = _checked_manifest(book, request, cut.fragments, completed_at=time.time())
         manifest = msgspec.structs.replace(manifest, topics=cut.topics, staleness_s=cut.staleness_s)

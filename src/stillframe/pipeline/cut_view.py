@@ -38,6 +38,8 @@ from stillframe.pipeline.topic_records import select
 from stillframe.storage.location import Location
 from stillframe.waiting import Waiting, for_any
 
+_COUNTED_MAX = 1000
+"""How many records of a channel are counted to say that there are some."""
 QueryStates = Callable[..., Any]
 """Returns the state of a query as a DataFrame of Spark, of a snapshot and the name of the query."""
 PipelinePredicate = Callable[["PipelineView"], Verdict]
@@ -89,12 +91,22 @@ class PipelineView:
         batches = reader.batches(min(cut.position, cut.barrier), cut.barrier)
         return (row for batch in batches for row in batch.records.to_pylist())
 
-    def in_flight_count(self, channel: str, target: str | None = None) -> int:
-        """Return how many records were on a channel at the cut; as ``in_flight``."""
+    def in_flight_count(
+        self, channel: str, target: str | None = None, *, most: int | None = None
+    ) -> int:
+        """Return how many records were on a channel at the cut; as ``in_flight``.
+
+        Args:
+            channel: its name.
+            target: who reads it; may be left out if there is only one.
+            most: how far to count. The records of a topic have to be read for that: with 1, it is
+                asked whether there is any.
+        """
         target = self._target(channel, target)
         if self._is_log(channel):
-            return self._manifest.cut(channel, target).record_count
-        return select(self._root, self._manifest, channel, target=target).record_count
+            count = self._manifest.cut(channel, target).record_count
+            return count if most is None else min(count, most)
+        return select(self._root, self._manifest, channel, target=target).count(most)
 
     def states(self, participant: str, **options: Any) -> Iterator[dict[str, Any]]:
         """Return an iterator over the state of a query or service at the cut.
@@ -143,10 +155,15 @@ class PipelineView:
 
 def termination(view: PipelineView) -> Verdict:
     """Return whether a pipeline has consumed everything: no record is in flight."""
-    counts = {pair: view.in_flight_count(*pair) for pair in view.channels}
-    full = [f"{name} to {target} {count:,}" for (name, target), count in counts.items() if count]
+    most = _COUNTED_MAX + 1
+    counts = {pair: view.in_flight_count(*pair, most=most) for pair in view.channels}
+    full = [f"{name} to {target} {_some(n)}" for (name, target), n in counts.items() if n]
     sentence = f"records in flight: {', '.join(full)}" if full else "no record is in flight"
     return Verdict(not full, sentence)
+
+
+def _some(count: int) -> str:
+    return f"{count:,}" if count <= _COUNTED_MAX else f"more than {_COUNTED_MAX:,}"
 
 
 def deadlock(view: PipelineView) -> Verdict:
@@ -163,7 +180,7 @@ def deadlock(view: PipelineView) -> Verdict:
         moving = {
             target
             for name, target in view.channels
-            if target in found.processes and view.in_flight_count(name, target)
+            if target in found.processes and view.in_flight_count(name, target, most=1)
         }
         if not moving:
             return verdict_on(found)

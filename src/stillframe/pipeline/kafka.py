@@ -147,13 +147,19 @@ class Broker:
         return self._offsets(topic, self._admin_module.OffsetSpec.latest(), is_committed=True)
 
     def newest_batch_before(
-        self, counting: Counting, positions: Mapping[int, int], newest: int
+        self,
+        counting: Counting,
+        positions: Mapping[int, int],
+        newest: int,
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> int | None:
         """Return the newest micro-batch of the writer of a topic with a record that counts before
         these positions; None if there is none.
 
         If Kafka has deleted the records before a position, they are of the micro-batch of the next
-        record at most, or of the `newest` one if there is no next record.
+        record at most, or of the `newest` one if there is no next record. There may
+        be many reads: `check` is called between them, and may raise an error to end them.
 
         Raises:
             NotConsistent: a record is not from the writer, or has no label.
@@ -165,6 +171,7 @@ class Broker:
         pending = {p: end for p, end in positions.items() if end > 0}
         window = 1
         while pending:
+            check()
             ranges = {p: (max(first.get(p, 0), end - window), end) for p, end in pending.items()}
             newest_of = self._newest_in(counting, ranges)
             for partition, (start, _) in ranges.items():
@@ -174,7 +181,7 @@ class Broker:
                 elif start <= first.get(partition, 0):
                     if start > 0:
                         after = max(positions[partition], first[partition])
-                        found.append(self._batch_after(counting, partition, after, newest))
+                        found.append(self._batch_after(counting, partition, after, newest, check))
                     del pending[partition]
                 else:
                     pending[partition] = start
@@ -192,10 +199,18 @@ class Broker:
                 last[record.partition] = _batch_of(counting, record)
         return last
 
-    def _batch_after(self, counting: Counting, partition: int, start: int, newest: int) -> int:
+    def _batch_after(
+        self,
+        counting: Counting,
+        partition: int,
+        start: int,
+        newest: int,
+        check: Callable[[], None],
+    ) -> int:
         """Return the micro-batch of the first record that counts from an offset on."""
         end = self.end_offsets(counting.topic.topic).get(partition, 0)
         for record in self.records(counting.topic.topic, {partition: (start, end)}):
+            check()
             if is_counted(counting, record):
                 batch = _batch_of(counting, record)
                 if batch is not None:
@@ -414,6 +429,13 @@ class Broker:
     def partitions(self, topic: str) -> list[int]:
         """Return the numbers of its partitions."""
         return sorted(one.id for one in self._described(topic).partitions)
+
+    def topic_id(self, topic: str) -> str:
+        """Return the id that Kafka gave a topic when it was created: one that is deleted and
+        created again has another. It is empty if the brokers are too old to give any."""
+        found = self._described(topic).topic_id
+        has_id = found is not None and str(found) != str(self._kafka.Uuid(0, 0))
+        return str(found) if has_id else ""
 
     def _described(self, topic: str, *operations: str) -> Any:
         """Return what the broker says of a topic; each of `operations` would have allowed it."""

@@ -35,6 +35,10 @@ def poll_s(root: Location) -> float:
     return OBJECT_POLL_S if isinstance(root, ObjectPath) else POLL_S
 
 
+class Busy(Unavailable):
+    """Another program is taking, deleting or restoring a snapshot of the pipeline."""
+
+
 class Lock:
     """Held from ``acquire`` until ``release``, or until the program that acquired it ends."""
 
@@ -171,14 +175,14 @@ def busy_participant(locks: Sequence[tuple[str, Lock]]) -> str | None:
 def coordinating(root: Location, doing: str, *, is_patient: bool = True) -> Iterator[None]:
     """Hold the coordinator's lock of the pipeline at `root` while the body runs: only one program
     at a time makes, snapshots, restores or trims it. `doing` is the purpose, for the error, which
-    is Unavailable; with `is_patient` it waits a little while for another program."""
+    is Busy; with `is_patient` it waits a little while for another program."""
     lock = coordinator_lock(root)
     if is_patient:
         is_ours = lock.acquire()
     else:
         is_ours = lock.acquire(wait_s=0) if isinstance(lock, LeasedLock) else lock.try_acquire()
     if not is_ours:
-        raise Unavailable(
+        raise Busy(
             f"{doing} is not possible now: another program is taking or restoring a snapshot of "
             f"{root}; try again when it has finished, and stop any 'pipeline snapshot --interval' "
             "that is running there"

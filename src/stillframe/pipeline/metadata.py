@@ -28,7 +28,7 @@ from stillframe.durable_files import replace_durably
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import SnapshotId, check_process_id
 from stillframe.pipeline.dataflow import Dataflow, Log, check_dataflow
-from stillframe.pipeline.locks import coordinating, participant_lock
+from stillframe.pipeline.locks import Busy, coordinating, participant_lock
 from stillframe.protocol.aligner import Mode
 from stillframe.storage.files import Place, below
 from stillframe.storage.location import Location, ObjectPath
@@ -415,8 +415,8 @@ class MetadataWriter:
         if read_object_metadata(self.root)[0].token != self.metadata.token:
             raise self._overtaken()
 
-    def _overtaken(self) -> Unavailable:
-        return Unavailable(
+    def _overtaken(self) -> Busy:
+        return Busy(
             f"another program has taken, deleted or restored a snapshot of {self.root}, because "
             "this one did not renew its lease in time; nothing was changed",
             path=self.root,

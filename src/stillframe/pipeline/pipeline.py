@@ -12,7 +12,6 @@ from stillframe.durable_files import partial_path
 from stillframe.errors import (
     Damaged,
     StillframeError,
-    Unavailable,
     UsageError,
     check_count,
     check_seconds,
@@ -31,7 +30,7 @@ from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.cut_view import PipelineView, QueryStates
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, dataflow
 from stillframe.pipeline.kafka import KafkaRecord
-from stillframe.pipeline.locks import COORDINATOR, Lock, coordinating
+from stillframe.pipeline.locks import COORDINATOR, Busy, Lock, coordinating
 from stillframe.pipeline.log import LogBatch, LogReader
 from stillframe.pipeline.metadata import (
     PIPELINE_FILE,
@@ -433,7 +432,7 @@ class Pipeline:
                     happened(self.snapshot(chosen, timeout_s=timeout_s))
                     if keep is not None and (damaged := self.keep(keep)):
                         happened(Damaged(sentence_on_damaged(damaged)))
-                except Unavailable:
+                except Busy:
                     continue  # another program takes one now, which will do
                 except StillframeError as error:
                     happened(error)

@@ -54,6 +54,7 @@ from stillframe.pipeline.snapshot_manifest import (
     verify_files,
 )
 from stillframe.pipeline.stopped import place_services
+from stillframe.pipeline.topic_records import check_same
 from stillframe.storage.files import below, copy_all, names
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import PROBE, check_conditional_writes
@@ -129,14 +130,14 @@ def _restore(root: Location, snapshot: SnapshotId, progress: Callable[[int], Non
 
 def check_topics(manifest: Manifest) -> None:
     """Raise NotConsistent if Kafka does not hold the records any more with which a query or service
-    would continue from a snapshot."""
+    would continue from a snapshot. A topic that was created again does not, nor one that was cut
+    short."""
     with brokers() as broker_of:
         for cut in manifest.topics:
             topic = manifest.dataflow.topic(cut.channel)
-            if not topic.targets:
-                continue
             broker = broker_of(topic)
             first, end = broker.first_offsets(topic.topic), broker.end_offsets(topic.topic)
+            check_same(broker, topic, cut, end)
             for target, positions in cut.positions.items():
                 for partition, position in positions.items():
                     held = range(first.get(partition, 0), end.get(partition, 0) + 1)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stillframe.errors import NotConsistent, StoreError
-from stillframe.model import SnapshotId
+from stillframe.model import Reason, SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Dataflow, Topic
@@ -63,25 +63,40 @@ class NotFound(msgspec.Struct, frozen=True):
 
     participant: str
     sentence: str
+    reason: Reason = Reason.NOT_RECORDED
 
 
-def record(root: Location, metadata: Metadata, snapshot: SnapshotId) -> RetainedCut | NotFound:
+class _TooLate(Exception):
+    """A search took too long; it has the reason."""
+
+    def __init__(self, found: NotFound) -> None:
+        super().__init__(found.sentence)
+        self.found = found
+
+
+def record(
+    root: Location, metadata: Metadata, snapshot: SnapshotId, timeout_s: float
+) -> RetainedCut | NotFound:
     """Find the newest consistent cut, and pin the checkpoints in the place of a pending snapshot.
+    After `timeout_s` seconds nothing more is read.
 
     Raises:
         NotConsistent: a topic holds a record that its writer has not written.
         Unavailable: Kafka does not answer.
         Damaged, StoreError: a checkpoint was edited, or cannot be read or pinned.
     """
+    until = time.monotonic() + timeout_s
     for attempt in range(1, 1 + _ATTEMPT_COUNT):
         with brokers() as broker_of:
-            search = _Search(root, metadata, broker_of)
+            search = _Search(root, metadata, broker_of, until)
             try:
                 found = search.cut(snapshot)
                 if isinstance(found, NotFound):
                     return found
                 if all(search.pin(fragment) for fragment in found.fragments.values()):
                     return found
+            except _TooLate as error:
+                return error.found
             except StoreError:
                 # Spark deletes what is old, and the start of a query what the run before has left.
                 if attempt == _ATTEMPT_COUNT or search.has_same():
@@ -100,8 +115,9 @@ class _Participant(Protocol):
     def log_positions(self, version: int) -> dict[str, int]:
         """Return its position on each log that it reads."""
 
-    def topic_positions(self, version: int) -> TopicPositions:
-        """Return its position on the partitions of each topic that it is declared to read."""
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
+        """Return its position on the partitions of each topic that it is declared to read. With
+        `is_earlier` it has read everything before that; else it has read nothing after it."""
 
     def staleness_s(self, version: int, now: float) -> float:
         """Return how long ago the version after this one began; 0 if there is none."""
@@ -134,9 +150,9 @@ class _Query:
             return self._starts
         return checkpoint.committed(self.checkpoint, version).positions
 
-    def topic_positions(self, version: int) -> TopicPositions:
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
         """See ``_Participant``."""
-        found = checkpoint.topic_positions(self.checkpoint, version)
+        found = checkpoint.topic_positions(self.checkpoint, version, is_earlier=is_earlier)
         if version != START and (missing := [t for t in self._topics if t.topic not in found]):
             raise NotConsistent(
                 f"query {self.name} is declared to read the channel {missing[0].name}, but its "
@@ -187,7 +203,7 @@ class _Service:
         """See ``_Participant``."""
         return {}
 
-    def topic_positions(self, version: int) -> TopicPositions:
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
         """See ``_Participant``."""
         if version in self._entries:
             return self._entries[version].positions
@@ -214,9 +230,14 @@ class _Search:
     """The search for a cut through the versions of all participants."""
 
     def __init__(
-        self, root: Location, metadata: Metadata, broker_of: Callable[[Topic], Broker]
+        self,
+        root: Location,
+        metadata: Metadata,
+        broker_of: Callable[[Topic], Broker],
+        until: float,
     ) -> None:
         self._root = root
+        self._until = until
         self._metadata = metadata
         self._broker_of = broker_of
         self._participants: dict[str, _Participant] = {}
@@ -224,6 +245,7 @@ class _Search:
             log.name: LogReader(root, log, metadata.segments[log.name])
             for log in metadata.dataflow.logs
         }
+        self._kept: dict[str, int] = {}
         self._countings: dict[str, Counting] = {}
 
     def cut(self, snapshot: SnapshotId) -> RetainedCut | NotFound:
@@ -266,7 +288,15 @@ class _Search:
 
     def pin(self, fragment: ParticipantFragment) -> bool:
         """Let the files stay that a participant recorded; return whether all were still there."""
+        self._check_time(fragment.participant, "its checkpoint was still being copied")
         return self._participants[fragment.participant].pin(self._root, fragment)
+
+    def _check_time(self, name: str, doing: str) -> None:
+        """End the search if it takes too long; `doing` says what took the time."""
+        if time.monotonic() > self._until:
+            described = self._metadata.dataflow.described(name)
+            sentence = f"{doing}, for {described}: give the snapshot more time"
+            raise _TooLate(NotFound(name, sentence, Reason.DEADLINE))
 
     def has_same(self) -> bool:
         """Return whether each query that was looked at still retains the same."""
@@ -285,6 +315,7 @@ class _Search:
             return _Query(root, metadata, name)
         if (beginning := beginning_of(root, metadata, name)) is None:
             return None
+        self._check_time(name, "its ledger was still being read")
         broker = self._broker_of(flow.topics_of(name)[0])
         ledger = find_ledger(root, name, metadata.epoch, broker)
         if ledger is not None and not ledger.has_begun():
@@ -310,7 +341,7 @@ class _Search:
             return participant.versions
 
         def has_all(version: int) -> bool:
-            positions = participant.topic_positions(version)
+            positions = participant.topic_positions(version, is_earlier=True)
             return all(
                 positions[one.topic.name].get(partition, 0) >= offset
                 for one in adopting
@@ -327,15 +358,31 @@ class _Search:
         target = self._participants[edge.target]
         newest = self._participants[edge.source].versions[-1]
         if edge.channel in self._readers:
+            self._check_time(edge.target, f"channel {edge.channel} was still being read")
             return self._consumed_of_log(edge.channel, target.log_positions(version))
         one = self._countings[edge.channel]
         positions = target.topic_positions(version)[edge.channel]
-        found = self._broker_of(one.topic).newest_batch_before(one, positions, newest)
+        found = self._broker_of(one.topic).newest_batch_before(
+            one,
+            positions,
+            newest,
+            check=lambda: self._check_time(
+                edge.target, f"topic {one.topic.topic} was still being read"
+            ),
+        )
         return _NOTHING if found is None else found
 
+    def _first_kept(self, log: str) -> int:
+        """Return the first entry of a log that was not trimmed. A search holds the lock that
+        trimming needs."""
+        if log not in self._kept:
+            self._kept[log] = self._readers[log].first_kept()
+        return self._kept[log]
+
     def _consumed_of_log(self, log: str, positions: Mapping[str, int]) -> int:
-        reader = self._readers[log]
-        for number in range(positions[log] - 1, -1, -1):
+        # What was trimmed is before a snapshot, so it is in every newer cut.
+        reader, first = self._readers[log], self._first_kept(log)
+        for number in range(positions[log] - 1, first - 1, -1):
             if (batch := reader.entry(number).content.batch) is not None:
                 return batch
         return _NOTHING
@@ -357,26 +404,32 @@ class _Search:
         )
 
     def _end_in_log(self, log: str, version: int) -> int:
-        """Return the number of the first entry after those of a micro-batch of the writer."""
+        """Return the position after the last entry that is not of a later micro-batch of the
+        writer."""
         reader = self._readers[log]
-        number = reader.tail(self._metadata.segments[log][-1].first)
-        while number > self._metadata.segments[log][-1].first:
-            batch = reader.entry(number - 1).content.batch
+        first = max(self._metadata.segments[log][-1].first, self._first_kept(log))
+        end = reader.tail(first)
+        for number in range(end - 1, first - 1, -1):
+            batch = reader.entry(number).content.batch
             if batch is not None and batch <= version:
                 break
-            number -= 1
-        return number
+            # Before the first records of an epoch, a barrier has no micro-batch.
+            if batch is not None:
+                end = number
+        return end
 
     def _topic_cut(self, topic: Topic, line: Line) -> TopicCut:
-        positions = {
-            target: self._participants[target].topic_positions(line.versions[target])[topic.name]
-            for target in topic.targets
-        }
+        positions = {}
+        for target in topic.targets:
+            one, version = self._participants[target], line.versions[target]
+            positions[target] = one.topic_positions(version, is_earlier=True)[topic.name]
         broker = self._broker_of(topic)
+        # First the id: if the topic is made again in between, the ends are those of the new one.
+        topic_id = broker.topic_id(topic.topic)
         # Of a source in the pipeline the labels decide, and what is committed of a transaction may
         # be so a moment later in another topic. Of other programs only the ends do.
         ask = broker.committed_offsets if topic.source is None else broker.end_offsets
-        return TopicCut(topic.name, positions, ask(topic.topic))
+        return TopicCut(topic.name, positions, ask(topic.topic), topic_id)
 
 
 def shortage(needed_counts: Mapping[str, int], versions: Mapping[str, list[int]]) -> str | None:

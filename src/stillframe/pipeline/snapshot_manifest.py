@@ -122,7 +122,7 @@ class ChannelCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield (f"{self.log} to {self.target}, partition {partition}{note}", *counts)
 
 
-class TopicCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TopicCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A topic of Kafka at the cut. The records on the channel are those that count, from the
     position of a target on, of the micro-batches of the source up to that of the cut.
 
@@ -132,11 +132,13 @@ class TopicCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             next record.
         ends: where the partitions ended when the snapshot was taken; every record of the cut has a
             lower offset.
+        topic_id: the id that Kafka gave the topic when it was created; empty if it gave none.
     """
 
     channel: str
     positions: dict[str, dict[Partition, Offset]]
     ends: dict[Partition, Offset]
+    topic_id: str = ""
 
 
 class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

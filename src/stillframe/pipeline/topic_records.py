@@ -6,13 +6,15 @@ nor what it wrote on a timeline that the snapshot is not on. If other programs w
 ends alone decide.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import itertools
+from collections.abc import Generator, Iterator, Mapping
 
 import msgspec
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.kafka import KafkaRecord, RecordReader, is_counted
+from stillframe.pipeline.kafka import Broker, KafkaRecord, RecordReader, is_counted
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, TopicCut
 from stillframe.pipeline.topics import Counting, counting_on, has_joined
@@ -27,7 +29,7 @@ class TopicSelection(msgspec.Struct, frozen=True):
     counting: Counting | None
     ranges: dict[int, tuple[int, int]]
 
-    def records(self) -> Iterator[KafkaRecord]:
+    def records(self) -> Generator[KafkaRecord, None, None]:
         """Yield the records, those of one partition in their order."""
         with RecordReader(self.topic.servers) as reader:
             for record in reader.records(self.topic.topic, self.ranges):
@@ -44,7 +46,12 @@ class TopicSelection(msgspec.Struct, frozen=True):
     @property
     def record_count(self) -> int:
         """How many they are: all are read."""
-        return sum(1 for _ in self.records())
+        return self.count()
+
+    def count(self, most: int | None = None) -> int:
+        """Return how many they are. It reads at most `most` of them, if that is not None."""
+        with contextlib.closing(self.records()) as records:
+            return sum(1 for _ in itertools.islice(records, most))
 
 
 def counting_at(root: Location, described: Metadata | Manifest, topic: Topic) -> Counting | None:
@@ -86,9 +93,9 @@ def select(
     positions = {} if cut is None or target is None else positions_of(cut, target)
     with RecordReader(topic.servers) as reader:
         first, ends = reader.first_offsets(topic.topic), reader.end_offsets(topic.topic)
-    if cut is not None:
-        _check_held(topic, cut.ends, ends)
-        ends = cut.ends
+        if cut is not None:
+            check_same(reader, topic, cut, ends)
+            ends = cut.ends
     begins = _begins(topic, {p: first.get(p, 0) for p in ends}, start or {})
     for partition, position in positions.items():
         if position < first.get(partition, 0) and position < ends.get(partition, 0):
@@ -146,12 +153,20 @@ def _begins(topic: Topic, first: dict[int, int], start: Mapping[int, int]) -> di
     return first | {partition: max(offset, 0) for partition, offset in start.items()}
 
 
-def _check_held(topic: Topic, ends: Mapping[int, int], held: Mapping[int, int]) -> None:
-    """Raise NotConsistent if a topic ends before the cut: it is not the one of the snapshot."""
-    for partition, end in ends.items():
+def check_same(broker: Broker, topic: Topic, cut: TopicCut, held: Mapping[int, int]) -> None:
+    """Raise NotConsistent if a topic, which ends at these offsets now, is not the one of the
+    snapshot: it has another id, or ends before the cut."""
+    remedy = "use a snapshot that was taken since"
+    if cut.topic_id and broker.topic_id(topic.topic) != cut.topic_id:
+        raise NotConsistent(
+            f"topic {topic.topic} was deleted and created again after the snapshot was taken: the "
+            "records of the snapshot are not in it",
+            remedy=remedy,
+        )
+    for partition, end in cut.ends.items():
         if held.get(partition, 0) < end:
             raise NotConsistent(
                 f"topic {topic.topic} ended at offset {end} in partition {partition} when the "
                 f"snapshot was taken, and ends at {held.get(partition, 0)} now",
-                remedy="the topic was made again; use a snapshot that was taken since",
+                remedy=f"the topic lost records or was made again; {remedy}",
             )
