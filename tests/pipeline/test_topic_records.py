@@ -42,6 +42,15 @@ def test_a_record_has_all_that_kafka_has_of_it(topic_shop: TopicShop) -> None:
     assert first.timestamp_ms > 0
 
 
+def test_a_snapshot_has_the_id_of_each_topic(topic_shop: TopicShop) -> None:
+    """Kafka gives another one to each topic that is created."""
+    manifest = topic_shop.snapshot()
+    found = {cut.channel: cut.topic_id for cut in manifest.topics}
+    broker = topic_shop.broker
+    assert found == {name: broker.topic_id(topic) for name, topic in topic_shop.topics.items()}
+    assert len({*found.values()} - {""}) == 3
+
+
 def test_only_the_records_of_the_present_timeline_are_read(topic_shop: TopicShop) -> None:
     """Neither those that a restore took out of it, nor those that a program of an older epoch
     wrote later."""
