@@ -499,8 +499,10 @@ def test_a_partition_that_another_broker_gets_is_asked_for_again(
     answers: list[dict[TopicPartition, Future[Any]]] = []
     ask = broker._admin.list_offsets
 
-    def asked(partitions: dict[TopicPartition, Any]) -> dict[TopicPartition, Future[Any]]:
-        answers.append(ask(partitions))
+    def asked(
+        partitions: dict[TopicPartition, Any], **how: Any
+    ) -> dict[TopicPartition, Future[Any]]:
+        answers.append(ask(partitions, **how))
         if len(answers) < 3:
             for partition in partitions:
                 answers[-1][partition] = Future()

@@ -299,8 +299,7 @@ def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
     last = _METADATA if batch == START else f"{_COMMITS}/{batch}"
     needed = [name for name in _needed(checkpoint, batch) if name != last]
     copy_all([(below(checkpoint, name), below(target, name)) for name in needed])
-    if batch != START:
-        copy_all([(below(checkpoint, last), below(target, last))])
+    copy_all([(below(checkpoint, last), below(target, last))])
 
 
 def continue_in(
