@@ -31,7 +31,7 @@ def test_sources_begin() -> None:
     """4.2: the coordinator injects barriers at the sources; a source that is told takes a snapshot
     of its state and sends the barrier on all its outputs."""
     assert CHAIN.initiators() == ("a",)
-    for mode in Mode:
+    for mode in (Mode.ALIGNED, Mode.UNALIGNED, Mode.AT_LEAST_ONCE):
         assert may_record(mode, {}, is_initiator=True)
     steps, world = first_ends(Scene(flow_of("a>b", "a>c"), Mode.ALIGNED, {"a": 2}))
     assert [log.count(Barrier(0)) for log in world.logs] == [1, 1]

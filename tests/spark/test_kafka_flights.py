@@ -27,7 +27,7 @@ TEN = pa.Table.from_pylist(
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.nightly(part="pipelines")
+@pytest.mark.nightly(part="pipelines", only=True)
 def test_the_demonstration_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output is right after restores to a snapshot and to the newest consistent point."""
     monkeypatch.setattr(demo, "EVERY_S", by_night(demo.EVERY_S, check=2.0))

@@ -121,7 +121,7 @@ def test_a_pipeline_is_watched_photographed_and_taken_back(
     ):
         page.goto(link)
         expect(page.locator(".state")).to_have_text("stopped · epoch 1")
-        page.get_by_text("Queries, services and logs in figures").click()
+        page.get_by_text("Queries, services and channels in figures").click()
         with running(spark, shop, gate) as selling:
             expect(page.locator(".state")).to_have_text("running · epoch 1")
             for name in ("till", "sums", "mails", "purchases", "totals"):
