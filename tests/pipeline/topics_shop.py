@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import Unavailable, UsageError
-from stillframe.pipeline import Pipeline, kafka, kafka_channel
+from stillframe.pipeline import Pipeline, kafka, kafka_channel, topic_records
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, KafkaRecord
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
@@ -100,6 +100,7 @@ class Shop:
         self.brokers = Records()
         self.began_at = time.time() - 60
         monkeypatch.setattr(kafka, "Broker", lambda servers: self.brokers)
+        monkeypatch.setattr(topic_records, "RecordReader", lambda servers: self.brokers)
         for topic in self.pipeline.dataflow.topics:
             self.brokers.topics[topic.topic] = {0: [], 1: []}
             if topic.source is not None:
