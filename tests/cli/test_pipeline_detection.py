@@ -64,7 +64,7 @@ def test_a_predicate_that_is_not_stable_is_found_out(call: Call, shop: Pipeline)
 def test_a_sum_over_states_and_channels_is_compared_with_the_oldest(
     call: Call, shop: Pipeline
 ) -> None:
-    """Nothing is lost: what is sold is in the books or on its way."""
+    """Nothing is lost: each sale is in the books or in flight."""
     take(shop)
     add_up(shop, 1)
     take(shop)

@@ -292,7 +292,7 @@ def add_topic(root: Path, *lines: str) -> None:
 def test_micro_batches_are_retained_with_the_plan_before(
     tmp_path: Path, planned: int, done: int, before: int, retained: list[int]
 ) -> None:
-    """Spark goes on after a micro-batch only if it has the plan of the one before."""
+    """Spark continues after a micro-batch only if it has the plan of the previous one."""
     path = make_checkpoint(tmp_path, planned=planned, done=done)
     purge(path, before)
     assert checkpoint.retained_batches(path) == retained
@@ -353,7 +353,7 @@ def test_a_commit_is_copied_after_all_that_it_needs(
 
 
 def test_only_a_whole_checkpoint_is_adopted(tmp_path: Path) -> None:
-    """There must be one, and nobody may have reset it by hand."""
+    """A missing checkpoint, and one that was reset by hand, are refused."""
     with pytest.raises(UsageError, match="is not the checkpoint of a query that has run"):
         checkpoint.adopt(tmp_path / "none", tmp_path / "new")
     old = make_checkpoint(tmp_path / "old", planned=4, done=2)

@@ -125,7 +125,7 @@ def retained_batches(checkpoint: Location) -> list[int]:
     still keeps whole. `START` stands for the start, before the first micro-batch. An adopted query
     has none: its first records are not labelled."""
     plans, commits = (set(_numbers(checkpoint / part)) for part in (_OFFSETS, _COMMITS))
-    # Spark goes on after a micro-batch only if it has the plan of the one before.
+    # Spark continues after a micro-batch only if it has the plan of the previous one.
     found = sorted(n for n in commits & plans if n == 0 or n - 1 in plans)
     has_start = not commits or (found[:1] == [0] and not is_there(checkpoint / _ADOPTED))
     return [START, *found] if has_start else found

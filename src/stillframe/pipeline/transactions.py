@@ -56,7 +56,7 @@ class TransactionWriter:
         own = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(TRANSACTION_S * 1000),
-            # As Spark and Java: the records of a key are in one partition, whoever writes them.
+            # The one of Java and Spark: every writer puts the records of a key into the same partition.
             "partitioner": "murmur2_random",
         }
         self._producer = self._kafka.Producer(settings_of(servers) | own)
