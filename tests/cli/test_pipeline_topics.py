@@ -108,7 +108,6 @@ def test_records_in_flight_are_not_counted_without_end(
 ) -> None:
     """Beyond a number, it is only said that there are more."""
     topics.pipeline.snapshot()
-    monkeypatch.setattr("stillframe.pipeline.topic_records.RecordReader", lambda _: topics.brokers)
     for most, count in ((3, None), (4, 4)):
         monkeypatch.setattr("stillframe.cli.pipeline.IN_FLIGHT_MAX", most)
         result = call("pipeline", "show", topics.path, "--json")

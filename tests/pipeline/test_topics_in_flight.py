@@ -26,7 +26,6 @@ def test_termination_reads_no_more_records_than_it_needs(
             yield record
 
     monkeypatch.setattr(shop.brokers, "records", noting)
-    monkeypatch.setattr("stillframe.pipeline.topic_records.RecordReader", lambda _: shop.brokers)
     assert termination(view).sentence == ("records in flight: orders to dedup 4, unique to sums 4")
     assert view.in_flight_count("unique") == 4
     seen.clear()

@@ -100,7 +100,7 @@ class Shop:
         self.brokers = Records()
         self.began_at = time.time() - 60
         monkeypatch.setattr(kafka, "Broker", lambda servers: self.brokers)
-        monkeypatch.setattr(topic_records, "RecordReader", lambda servers: self.brokers)
+        monkeypatch.setattr(topic_records, "Broker", lambda servers, **how: self.brokers)
         for topic in self.pipeline.dataflow.topics:
             self.brokers.topics[topic.topic] = {0: [], 1: []}
             if topic.source is not None:

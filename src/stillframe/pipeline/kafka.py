@@ -37,7 +37,7 @@ _PASSING = (
     "UNKNOWN_LEADER_EPOCH",
 )
 """Errors that end when all have heard which broker has a partition now."""
-_QUICK = {
+_QUICK: dict[str, Any] = {
     # A few records at a time are wanted, at once.
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 1,
@@ -45,7 +45,7 @@ _QUICK = {
     "queued.min.messages": 1,
     "queued.max.messages.kbytes": 2**10,
 }
-_MANY = {"queued.max.messages.kbytes": 2**14}
+_MANY: dict[str, Any] = {"queued.max.messages.kbytes": 2**14}
 """Records of a whole topic are wanted: up to so much waits in memory."""
 _HARMLESS = ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED")
 """Errors among messages that are none: a partition has ended, and it takes part in no group."""
@@ -97,28 +97,85 @@ def settings_of(servers: str) -> dict[str, Any]:
     }
 
 
-class Broker:
-    """A connection to the brokers of some topics. Close it, or use it as a context manager.
+class Connection:
+    """The clients of some brokers, with one login, and what their errors mean."""
+
+    def __init__(self, servers: str) -> None:
+        self.servers = servers
+        self.kafka = _imported("confluent_kafka")
+        self._trouble: Any = None
+
+    def client(self, kind: Callable[[dict[str, Any]], Any], own: dict[str, Any]) -> Any:
+        """Return a client of this kind with these settings."""
+        try:
+            return kind(settings_of(self.servers) | own | {"error_cb": self._note})
+        except self.kafka.KafkaException as error:
+            raise UsageError(
+                f"Kafka's client rejects its settings: {error.args[0].str()}: check {where()}"
+            ) from None
+
+    def _note(self, error: Any) -> None:
+        """Keep what went wrong with a connection: the answer that never comes does not say it."""
+        if self._trouble is None or error.name() != "_ALL_BROKERS_DOWN":
+            self._trouble = error
+
+    def check_login(self) -> None:
+        """Raise Unavailable if the broker, or TLS, has rejected this program: to try it again, as
+        clients do, would not help."""
+        if (trouble := self._trouble) is None:
+            return
+        if trouble.name() == "_AUTHENTICATION":
+            raise Unavailable(
+                f"Kafka at {self.servers} rejects the login of {identity()}",
+                remedy=f"check it in {where()}",
+            )
+        if trouble.name() == "_SSL" or _ALERT in trouble.str():
+            raise Unavailable(
+                f"no connection with TLS to Kafka at {self.servers}: {trouble.str()}",
+                remedy=f"check the certificates in {where()}",
+            )
+
+    def is_record(self, message: Any, topic: str) -> bool:
+        """Return whether a message is a record; it may be news that is no error."""
+        if (error := message.error()) is not None and error.name() not in _HARMLESS:
+            raise self.failed(error, topic, "READ")
+        return error is None
+
+    def failed(
+        self, error: Any, topic: str, *operations: str, is_seen: bool = True
+    ) -> StillframeError:
+        """Return the error to raise about one of Kafka."""
+        if error.name() == "UNKNOWN_TOPIC_OR_PART":
+            return UsageError(f"there is no topic {topic} at {self.servers}: create it first")
+        if error.name() == "TOPIC_AUTHORIZATION_FAILED":
+            return _not_allowed(topic, *operations, is_seen=is_seen)
+        return self.does_not_answer(f"topic {topic}: {error.str()}")
+
+    def does_not_answer(self, why: str) -> Unavailable:
+        """Return the error that no broker answers."""
+        trouble = "" if self._trouble is None else f" ({self._trouble.str()})"
+        login = "" if client_settings() else f"; if they need a login, set {VARIABLE}"
+        return Unavailable(
+            f"Kafka at {self.servers} does not answer as it should: {why}{trouble}",
+            remedy=f"check that the brokers run and can be reached from here{login}",
+        )
+
+
+class Broker(Connection):
+    """A connection to the brokers of some topics. Close it, or use it as a context manager. With
+    `is_bulk` it fetches many records at a time, and else a few at once.
 
     Every method raises Unavailable if no broker answers, the login fails or an ACL is missing, and
     UsageError if there is no such topic.
     """
 
-    _fetching: Mapping[str, int] = _QUICK
-
-    def __init__(self, servers: str) -> None:
-        self._servers = servers
-        self._kafka = imported_kafka()
+    def __init__(self, servers: str, *, is_bulk: bool = False) -> None:
+        super().__init__(servers)
+        self._fetching = _MANY if is_bulk else _QUICK
         self._admin_module = _imported("confluent_kafka.admin")
         self._consumer: Any = None
         self._first: dict[str, dict[int, int]] = {}
         self._known: set[str] = set()
-        self._trouble: Any = None
-
-    @property
-    def servers(self) -> str:
-        """The brokers."""
-        return self._servers
 
     def __enter__(self) -> Self:
         return self
@@ -272,7 +329,6 @@ class Broker:
     def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
         """Yield the records of each partition from a first offset up to, and without, a last one;
         those of one partition in their order."""
-        kafka = self._kafka
         left = {p: end for p, (start, end) in ranges.items() if start < end}
         if not left:
             return
@@ -282,16 +338,16 @@ class Broker:
             # its metadata in this way, a broker may create one.
             self.partitions(topic)
             self._learn(consumer, topic)
-        consumer.assign([kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
+        consumer.assign([self.kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         until = time.monotonic() + TIMEOUT_S
         while left:
             messages = consumed(consumer, _POLL_S)
-            self._check_login()
+            self.check_login()
             if not messages and time.monotonic() > until:
-                raise self._does_not_answer(f"topic {topic} sends no record")
+                raise self.does_not_answer(f"topic {topic} sends no record")
             for message in messages:
                 partition = message.partition()
-                if not self._is_record(message, topic):
+                if not self.is_record(message, topic):
                     if message.error().name() == "_PARTITION_EOF":
                         left.pop(partition, None)
                 elif partition in left:
@@ -307,7 +363,7 @@ class Broker:
         """Yield the records of a topic as they come, some at a time, and never end. `starts` are
         the offsets to start at; a partition that is not named, such as one that is added later, is
         read from its first record on. A list is empty if none has come for a while."""
-        kafka, consumer = self._kafka, self._opened()
+        consumer = self._opened()
         positions: dict[int, int] = {}
         look_at = 0.0
         while True:
@@ -315,22 +371,16 @@ class Broker:
                 if positions.keys() != set(self.partitions(topic)):
                     positions = {**self.first_offsets(topic), **starts, **positions}
                     consumer.assign(
-                        [kafka.TopicPartition(topic, *one) for one in positions.items()]
+                        [self.kafka.TopicPartition(topic, *one) for one in positions.items()]
                     )
                 look_at = time.monotonic() + _PARTITIONS_S
             found = []
-            self._check_login()
+            self.check_login()
             for message in consumed(consumer, _POLL_S):
-                if self._is_record(message, topic):
+                if self.is_record(message, topic):
                     positions[message.partition()] = message.offset() + 1
                     found.append(record_of(message))
             yield found
-
-    def _is_record(self, message: Any, topic: str) -> bool:
-        """Return whether a message is a record; it may be news that is no error."""
-        if (error := message.error()) is not None and error.name() not in _HARMLESS:
-            raise self._failed(error, topic, "READ")
-        return error is None
 
     def check(self, topic: Topic, *, is_written: bool = False) -> None:
         """Raise UsageError if a topic deletes or replaces records that a restore would need, and
@@ -372,10 +422,10 @@ class Broker:
         new = self._admin_module.NewTopic(topic, 1, config=_KEEPS)
         try:
             _called(self._admin.create_topics, [new])[topic].result()
-        except self._kafka.KafkaException as error:
-            if error.args[0].code() != self._kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+        except self.kafka.KafkaException as error:
+            if error.args[0].code() != self.kafka.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise Unavailable(
-                    f"Kafka at {self._servers} does not create the topic {topic}: "
+                    f"Kafka at {self.servers} does not create the topic {topic}: "
                     f"{error.args[0].str()}",
                     remedy="let this user create topics whose names begin with "
                     f"{topic.rpartition('-')[0]}",
@@ -394,7 +444,7 @@ class Broker:
 
     def delete_before(self, topic: str, offset: int) -> None:
         """Delete the records of partition 0 of a topic that have a lower offset."""
-        place = self._kafka.TopicPartition(topic, 0, offset)
+        place = self.kafka.TopicPartition(topic, 0, offset)
         self._answer(_called(self._admin.delete_records, [place])[place], topic, "DELETE")
 
     def _offsets(
@@ -405,10 +455,10 @@ class Broker:
         *,
         is_committed: bool = False,
     ) -> dict[int, int]:
-        levels = self._kafka.IsolationLevel
+        levels = self.kafka.IsolationLevel
         level = levels.READ_COMMITTED if is_committed else levels.READ_UNCOMMITTED
         numbers = self.partitions(topic) if numbers is None else numbers
-        partitions = [self._kafka.TopicPartition(topic, number) for number in numbers]
+        partitions = [self.kafka.TopicPartition(topic, number) for number in numbers]
 
         def ask(*some: Any) -> "dict[Any, Future[Any]]":
             asked: dict[Any, Future[Any]] = _called(
@@ -419,10 +469,8 @@ class Broker:
         futures = ask(*partitions)
 
         def offset_in(partition: Any) -> int:
-            again = functools.partial(ask, partition)
-            future = futures[partition]
-            answer = self._answer(future, topic, "DESCRIBE", again=lambda: again()[partition])
-            return int(answer.offset)
+            again = functools.partial(lambda one: ask(one)[one], partition)
+            return int(self._answer(futures[partition], topic, "DESCRIBE", again=again).offset)
 
         return {one.partition: offset_in(one) for one in partitions}
 
@@ -434,7 +482,7 @@ class Broker:
         """Return the id that Kafka gave a topic when it was created: one that is deleted and
         created again has another. It is empty if the brokers are too old to give any."""
         found = self._described(topic).topic_id
-        has_id = found is not None and str(found) != str(self._kafka.Uuid(0, 0))
+        has_id = found is not None and str(found) != str(self.kafka.Uuid(0, 0))
         return str(found) if has_id else ""
 
     def _described(self, topic: str, *operations: str) -> Any:
@@ -442,7 +490,7 @@ class Broker:
 
         # Asked for its metadata in another way, a broker may create the topic.
         def ask() -> "Future[Any]":
-            asked = self._kafka.TopicCollection([topic])
+            asked = self.kafka.TopicCollection([topic])
             found = _called(self._admin.describe_topics, asked, include_authorized_operations=True)
             future: Future[Any] = found[topic]
             return future
@@ -451,7 +499,7 @@ class Broker:
 
     @functools.cached_property
     def _admin(self) -> Any:
-        return self._client(self._admin_module.AdminClient, {})
+        return self.client(self._admin_module.AdminClient, {})
 
     def _opened(self) -> Any:
         if self._consumer is None:
@@ -462,44 +510,15 @@ class Broker:
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
             }
-            self._consumer = self._client(self._kafka.Consumer, own | {**self._fetching})
+            self._consumer = self.client(self.kafka.Consumer, own | self._fetching)
         return self._consumer
-
-    def _client(self, kind: Callable[[dict[str, Any]], Any], own: dict[str, Any]) -> Any:
-        try:
-            return kind(settings_of(self._servers) | own | {"error_cb": self._note})
-        except self._kafka.KafkaException as error:
-            raise UsageError(
-                f"Kafka's client rejects its settings: {error.args[0].str()}: check {where()}"
-            ) from None
-
-    def _note(self, error: Any) -> None:
-        """Keep what went wrong with a connection: the answer that never comes does not say it."""
-        if self._trouble is None or error.name() != "_ALL_BROKERS_DOWN":
-            self._trouble = error
-
-    def _check_login(self) -> None:
-        """Raise Unavailable if the broker, or TLS, has rejected this program: to try it again, as
-        clients do, would not help."""
-        if (trouble := self._trouble) is None:
-            return
-        if trouble.name() == "_AUTHENTICATION":
-            raise Unavailable(
-                f"Kafka at {self._servers} rejects the login of {identity()}",
-                remedy=f"check it in {where()}",
-            )
-        if trouble.name() == "_SSL" or _ALERT in trouble.str():
-            raise Unavailable(
-                f"no connection with TLS to Kafka at {self._servers}: {trouble.str()}",
-                remedy=f"check the certificates in {where()}",
-            )
 
     def _learn(self, consumer: Any, topic: str) -> None:
         """Let a consumer hear of a topic."""
         try:
             consumer.list_topics(topic=topic, timeout=TIMEOUT_S)
-        except self._kafka.KafkaException as error:
-            raise self._failed(error.args[0], topic, "DESCRIBE") from None
+        except self.kafka.KafkaException as error:
+            raise self.failed(error.args[0], topic, "DESCRIBE") from None
         self._known.add(topic)
 
     def _answer(
@@ -516,39 +535,15 @@ class Broker:
         while True:
             while not wait([future], _POLL_S).done:
                 self._admin.poll(0)
-                self._check_login()
+                self.check_login()
             try:
                 return future.result()
-            except self._kafka.KafkaException as error:
+            except self.kafka.KafkaException as error:
                 is_passing = error.args[0].name() in _PASSING and time.monotonic() < until
                 if again is None or not is_passing:
-                    raise self._failed(error.args[0], topic, *operations, is_seen=is_seen) from None
+                    raise self.failed(error.args[0], topic, *operations, is_seen=is_seen) from None
             time.sleep(_POLL_S)
             future = again()
-
-    def _failed(
-        self, error: Any, topic: str, *operations: str, is_seen: bool = True
-    ) -> StillframeError:
-        """Return the error to raise about one of Kafka."""
-        if error.name() == "UNKNOWN_TOPIC_OR_PART":
-            return UsageError(f"there is no topic {topic} at {self._servers}: create it first")
-        if error.name() == "TOPIC_AUTHORIZATION_FAILED":
-            return _not_allowed(topic, *operations, is_seen=is_seen)
-        return self._does_not_answer(f"topic {topic}: {error.str()}")
-
-    def _does_not_answer(self, why: str) -> Unavailable:
-        trouble = "" if self._trouble is None else f" ({self._trouble.str()})"
-        login = "" if client_settings() else f"; if they need a login, set {VARIABLE}"
-        return Unavailable(
-            f"Kafka at {self._servers} does not answer as it should: {why}{trouble}",
-            remedy=f"check that the brokers run and can be reached from here{login}",
-        )
-
-
-class RecordReader(Broker):
-    """A connection that reads many records."""
-
-    _fetching = _MANY
 
 
 def is_counted(counting: Counting | None, record: KafkaRecord) -> bool:
@@ -608,11 +603,6 @@ def brokers() -> Iterator[Callable[[Topic], Broker]]:
             return stack.enter_context(Broker(servers))
 
         yield lambda topic: broker(topic.servers)
-
-
-def imported_kafka() -> Any:
-    """Return the module ``confluent_kafka``; Unavailable if it is not installed."""
-    return _imported("confluent_kafka")
 
 
 def consumed(consumer: Any, wait_s: float) -> list[Any]:

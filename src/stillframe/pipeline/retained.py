@@ -181,7 +181,7 @@ class _Query:
             return True
         target = pinned_path(pinning_directory(root, fragment.snapshot), self.name, fragment.query)
         checkpoint.pin(self.checkpoint, version, target)
-        # Spark may have deleted old files before they were listed: then none was found to be missing.
+        # Old files that Spark deleted before they were listed were not missed.
         return checkpoint.is_retained(self.checkpoint, version)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
-from stillframe.pipeline.kafka import Broker, KafkaRecord, RecordReader, is_counted
+from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, TopicCut
 from stillframe.pipeline.topics import Counting, counting_on, has_joined
@@ -31,7 +31,7 @@ class TopicSelection(msgspec.Struct, frozen=True):
 
     def records(self) -> Generator[KafkaRecord, None, None]:
         """Yield the records, those of one partition in their order."""
-        with RecordReader(self.topic.servers) as reader:
+        with Broker(self.topic.servers, is_bulk=True) as reader:
             for record in reader.records(self.topic.topic, self.ranges):
                 if is_counted(self.counting, record):
                     yield record
@@ -91,7 +91,7 @@ def select(
     topic = described.dataflow.topic(channel)
     cut = topic_cut(described, channel) if isinstance(described, Manifest) else None
     positions = {} if cut is None or target is None else positions_of(cut, target)
-    with RecordReader(topic.servers) as reader:
+    with Broker(topic.servers, is_bulk=True) as reader:
         first, ends = reader.first_offsets(topic.topic), reader.end_offsets(topic.topic)
         if cut is not None:
             check_same(reader, topic, cut, ends)
@@ -131,7 +131,7 @@ def follow(root: Location, channel: str, start: Mapping[int, int] | None) -> Ite
     metadata = read_metadata(root)
     topic = metadata.dataflow.topic(channel)
     counting = counting_at(root, metadata, topic)
-    with RecordReader(topic.servers) as reader:
+    with Broker(topic.servers, is_bulk=True) as reader:
         begins = _begins(topic, reader.first_offsets(topic.topic), start or {})
         for records in reader.follow(topic.topic, begins):
             # Read after the records: a restore is in here before any record of its epoch is there.

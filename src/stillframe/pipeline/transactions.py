@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
-from stillframe.pipeline.kafka import TIMEOUT_S, consumed, imported_kafka, settings_of
+from stillframe.pipeline.kafka import TIMEOUT_S, Connection, consumed
 
 TRANSACTION_S = 60.0
 """Timeout after which a broker aborts a transaction whose writer has crashed. Until then its
@@ -48,23 +48,25 @@ class TransactionWriter:
     """
 
     def __init__(self, servers: str, transactional_id: str, service: str) -> None:
-        self._kafka = imported_kafka()
-        self._servers = servers
+        self._connection = Connection(servers)
+        self._kafka = self._connection.kafka
         self._service = service
         self._rejected: Any = None
         self._offset = -1
         own = {
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(TRANSACTION_S * 1000),
-            # The one of Java and Spark: every writer puts the records of a key into the same partition.
+            # As in Java and Spark: each writer puts the records of a key into one partition.
             "partitioner": "murmur2_random",
         }
-        self._producer = self._kafka.Producer(settings_of(servers) | own)
+        self._producer = self._connection.client(self._kafka.Producer, own)
         try:
             # Only with a connection it begins at once, and not after half a second.
             self._producer.list_topics(transactional_id, TIMEOUT_S)
             self._producer.init_transactions(TIMEOUT_S)
         except self._kafka.KafkaException as error:
+            self._producer.poll(0)
+            self._connection.check_login()
             raise Unavailable(
                 f"Kafka at {servers} does not let service {service} begin transactions: "
                 f"{error.args[0].str()}",
@@ -136,7 +138,8 @@ class TransactionWriter:
                 "max.message.bytes"
             )
         return Unavailable(
-            f"Kafka at {self._servers} does not commit the work of service {self._service}: "
+            f"Kafka at {self._connection.servers} does not commit the work of service "
+            f"{self._service}: "
             f"{(error if self._rejected is None else self._rejected[0]).str()}",
             process=self._service,
             remedy=_REMEDY,
@@ -147,8 +150,8 @@ class TopicReader:
     """Reads committed records of topics from given positions on. Close it at the end."""
 
     def __init__(self, servers: str) -> None:
-        self._kafka = imported_kafka()
-        self._servers = servers
+        self._connection = Connection(servers)
+        self._kafka = self._connection.kafka
         own = {
             "group.id": "stillframe",
             "enable.auto.commit": False,
@@ -157,7 +160,7 @@ class TopicReader:
             "fetch.wait.max.ms": 100,
             "queued.max.messages.kbytes": 2**14,
         }
-        self._consumer = self._kafka.Consumer(settings_of(servers) | own)
+        self._consumer = self._connection.client(self._kafka.Consumer, own)
         self._partitions: dict[str, set[int]] = {}
 
     def close(self) -> None:
@@ -181,18 +184,16 @@ class TopicReader:
             NotConsistent: Kafka has deleted the next record.
             Unavailable: a broker refuses to send records.
         """
+        self._connection.check_login()
         found = []
         for message in consumed(self._consumer, wait_s):
-            if (error := message.error()) is None:
-                found.append(message)
-            elif error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - its name
+            error = message.error()
+            if error is not None and error.name() == "_AUTO_OFFSET_RESET":
                 raise deleted(message.topic(), message.partition(), None)
-            elif not error.retriable():
-                raise Unavailable(
-                    f"Kafka at {self._servers} sends no record of topic {message.topic()}: "
-                    f"{error.str()}",
-                    remedy="check the topic, and start the service again",
-                )
+            if error is not None and error.retriable():
+                continue
+            if self._connection.is_record(message, message.topic()):
+                found.append(message)
         return found
 
 
