@@ -159,6 +159,13 @@ class Guarded:
         admin = _ADMIN.AdminClient(self.admin_settings)
         _wait(admin.create_acls(list(_acls(_ADMIN.AclBinding, principal, topic, operations))))
 
+    def allow_prefix(self, principal: str, kind: str, prefix: str, *operations: str) -> None:
+        """Add ACLs of all topics, or TRANSACTIONAL_IDs, whose names have a prefix."""
+        admin = _ADMIN.AdminClient(self.admin_settings)
+        place = (_ADMIN.ResourceType[kind], _ADMIN.ResourcePatternType.PREFIXED)
+        made = list(_acls(_ADMIN.AclBinding, principal, prefix, operations, place))
+        _wait(admin.create_acls(made))
+
     def revoke(self, principal: str, topic: str, *operations: str) -> None:
         """Remove ACLs of a topic."""
         admin = _ADMIN.AdminClient(self.admin_settings)
@@ -177,12 +184,19 @@ def _wait(futures: Mapping[Any, Future[Any]]) -> None:
         future.result()
 
 
-def _acls(kind: Any, principal: str, topic: str, operations: Iterable[str]) -> Iterator[Any]:
+def _acls(
+    kind: Any,
+    principal: str,
+    name: str,
+    operations: Iterable[str],
+    place: tuple[Any, Any] = (_ADMIN.ResourceType.TOPIC, _ADMIN.ResourcePatternType.LITERAL),
+) -> Iterator[Any]:
+    resource, pattern = place
     for operation in operations:
         yield kind(
-            _ADMIN.ResourceType.TOPIC,
-            topic,
-            _ADMIN.ResourcePatternType.LITERAL,
+            resource,
+            name,
+            pattern,
             principal,
             "*",
             _ADMIN.AclOperation[operation],

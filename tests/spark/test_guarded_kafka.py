@@ -14,10 +14,11 @@ import pytest
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, kafka
+from stillframe.pipeline import Pipeline, kafka, kafka_channel, transactions
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.kafka_login import VARIABLE
+from stillframe.pipeline.transactions import TransactionWriter
 from stillframe.spark.topics import join_topics
 from stillframe.watch.pipeline_document import describe
 from tests.spark.guarded_kafka import KEY_PASSWORD, PASSWORD, Authority, Guarded, guarded_kafka
@@ -190,6 +191,61 @@ def check(servers: str) -> None:
     topic = Topic(name="orders", topic="orders", servers=servers, source=None, targets=("dedup",))
     with Broker(servers) as one:
         one.check(topic)
+
+
+@dataclass
+class Books:
+    """The state of a service."""
+
+    order_count: int = 0
+
+
+BOOKS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("TOPIC", "orders"): ("READ", "DESCRIBE_CONFIGS"),
+    ("TOPIC", "entries"): ("READ", "WRITE", "DESCRIBE_CONFIGS"),
+    ("TOPIC", "stillframe-"): ("CREATE", "READ", "WRITE", "DELETE"),
+    ("TRANSACTIONAL_ID", "stillframe-"): ("WRITE",),
+}
+"""Exactly what the documents say that a service may do, by the prefix of names."""
+
+
+def test_the_least_acls_of_a_service_are_enough(
+    broker: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads without an ACL of any group, makes its ledger, and writes in transactions."""
+    broker.add_users("books")
+    broker.create_topics("entries")
+    for (kind, prefix), operations in BOOKS.items():
+        broker.allow_prefix("User:books", kind, prefix, *operations)
+    monkeypatch.setenv(VARIABLE, str(broker.user("books")))
+    servers = broker.passwords
+    pipeline = Pipeline.create(
+        tmp_path / "books.pipeline",
+        services={"books": Books},
+        channels=[
+            kafka_channel("orders", topic="orders", servers=servers, targets=["books"]),
+            kafka_channel("entries", topic="entries", servers=servers, source="books"),
+        ],
+    )
+    for wanted in (COUNT, 2 * COUNT):
+        with pipeline.join_service("books", state=(books := Books())) as me:
+            while books.order_count < wanted:
+                _, records = me.receive()
+                books.order_count += len(records)
+                me.append("entries", str(books.order_count))
+    assert books.order_count == 2 * COUNT
+
+
+def test_a_rejected_login_of_a_service_is_named(
+    broker: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the user and the file, as that of other programs."""
+    path = broker.user("dedup", "SCRAM-SHA-256", password=WRONG)
+    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.setattr(transactions, "TIMEOUT_S", 2.0)
+    words = rf"rejects the login of user dedup: check it in {path}"
+    with pytest.raises(Unavailable, match=words):
+        TransactionWriter(broker.passwords, "stillframe-any", "books")
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])

@@ -396,7 +396,7 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
 def _join_topics(place: _Place) -> None:
     """Let the service join as the writer of its topics, and check all that it uses."""
     for topic in place.metadata.dataflow.topics_of(place.name):
-        place.broker.check(topic)
+        place.broker.check(topic, is_written=topic in place.outgoing)
     # A start that failed before it began its state has written nothing.
     has_begun = beginning_of(place.root, place.metadata, place.name) is not None
     for topic in place.outgoing:
