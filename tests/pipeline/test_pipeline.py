@@ -14,7 +14,7 @@ import pytest
 
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pipeline import Pipeline, channel, coordinator
+from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.pipeline import Outcome
 from stillframe.pipeline.snapshot_manifest import MANIFEST, snapshot_path
@@ -117,9 +117,9 @@ def test_periodic_snapshots_are_told_until_the_body_ends(tmp_path: Path) -> None
 def test_a_broker_that_is_away_is_told_and_another_snapshot_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While another program takes a snapshot there is no need for this one; but nobody takes any
-    while the broker is away."""
-    pipeline, take = make(tmp_path / "p"), coordinator.take_snapshot
+    """While another program takes a snapshot there is no need for this one. While the broker is
+    away, no program takes any."""
+    pipeline, take = make(tmp_path / "p"), Pipeline._take
     away, told, enough = Unavailable("no broker"), list[Outcome | Exception](), threading.Event()
     tries: Iterator[Any] = iter([take, mock.Mock(side_effect=away)])
 
@@ -130,7 +130,7 @@ def test_a_broker_that_is_away_is_told_and_another_snapshot_is_not(
     def take_next(*arguments: Any, **named: Any) -> Any:
         return next(tries, take)(*arguments, **named)
 
-    monkeypatch.setattr(coordinator, "take_snapshot", take_next)
+    monkeypatch.setattr(Pipeline, "_take", take_next)
     with (
         coordinating(pipeline.path, "a snapshot"),
         pipeline.snapshot_every(0.01, timeout_s=0.0, happened=tell),

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ from stillframe.errors import (
 )
 from stillframe.model import Abandoned, Reason, SnapshotId
 from stillframe.pipeline import checkpoint, pending_snapshot, retained, snapshot_manifest
-from stillframe.pipeline.locks import OBJECT_POLL_S, POLL_S, coordinating
+from stillframe.pipeline.locks import OBJECT_POLL_S, POLL_S
 from stillframe.pipeline.log import Barrier, LogEntry
 from stillframe.pipeline.metadata import (
     CHANNELS,
@@ -58,8 +59,6 @@ from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import FORMAT, TooLarge, read_sealed, seal
 
 TIMEOUT_S = 60.0
-_SEARCH_S = 3600.0
-"""How long a restore searches for the newest consistent point: it may have nothing else."""
 PROGRESS_S = 0.2
 """Minimum interval between two progress reports: each one looks at every participant."""
 
@@ -124,36 +123,13 @@ def take_snapshot(
     mode: Mode,
     name: str | None,
     timeout_s: float,
-    progress: Callable[[Progress], None],
     *,
-    report: Callable[[str], object],
+    progress: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[str], object] = lambda words: None,
 ) -> Manifest | Abandoned:
     """Take a snapshot of the pipeline at `root`, or a savepoint if it has a name, and publish it;
     as ``Pipeline.snapshot``. The barriers of an abandoned one stay in the logs and are stepped
-    over. `progress` is called at most 5 times a second."""
-    with coordinating(root, "a snapshot", is_patient=False):
-        return _coordinate(root, mode, name, timeout_s, progress, report=report)
-
-
-def _ignore(news: object) -> None:
-    """Do nothing: the caller does not listen."""
-
-
-def take_newest_consistent(root: Location) -> Manifest | Abandoned:
-    """Take a snapshot in mode retained for a caller that is ``coordinating`` the pipeline at `root`
-    already; else as ``take_snapshot``."""
-    return _coordinate(root, Mode.RETAINED, None, _SEARCH_S, _ignore, report=_ignore)
-
-
-def _coordinate(
-    root: Location,
-    mode: Mode,
-    name: str | None,
-    timeout_s: float,
-    progress: Callable[[Progress], None],
-    *,
-    report: Callable[[str], object],
-) -> Manifest | Abandoned:
+    over. `progress` is called at most 5 times a second. The caller is ``coordinating``."""
     book = _ObjectBook(root) if isinstance(root, ObjectPath) else _DirectoryBook(root)
     metadata = book.metadata
     metadata.dataflow.check_mode(mode)
@@ -174,21 +150,15 @@ def _coordinate(
             initiated_at=now,
             deadline_at=now + timeout_s,
         )
-        if mode is Mode.RETAINED:
-            book.reserve(request)
-        else:
-            book.ask(request)
+        warnings: list[str] = []
         try:
-            warnings: list[str] = []
-            if mode is Mode.RETAINED:
-                outcome = _take_retained(book, request, warnings.append)
-            else:
-                outcome = _take(book, request, progress)
+            outcome = _take(book, request, progress, warnings.append)
         except BaseException as error:
             if not book.may_be_published:
                 why = describe(error)
                 _remember(root, Abandoned(request.snapshot, Reason.COORDINATOR_DIED, (), why))
             raise
+        # If this fails, the snapshot is published all the same.
         for words in warnings:
             report(words)
         return outcome if isinstance(outcome, Manifest) else _remember(root, outcome)
@@ -197,20 +167,38 @@ def _coordinate(
 
 
 def _take(
-    book: "_DirectoryBook | _ObjectBook", request: Request, progress: Callable[[Progress], None]
+    book: "_DirectoryBook | _ObjectBook",
+    request: Request,
+    progress: Callable[[Progress], None],
+    warn: Callable[[str], None],
 ) -> Manifest | Abandoned:
-    outcome = _collect(book, request, progress)
-    if isinstance(outcome, Abandoned):
-        return outcome
-    completed_at = time.time()
+    is_retained = request.mode is Mode.RETAINED
+    (book.reserve if is_retained else book.ask)(request)
+    fragments: _Fragments = {}
+    more: dict[str, Any] = {}
     try:
-        manifest = _checked_manifest(book, request, outcome, completed_at=completed_at)
+        if is_retained:
+            timeout_s = request.deadline_at - request.initiated_at
+            cut = retained.record(book.root, book.metadata, request.snapshot, timeout_s)
+            if isinstance(cut, retained.NotFound):
+                return Abandoned(request.snapshot, cut.reason, (cut.participant,), cut.sentence)
+            book.check()
+            fragments = cut.fragments
+            more = {"topics": cut.topics, "staleness_s": cut.staleness_s}
+            if cut.warning is not None:
+                warn(cut.warning)
+        else:
+            outcome = _collect(book, request, progress)
+            if isinstance(outcome, Abandoned):
+                return outcome
+            fragments = outcome
+        manifest = _checked_manifest(book, request, fragments, completed_at=time.time(), **more)
         book.publish(manifest)
-        return manifest
     except NotConsistent as error:
         return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
     except TooLarge as error:
-        return _too_large(request, outcome, error)
+        return _too_large(request, fragments, error)
+    return manifest
 
 
 def _too_large(request: Request, fragments: _Fragments, error: TooLarge) -> Abandoned:
@@ -226,29 +214,6 @@ def _too_large(request: Request, fragments: _Fragments, error: TooLarge) -> Aban
         f"the states of all services together are too large: {error}; the largest is "
         f"that of {largest}, {sizes[largest]} bytes",
     )
-
-
-def _take_retained(
-    book: "_DirectoryBook | _ObjectBook", request: Request, warn: Callable[[str], None]
-) -> Manifest | Abandoned:
-    try:
-        timeout_s = request.deadline_at - request.initiated_at
-        cut = retained.record(book.root, book.metadata, request.snapshot, timeout_s)
-        if isinstance(cut, retained.NotFound):
-            missing = (cut.participant,)
-            return Abandoned(request.snapshot, cut.reason, missing, cut.sentence)
-        book.check()
-        manifest = _checked_manifest(book, request, cut.fragments, completed_at=time.time())
-        manifest = msgspec.structs.replace(manifest, topics=cut.topics, staleness_s=cut.staleness_s)
-        try:
-            book.publish(manifest)
-        except TooLarge as error:
-            return _too_large(request, cut.fragments, error)
-    except NotConsistent as error:
-        return Abandoned(request.snapshot, Reason.NOT_CONSISTENT, (), str(error))
-    if cut.warning is not None:
-        warn(cut.warning)
-    return manifest
 
 
 def periodically(interval_s: float, wait: Callable[[float], object]) -> Iterator[None]:
@@ -546,8 +511,9 @@ def _checked_manifest(
     fragments: _Fragments,
     *,
     completed_at: float,
+    **more: Any,
 ) -> Manifest:
-    """Check what was recorded, and return the manifest."""
+    """Check what was recorded, and return the manifest, with `more` members."""
     root, metadata = book.root, book.metadata
     files = book.pinned_files(request, fragments)
     channels = snapshot_manifest.cut_channels(root, metadata, fragments, request.mode)
@@ -566,6 +532,7 @@ def _checked_manifest(
         systems=tuple(cut for cut in _systems(root, request, fragments) if cut is not None),
         channels=tuple(channels),
         files=files,
+        **more,
     )
 
 

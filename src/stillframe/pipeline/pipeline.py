@@ -364,9 +364,7 @@ class Pipeline:
             Unavailable: another snapshot is being taken, or the pipeline is being restored.
             StoreError: the disk is full or failed.
         """
-        return coordinator.take_snapshot(
-            self.path, self._mode(mode), None, timeout_s, progress, report=report
-        )
+        return self._take(mode, None, timeout_s, progress, report)
 
     def savepoint(
         self,
@@ -382,11 +380,22 @@ class Pipeline:
         Raises:
             UsageError: the name is not allowed, looks like the id of a snapshot, or is in use.
         """
-        chosen = self._mode(mode)
         check_savepoint_name(name)
-        return coordinator.take_snapshot(
-            self.path, chosen, name, timeout_s, progress, report=report
-        )
+        return self._take(mode, name, timeout_s, progress, report)
+
+    def _take(
+        self,
+        mode: str | Mode | None,
+        name: str | None,
+        timeout_s: float,
+        progress: Callable[[Progress], None],
+        report: Callable[[str], object],
+    ) -> Outcome:
+        chosen = self._mode(mode)
+        with coordinating(self.path, "a snapshot", is_patient=False):
+            return coordinator.take_snapshot(
+                self.path, chosen, name, timeout_s, progress=progress, report=report
+            )
 
     @contextlib.contextmanager
     def snapshot_every(

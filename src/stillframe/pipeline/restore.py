@@ -25,7 +25,7 @@ from stillframe.pipeline.coordinator import (
     ID_FILE,
     LastSnapshot,
     clear_pending,
-    take_newest_consistent,
+    take_snapshot,
 )
 from stillframe.pipeline.kafka import brokers
 from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
@@ -55,12 +55,16 @@ from stillframe.pipeline.snapshot_manifest import (
 )
 from stillframe.pipeline.stopped import place_services
 from stillframe.pipeline.topic_records import check_same
+from stillframe.protocol.aligner import Mode
 from stillframe.storage.files import below, copy_all, names
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import PROBE, check_conditional_writes
 from stillframe.store.layout import explain_io_errors
 from stillframe.store.sealed_json import read_sealed, seal
 from stillframe.store.store import Store
+
+SEARCH_S = 3600.0
+"""How long it searches for the newest consistent point: there may be nothing else to restore."""
 
 
 def restore(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:
@@ -81,7 +85,7 @@ def restore_newest_consistent(root: Location, progress: Callable[[int], None]) -
                 path=root,
             )
         begin_writing(root, metadata, are_stopped=True)
-        found = take_newest_consistent(root)
+        found = take_snapshot(root, Mode.RETAINED, None, SEARCH_S)
         if isinstance(found, Abandoned):
             raise NotConsistent(
                 f"no newest consistent point of {root} was found: {found.detail}", path=root
