@@ -28,11 +28,11 @@ from typing import Annotated, BinaryIO, cast
 
 import msgspec
 
-from stillframe.durable_files import link_into, link_tree
+from stillframe.durable_files import link_into
 from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.model import DECODING_ERRORS
 from stillframe.pipeline.metadata import POSITION_END
-from stillframe.storage.files import below, copy_all, mapped, names, remove_tree, replace
+from stillframe.storage.files import below, copy_all, mapped, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath, io_advice
 from stillframe.storage.opened import storage_of
 from stillframe.storage.range_file import RangeFile
@@ -302,18 +302,12 @@ def _copy_needed(checkpoint: Location, batch: int, target: Location) -> None:
     copy_all([(below(checkpoint, last), below(target, last))])
 
 
-def continue_in(
-    checkpoint: Location,
-    target: Location,
-    *,
-    is_retained: bool = False,
-    last: tuple[str, ...] = (),
-) -> None:
+def continue_in(checkpoint: Location, target: Location, *, is_retained: bool = False) -> None:
     """Copy into `target` every file with which a query continues from where its checkpoint ends.
     These are those of the last committed micro-batch, as ``pin`` has them, or if all `is_retained`
     those of every one that Spark keeps; and the plan of the next one, with which Spark runs that
     again. Nothing is copied if Spark has written none yet. Commits are copied after all that they
-    stand for, and files named in `last` after all others."""
+    stand for, and the metadata last: only then has the query started there."""
     if not is_there(checkpoint / _METADATA):
         return
     batch = max(_numbers(checkpoint / _COMMITS), default=START)
@@ -325,9 +319,8 @@ def continue_in(
         found = list(_files_below(checkpoint))
         kept = _up_to(batch, found) if is_retained else _needed(checkpoint, batch, found)
         needed = {*own, *kept, *({planned} & set(found))}
-        ending = needed.intersection(last)
-        commits = {name for name in needed - ending if name.startswith(f"{_COMMITS}/")}
-        for some in (needed - ending - commits, commits, ending):
+        commits = {name for name in needed if name.startswith(f"{_COMMITS}/")}
+        for some in (needed - commits - {_METADATA}, commits, {_METADATA}):
             copy_all([(below(checkpoint, name), below(target, name)) for name in sorted(some)])
 
     _until_found(checkpoint, copy_needed)
@@ -367,10 +360,9 @@ def adopt(checkpoint: Location, target: Location) -> None:
         raise Damaged(f"the checkpoint {checkpoint} was edited: {wrong}", path=checkpoint)
     with explain_io_errors(target, "written"):
         remove_tree(target)  # left by an attempt that was cut short
-        if isinstance(target, Path):
-            target.mkdir(parents=True)
-        replace(target / _ADOPTED, b"adopted")
-        continue_in(checkpoint, target, last=(_METADATA,))
+        mark = target / _ADOPTED
+        storage_of(mark).put(mark, b"adopted")
+        continue_in(checkpoint, target)
 
 
 def _until_found(checkpoint: Location, take: Callable[[], None]) -> None:
@@ -408,26 +400,12 @@ def export(pinned: Location, target: Location, batch: int, positions: Mapping[st
     metadata = json.dumps({"id": str(uuid.uuid4())})
     plan = f"{_OFFSETS}/{batch}"
     moved = None if batch == START else _moved(_text(below(pinned, plan)), positions)
-    if isinstance(pinned, Path) and isinstance(target, Path):
-        target.mkdir(parents=True, exist_ok=True)
-        for part in (_OFFSETS, _COMMITS, _SOURCES, *(() if batch == START else (_STATE,))):
-            link_tree(pinned / part, target / part)
-        if (pinned / _ADOPTED).exists():
-            link_into(pinned / _ADOPTED, target / _ADOPTED)
-        (target / _METADATA).write_text(metadata, encoding="utf-8")
-        if moved is not None:
-            _replace_linked(target / plan, moved)
-        return
     own = {_METADATA: metadata} if moved is None else {_METADATA: metadata, plan: moved}
     copied = (name for name in pinned_files(pinned, batch) if not _is_beside(name, own))
     copy_all([(below(pinned, name), below(target, name)) for name in copied])
     for name, text in own.items():
         place = below(target, name)
-        if isinstance(place, Path):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8")
-        else:
-            storage_of(place).put(place, text.encode())
+        storage_of(place).put(place, text.encode())
 
 
 def _is_beside(name: str, written: Iterable[str]) -> bool:
@@ -445,13 +423,6 @@ def _moved(plan: str, positions: Mapping[str, int]) -> str | None:
         ours = _positions_of(line)
         moved.append(encode_offset({log: positions[log] for log in ours}) if ours else line)
     return None if moved == lines else "\n".join(moved)
-
-
-def _replace_linked(path: Path, text: str) -> None:
-    # The linked file belongs to the snapshot too: make a new one, and drop its old checksum.
-    path.with_name(f".{path.name}{_CHECKSUM}").unlink(missing_ok=True)
-    path.unlink()
-    path.write_text(text, encoding="utf-8")
 
 
 def encode_offset(positions: Mapping[str, int]) -> str:
