@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -68,6 +68,9 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     has_unique_keys: bool = False
 
 
+_Channel = TypeVar("_Channel", Log, Topic)
+
+
 class Dataflow(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -96,11 +99,7 @@ class Dataflow(
         Raises:
             UsageError: there is no log of that name; the error lists those that exist.
         """
-        for log in self.logs:
-            if log.name == name:
-                return log
-        names = ", ".join(log.name for log in self.logs) or "none"
-        raise UsageError(f"there is no channel {name!r} in this pipeline; there are: {names}")
+        return _named(self.logs, name, "channel")
 
     @property
     def channels(self) -> tuple[Log | Topic, ...]:
@@ -109,11 +108,7 @@ class Dataflow(
 
     def topic(self, name: str) -> Topic:
         """Return one channel that is a topic; UsageError if there is none of that name."""
-        for topic in self.topics:
-            if topic.name == name:
-                return topic
-        names = ", ".join(topic.name for topic in self.topics) or "none"
-        raise UsageError(f"there is no Kafka channel {name!r} in this pipeline; there are: {names}")
+        return _named(self.topics, name, "Kafka channel")
 
     @property
     def versioned(self) -> tuple[str, ...]:
@@ -232,6 +227,15 @@ class Dataflow(
                 reached.add(target)
                 frontier.append(target)
         return reached
+
+
+def _named(channels: tuple[_Channel, ...], name: str, kind: str) -> _Channel:
+    """Return the channel of that name; UsageError names those that exist."""
+    for channel in channels:
+        if channel.name == name:
+            return channel
+    names = ", ".join(channel.name for channel in channels) or "none"
+    raise UsageError(f"there is no {kind} {name!r} in this pipeline; there are: {names}")
 
 
 def dataflow(

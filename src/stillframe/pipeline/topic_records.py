@@ -43,13 +43,8 @@ class TopicSelection(msgspec.Struct, frozen=True):
             for partition, one in sorted(self.ranges.items())
         }
 
-    @property
-    def record_count(self) -> int:
-        """How many they are: all are read."""
-        return self.count()
-
     def count(self, most: int | None = None) -> int:
-        """Return how many they are. It reads at most `most` of them, if that is not None."""
+        """Return how many they are: all are read, or at most `most` of them."""
         with contextlib.closing(self.records()) as records:
             return sum(1 for _ in itertools.islice(records, most))
 

@@ -68,7 +68,12 @@ def take_over(
             path, Writer, advice="delete it when no earlier driver of the query runs any more"
         )
     if earlier is not None and earlier != own:
-        _wait_for(earlier, query, report)
+        wait_until(
+            lambda: not (_is_here(earlier) and is_alive(earlier.process)),
+            f"waiting for the Java process {earlier.process.pid} to end: it is of an earlier "
+            f"driver of query {query}, and may still write its topics",
+            report,
+        )
     if own is not None and earlier != own:
         with explain_io_errors(path, "written"):
             replace_durably(path, seal(own))
@@ -87,14 +92,11 @@ def _is_here(writer: Writer) -> bool:
     )
 
 
-def _wait_for(writer: Writer, query: str, report: Callable[[str], object]) -> None:
-    """Wait until a process has ended, if it is of this machine."""
+def wait_until(is_over: Callable[[], bool], words: str, report: Callable[[str], object]) -> None:
+    """Wait until something is over; report these words after a second."""
     began, is_said = time.monotonic(), False
-    while _is_here(writer) and is_alive(writer.process):
+    while not is_over():
         if not is_said and time.monotonic() - began >= NOTICE_S:
             is_said = True
-            report(
-                f"waiting for the Java process {writer.process.pid} to end: it is of an earlier "
-                f"driver of query {query}, and may still write its topics"
-            )
+            report(words)
         time.sleep(_POLL_S)

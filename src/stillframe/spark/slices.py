@@ -114,7 +114,7 @@ class TopicCountSlice(InputPartition):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the row."""
-        row = self.row | {"record_count": self.selection.record_count}
+        row = self.row | {"record_count": self.selection.count()}
         yield pa.RecordBatch.from_pylist([row], self.schema)
 
 

@@ -34,11 +34,9 @@ from stillframe.pipeline.topics import (
     joined_record,
     rejoin_topic,
 )
-from stillframe.spark.driver_process import take_over, writer_of
+from stillframe.spark.driver_process import take_over, wait_until, writer_of
 from stillframe.storage.location import Location
 
-_POLL_S = 0.2
-NOTICE_S = 1.0
 _DELIVERY_S = 20.0
 """How long Kafka's producer tries to deliver a record. It does so even if its task has failed."""
 SETTLING_S = _DELIVERY_S + 2
@@ -97,7 +95,12 @@ def counted(
     if topic.source in flow.services:
         _check_isolation(frame, topic)
     join_topics(pipeline.path, flow, query)
-    _wait_for_source(pipeline.path, flow, topic, report)
+    wait_until(
+        lambda: topic.source is None or has_joined(pipeline.path, topic),
+        f"waiting for {topic.source} to join the pipeline {pipeline.path}: start it, so that it is "
+        f"known which records of topic {topic.topic} are its own",
+        report,
+    )
     metadata = read_metadata(pipeline.path)
     _counted[pipeline.path, query, channel] = metadata.epoch
     if topic.source is None:
@@ -180,20 +183,6 @@ def _of_peers(flow: Dataflow, query: str) -> list[Topic]:
         for topic in flow.incoming_topics(query)
         if topic.source is not None and flow.feeds(query, topic.source)
     ]
-
-
-def _wait_for_source(
-    root: Location, flow: Dataflow, topic: Topic, report: Callable[[str], object]
-) -> None:
-    began, is_said = time.monotonic(), False
-    while topic.source is not None and not has_joined(root, topic):
-        if not is_said and time.monotonic() - began > NOTICE_S:
-            is_said = True
-            report(
-                f"waiting for {flow.described(topic.source)} to join the pipeline {root}: start "
-                f"it, so that it is known which records of topic {topic.topic} are its own"
-            )
-        time.sleep(_POLL_S)
 
 
 def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
@@ -404,7 +393,6 @@ def _write_missing(
     try:
         if topic.has_unique_keys:
             _check_keys(records, topic, label)
-        if topic.has_unique_keys:
             is_same = records["key"].eqNullSafe(found["key"])
             missing = records.join(found.select("key"), is_same, "left_anti")
             strange = found.join(records.select("key"), is_same, "left_anti")
