@@ -13,7 +13,7 @@ from tests.hdfs_server import hdfs, hdfs_server
 from tests.nightly import figure
 from tests.s3_servers import bucket, moto_bucket, moto_server, versitygw_bucket, versitygw_server
 from tests.sparks import spark
-from tests.topics import kafka_address, topic_shop
+from tests.topics import kafka_address, kafka_server, topic_shop
 from tests.wheels import distributions
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "hdfs",
     "hdfs_server",
     "kafka_address",
+    "kafka_server",
     "moto_bucket",
     "moto_server",
     "spark",

@@ -105,7 +105,7 @@ class Costs:
         self.by_file[file] = self.by_file.get(file, 0.0) + seconds
 
 
-SHARED = ("spark", "kafka_address", "browser", "distributions")
+SHARED = ("spark", "kafka_server", "browser", "distributions")
 """Fixtures that are costly to make: every file that uses one runs where the others do."""
 
 

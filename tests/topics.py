@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -27,17 +27,30 @@ from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.topics import HEADER, counting, join_topic
 
+if TYPE_CHECKING:
+    from tests.spark.outside import KafkaServer
+
 QUERIES = ("dedup", "sums")
 Offsets = Mapping[int, int]
 
 
 @pytest.fixture(scope="session")
-def kafka_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker, and its address; topics have two partitions."""
-    from tests.spark.outside import kafka  # noqa: PLC0415 - it imports PySpark
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["KafkaServer"]:
+    """A broker; each test has topics of its own in it, and lets it run again if it stops it."""
+    from tests.spark.outside import KafkaServer  # noqa: PLC0415 - it imports PySpark
 
-    with kafka(tmp_path_factory.mktemp("kafka")) as address:
-        yield address
+    server = KafkaServer(tmp_path_factory.mktemp("kafka"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_address(kafka_server: "KafkaServer") -> str:
+    """Its address."""
+    return kafka_server.address
 
 
 class TopicShop:

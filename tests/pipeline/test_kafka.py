@@ -273,37 +273,29 @@ def ends(topic: RandomTopic) -> dict[int, int]:
         return broker.end_offsets(topic.name)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """A broker."""
-    running = KafkaServer(tmp_path_factory.mktemp("kafka"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
-
-
 @pytest.fixture
-def broker(server: KafkaServer) -> Iterator[Broker]:
+def broker(kafka_server: KafkaServer) -> Iterator[Broker]:
     """A connection to it."""
-    with Broker(server.address) as connected:
+    with Broker(kafka_server.address) as connected:
         yield connected
 
 
 @pytest.fixture
-def topic(server: KafkaServer, request: pytest.FixtureRequest) -> RandomTopic:
+def topic(kafka_server: KafkaServer, request: pytest.FixtureRequest) -> RandomTopic:
     """A topic with one partition, and no record."""
     name = re.sub(r"\W", "-", request.node.name)
-    return RandomTopic(name, server.address, random.Random(1))
+    return RandomTopic(name, kafka_server.address, random.Random(1))
 
 
 @pytest.fixture(params=SEEDS)
-def filled(server: KafkaServer, request: pytest.FixtureRequest) -> RandomTopic:
+def filled(kafka_server: KafkaServer, request: pytest.FixtureRequest) -> RandomTopic:
     """A topic that was filled at random."""
     chance = random.Random(request.param)
     made = RandomTopic(
-        f"{request.node.originalname}-{request.param}", server.address, chance, chance.randint(1, 3)
+        f"{request.node.originalname}-{request.param}",
+        kafka_server.address,
+        chance,
+        chance.randint(1, 3),
     )
     made.fill()
     return made
@@ -432,12 +424,12 @@ def test_an_open_transaction_hides_what_is_behind_it_and_blocks_nobody(
     assert broker.newest_batch_before(topic.counting, end, 1) == 1
 
 
-def test_random_topics_have_what_is_tested(server: KafkaServer) -> None:
+def test_random_topics_have_what_is_tested(kafka_server: KafkaServer) -> None:
     """Deleted records, partitions that were added or are empty, adopted records, and zombies."""
     seen = {"deleted": 0, "adopted": 0, "added": 0, "restored": 0, "zombie last": 0, "empty": 0}
     for seed in range(6):
         chance = random.Random(seed)
-        one = RandomTopic(f"kinds-{seed}", server.address, chance, chance.randint(1, 3))
+        one = RandomTopic(f"kinds-{seed}", kafka_server.address, chance, chance.randint(1, 3))
         one.fill()
         seen["deleted"] += any(one.deleted.values())
         seen["adopted"] += any(one.first_offsets.values())
@@ -470,20 +462,20 @@ def test_without_a_broker_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_broker_that_was_killed_is_unavailable_until_it_runs_again(
-    server: KafkaServer, topic: RandomTopic, monkeypatch: pytest.MonkeyPatch
+    kafka_server: KafkaServer, topic: RandomTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same connection is used before, meanwhile and after that."""
     topic.add([_header(topic.label(0, 4))], 3, counts=True)
-    with Broker(server.address) as broker:
+    with Broker(kafka_server.address) as broker:
         assert broker.newest_batch_before(topic.counting, {0: 3}, 4) == 4
-        server.kill()
+        kafka_server.kill()
         with monkeypatch.context() as patched:
             patched.setattr(kafka_module, "TIMEOUT_S", 0.3)
             with pytest.raises(Unavailable, match="does not answer as it should"):
-                Broker(server.address).newest_batch_before(topic.counting, {0: 3}, 4)
+                Broker(kafka_server.address).newest_batch_before(topic.counting, {0: 3}, 4)
             with pytest.raises(Unavailable, match=f"topic {topic.name}"):
                 list(broker.records(topic.name, {0: (0, 3)}))
-        server.start()
+        kafka_server.start()
         assert broker.newest_batch_before(topic.counting, {0: 3}, 4) == 4
 
 

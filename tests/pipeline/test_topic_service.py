@@ -53,21 +53,10 @@ SUMS = list(range(1, ORDER_COUNT + 1))
 TOTAL = sum(SENT)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[outside.KafkaServer]:
-    """Give a broker."""
-    running = outside.KafkaServer(tmp_path_factory.mktemp("kafka"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
-
-
 @pytest.fixture
-def servers(server: outside.KafkaServer) -> str:
+def servers(kafka_server: outside.KafkaServer) -> str:
     """Return the address of the broker."""
-    return server.address
+    return kafka_server.address
 
 
 @pytest.fixture(autouse=True)
@@ -413,10 +402,10 @@ def test_a_rejected_record_leaves_nothing_behind(tmp_path: Path, servers: str) -
 
 
 def test_without_kafka_nothing_is_lost(
-    tmp_path: Path, server: outside.KafkaServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kafka_server: outside.KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit is given up after a while, with advice; later the service does that work again."""
-    servers = server.address
+    servers = kafka_server.address
     pipeline = chain(tmp_path / "p.pipeline", servers)
     run_till(pipeline.path)
     with (
@@ -428,7 +417,7 @@ def test_without_kafka_nothing_is_lost(
         for _ in records:
             state.count += 1
             me.append("sums", str(state.count))
-        with server.frozen():
+        with kafka_server.frozen():
             for _ in me:
                 pass
     monkeypatch.undo()

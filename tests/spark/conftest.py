@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.s3_servers import S3Server
-from tests.spark.outside import kafka
 from tests.spark.standalone import Cluster, Driver, driver_in, standalone
 
 
@@ -21,10 +20,3 @@ def driver(tmp_path_factory: pytest.TempPathFactory, moto_server: S3Server) -> I
     """A driver for that cluster."""
     with driver_in(tmp_path_factory.mktemp("driver"), moto_server) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a broker; each test has topics of its own in it."""
-    with kafka(tmp_path_factory.mktemp("kafka")) as address:
-        yield address

@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,7 +40,6 @@ from stillframe.spark.topics import (
 )
 from tests.ports import free_port
 from tests.spark.flows import wait_until
-from tests.spark.outside import kafka as running_kafka
 
 pytestmark = pytest.mark.spark
 
@@ -59,11 +57,10 @@ SOURCE = (
 HEADERS = "cast(array() as array<struct<key:string,value:binary>>) as headers"
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker."""
-    with running_kafka(tmp_path_factory.mktemp("kafka")) as address:
-        yield address
+@pytest.fixture
+def servers(kafka_address: str) -> str:
+    """Return the address of the broker."""
+    return kafka_address
 
 
 @pytest.fixture

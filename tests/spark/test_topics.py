@@ -331,7 +331,7 @@ def test_the_first_offsets_stay_while_another_program_runs_the_query(
 )
 def test_states_at_cuts_are_exact(
     cases: tuple[Case, ...],
-    kafka_broker: str,
+    kafka_address: str,
     moto_server: S3Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -345,7 +345,7 @@ def test_states_at_cuts_are_exact(
     ]
     packages = ",".join(map(str, [*jars("spark"), *jars("s3a")]))
     said = subprocess.run(
-        [sys.executable, "-m", "tests.spark.topic_exactness", kafka_broker, *places],
+        [sys.executable, "-m", "tests.spark.topic_exactness", kafka_address, *places],
         cwd=ROOT,
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"--jars {packages} pyspark-shell"},
         capture_output=True,
