@@ -3,11 +3,9 @@
 It checks every claim that it prints, and exits with 0 only if all claims hold.
 """
 
-import argparse
 import math
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from examples.claims import range_of, show_claims
+from examples.claims import demonstrate_flights, range_of, show_claims
 from examples.flights.flows import Books, Replay, create
 from examples.flights.outputs import Outputs, outputs_at, records, service_state
 from examples.processes import FEED, Processes
-from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.pipeline import Pipeline
 from stillframe.pipeline.snapshot_manifest import Manifest
@@ -194,28 +191,15 @@ def run_broken(run: Run, console: Console) -> Manifest:
         run.kill()
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.flights", description=__doc__)
-    parser.add_argument(
-        "--flights", type=int, default=FLIGHT_COUNT, help="number of flights; %(default)s"
-    )
-    parser.add_argument("--per-second", type=float, default=FLIGHTS_PER_S, help="%(default)s")
-    return parser.parse_args()
-
-
 def main() -> int:
     """Run the demonstration; return 0 if every claim holds."""
-    arguments = _parse()
-    console = Console()
-    directory = Path(tempfile.mkdtemp(prefix="stillframe-flights-"))
-    try:
-        return demonstrate(directory, arguments.flights, arguments.per_second, console)
-    except StillframeError as error:
-        console.print(f"[red]{error}[/red]")
-        return 2
-    except KeyboardInterrupt:
-        console.print(f"stopped; the results so far are in {directory}")
-        return 130
+    return demonstrate_flights(
+        "examples.flights",
+        __doc__,
+        demonstrate,
+        flight_count=FLIGHT_COUNT,
+        flights_per_s=FLIGHTS_PER_S,
+    )
 
 
 def demonstrate(directory: Path, flight_count: int, flights_per_s: float, console: Console) -> int:

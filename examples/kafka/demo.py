@@ -4,12 +4,9 @@ The first restore is to a snapshot, the second one to the newest consistent poin
 was taken. It checks every claim that it prints, and exits with 0 only if all claims hold.
 """
 
-import argparse
 import contextlib
 import random
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from examples.claims import range_of, show_claims
+from examples.claims import demonstrate_flights, range_of, show_claims
 from examples.flights.demo import FLIGHT_COUNT
 from examples.flights.tables import read_flights
 from examples.kafka.flows import FLIGHT, SENT_COUNT, TOPICS, create
@@ -30,7 +27,6 @@ from examples.kafka.outputs import (
 )
 from examples.kafka.servers import Servers, servers, spark_variables
 from examples.processes import FEED, Processes
-from stillframe.errors import StillframeError
 from stillframe.model import Abandoned
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.snapshot_manifest import Manifest
@@ -209,29 +205,15 @@ def run(one: Run, console: Console) -> Manifest:
         one.kill()
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.kafka", description=__doc__)
-    parser.add_argument(
-        "--flights", type=int, default=FLIGHT_COUNT, help="number of flights; %(default)s"
-    )
-    parser.add_argument("--per-second", type=float, default=FLIGHTS_PER_S, help="%(default)s")
-    return parser.parse_args()
-
-
 def main() -> int:
     """Run the demonstration; return 0 if every claim holds."""
-    arguments = _parse()
-    console = Console()
-    directory = Path(tempfile.mkdtemp(prefix="stillframe-kafka-"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return demonstrate(directory, arguments.flights, arguments.per_second, console)
-    except StillframeError as error:
-        console.print(f"[red]{error}[/red]")
-        return 2
-    except KeyboardInterrupt:
-        console.print(f"stopped; what the programs said is in {directory}")
-        return 130
+    return demonstrate_flights(
+        "examples.kafka",
+        __doc__,
+        demonstrate,
+        flight_count=FLIGHT_COUNT,
+        flights_per_s=FLIGHTS_PER_S,
+    )
 
 
 def demonstrate(directory: Path, flight_count: int, flights_per_s: float, console: Console) -> int:
