@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from examples.processes import READY
 from stillframe.pipeline import Pipeline
-from stillframe.spark import counted, spark_session, start_query
+from stillframe.spark import counted, kafka_options, spark_session, start_query
 
 FLIGHT = "id long, carrier string, distance long, arr_delay long"
 RECORDS_AT_ONCE = 40_000
@@ -27,17 +27,9 @@ SETTINGS = {
 
 def read(spark: SparkSession, pipeline: Pipeline, query: str, channel: str) -> DataFrame:
     """Return the flights that count among the records of a topic."""
-    topic = pipeline.dataflow.topic(channel)
-    records = (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", topic.servers)
-        .option("subscribe", topic.topic)
-        .option("startingOffsets", "earliest")
-        .option("includeHeaders", "true")
-        .option("kafka.isolation.level", "read_committed")
-        .option("maxOffsetsPerTrigger", RECORDS_AT_ONCE)
-        .load()
-    )
+    source = spark.readStream.format("kafka").options(**kafka_options(pipeline, channel))
+    source = source.option("startingOffsets", "earliest")
+    records = source.option("maxOffsetsPerTrigger", RECORDS_AT_ONCE).load()
     value = fn.from_json(fn.col("value").cast("string"), FLIGHT).alias("flight")
     return counted(records, pipeline, query, channel).select(value).select("flight.*")
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.pipeline import Pipeline, kafka_channel
 from stillframe.pipeline.kafka import KafkaRecord, settings_of
-from stillframe.spark import counted, start_query
+from stillframe.spark import counted, kafka_options, start_query
 from stillframe.storage.location import Location
 
 ACCOUNT_COUNT = 499
@@ -121,15 +121,9 @@ def start_queries(
     micro-batch, and never commits it."""
 
     def read(query: str, name: str) -> DataFrame:
-        topic = pipeline.dataflow.topic(name)
-        source = (
-            spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", topic.servers)
-            .option("subscribe", topic.topic)
-            .option("startingOffsets", "earliest")
-            .option("includeHeaders", "true")
-            .option("maxOffsetsPerTrigger", RECORDS_MAX)
-        )
+        source = spark.readStream.format("kafka").options(**kafka_options(pipeline, name))
+        source = source.option("startingOffsets", "earliest")
+        source = source.option("maxOffsetsPerTrigger", RECORDS_MAX)
         frame = counted(source.load(), pipeline, query, name)
         return frame.select(F.from_json(F.col("value").cast("string"), _FIELDS).alias("f"))
 

@@ -68,8 +68,8 @@ def counted(
 
     Args:
         frame: a streaming DataFrame of the topic alone, with all columns of the source and the
-            option ``includeHeaders``. If a service writes the topic, it has the option
-            ``kafka.isolation.level`` with the value ``read_committed`` as well.
+            options of ``kafka_options``; of these it needs ``includeHeaders``, and if a service
+            writes the topic, ``kafka.isolation.level``.
         pipeline: the pipeline.
         query: the name of the query that reads.
         channel: the name of the channel, made with ``stillframe.pipeline.kafka_channel``.
@@ -344,7 +344,7 @@ def _write(records: DataFrame, topic: Topic, label: Label) -> None:
 
 def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
     """Return the options with which Spark's source ``kafka`` reads a channel: servers, topic,
-    headers, and how to log in.
+    headers, only what was committed, and how to log in.
 
     The login is what the file holds that the environment variable ``STILLFRAME_KAFKA`` names; only
     the driver needs it. Do not print the options: they hold passwords and keys.
@@ -353,7 +353,12 @@ def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
         UsageError: there is no such channel, or the file cannot be used.
     """
     topic = pipeline.dataflow.topic(channel)
-    return {**_client_options(topic), "subscribe": topic.topic, "includeHeaders": "true"}
+    return {
+        **_client_options(topic),
+        "subscribe": topic.topic,
+        "includeHeaders": "true",
+        _ISOLATION: _COMMITTED,
+    }
 
 
 def sink_options(topic: Topic) -> dict[str, str]:
