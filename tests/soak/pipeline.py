@@ -7,23 +7,16 @@ what differs. The short form runs with the tests. ``--place s3://BUCKET/DIR`` ke
 an object store.
 """
 
-import argparse
-import random
-import select
-import shutil
-import sys
-import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.state_codec import StateCodec
-from stillframe.storage.location import Location, locate
+from stillframe.storage.location import Location
 from tests.soak.pipeline_outputs import differences, outputs, reader
-from tests.soak.pipeline_programs import Program
+from tests.soak.pipeline_programs import KillSoak, Program, run_as_program
 from tests.soak.pipeline_shop import FRESH_COUNT, Books, Feed, create, expected, sent_count
 
 SERVICES = ("feed", "books")
@@ -39,7 +32,6 @@ MOMENTS = (
 )
 MODES = ("aligned", "unaligned")
 LOCAL = "local[2]"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 TIMEOUT_S = 300.0
 """For a snapshot; a micro-batch takes half a second, on a busy machine twenty."""
 
@@ -47,7 +39,7 @@ REST_ACTION_COUNT = 40
 """How many actions the feed takes after the last kill."""
 
 
-class Soak:
+class Soak(KillSoak):
     """One run: what was done, and what was seen.
 
     Args:
@@ -58,34 +50,21 @@ class Soak:
     """
 
     def __init__(self, seed: int, directory: Path, place: Location, cluster: str = LOCAL) -> None:
-        self.random = random.Random(seed)
-        self.directory = directory
+        super().__init__(seed, directory)
         self.cluster = cluster
         self.pipeline = create(place / "shop.pipeline")
         self.root = str(self.pipeline.path)
         self.limit = directory / "limit"
         self.report = directory / "states.json"
-        # Full files of state as often as they can be: those of an abandoned timeline are dangerous.
-        self.settings = ["spark.sql.streaming.stateStore.minDeltasForSnapshot=5"]
-        self.settings += ["spark.sql.streaming.stateStore.maintenanceInterval=500ms"]
-        if seed % 2:
-            self.settings += [f"spark.sql.streaming.stateStore.providerClass={ROCKSDB}"]
         self.running: dict[str, Program] = {}
-        self.ever: list[Program] = []
-        self.done: Counter[str] = Counter()
 
     # Programs.
 
-    def start(self, module: str, *arguments: str) -> Program:
-        """Start one of the programs beside this one."""
-        log = self.directory / f"{module}.log"
-        program = Program(f"tests.soak.pipeline_{module}", *arguments, log=log)
-        self.ever.append(program)
-        return program
-
     def start_driver(self) -> Program:
         """Start the Spark driver; it is not running yet when this returns."""
-        return self.start("driver", self.root, str(self.report), self.cluster, *self.settings)
+        return self.start(
+            "pipeline_driver", self.root, str(self.report), self.cluster, *self.settings
+        )
 
     def start_missing(self) -> None:
         """Start whoever does not run, and wait until all do."""
@@ -94,22 +73,15 @@ class Soak:
             self.running["driver"].expect("running")
         for name in SERVICES:
             if name not in self.running:
-                self.running[name] = self.start("services", name, self.root, str(self.limit))
+                self.running[name] = self.start(
+                    "pipeline_services", name, self.root, str(self.limit)
+                )
                 self.running[name].expect("joined")
 
     def kill(self, name: str) -> None:
         """Kill -9 a program; of the driver sometimes only the Python process."""
         alone = name == "driver" and self.random.random() < 0.5
         self.running.pop(name).kill(alone=alone)
-
-    def pause(self, seconds_max: float) -> None:
-        """Let a random time go by: it is the moment of a kill that is random."""
-        select.select([], [], [], self.random.random() * seconds_max)
-
-    def close(self) -> None:
-        """Kill all that is left."""
-        for program in self.ever:
-            program.close()
 
     # Snapshots and restores.
 
@@ -141,7 +113,7 @@ class Soak:
     def begin_snapshot(self) -> Program:
         """Let another program begin a snapshot, and some random time go by."""
         mode = self.random.choice(MODES)
-        coordinator = self.start("coordinator", "snapshot", self.root, mode)
+        coordinator = self.start("pipeline_coordinator", "snapshot", self.root, mode)
         coordinator.expect("begins")
         self.pause(1.5)
         return coordinator
@@ -237,7 +209,7 @@ class Soak:
     def _strike_restore(self) -> None:
         self.stop()
         snapshot = str(self.random.choice(self.pipeline.snapshots()[-3:]).snapshot)
-        program = self.start("coordinator", "restore", self.root, snapshot)
+        program = self.start("pipeline_coordinator", "restore", self.root, snapshot)
         program.expect("begins")
         self.pause(0.2)
         self.done["restores that were done before the kill"] += program.process.poll() == 0
@@ -294,7 +266,6 @@ def soak(
     """Run the soak; return what was done, and what differs from what is computed from the input
     and, unless it `is_short`, from a run without kills. The pipelines are in `place`, or in the
     `directory` with everything else."""
-    print(f"SEED={seed}", flush=True)
     place = directory if place is None else place
     (directory / "killed").mkdir()
     run = Soak(seed, directory / "killed", place / "killed")
@@ -318,23 +289,13 @@ def soak(
 
 def main() -> None:
     """Run the full form."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--place", type=locate, default=None)
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
-    began = time.monotonic()
-    directory = Path(tempfile.mkdtemp(prefix="stillframe-soak-"))
-    run, wrong = soak(seed, kill_count=options.kills, directory=directory, place=options.place)
-    for what, count in sorted(run.done.items()):
-        print(f"{what:40} {count:>8,}")
-    print(f"{'all of it':40} {time.monotonic() - began:>8.0f} s")
-    if wrong:
-        print(f"\nwrong, and left in {directory}:", *wrong, sep="\n")
-        sys.exit(1)
-    print("every channel and every state is as computed, and as in the unbroken run")
-    shutil.rmtree(directory)
+    run_as_program(
+        __doc__,
+        lambda seed, kill_count, directory, place: soak(
+            seed, kill_count=kill_count, directory=directory, place=place
+        ),
+        "every channel and every state is as computed, and as in the unbroken run",
+    )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,32 @@
-"""Programs that can be talked to and killed, each in a process group of its own."""
+"""Programs that can be talked to and killed, each in a process group of its own, and the kill soaks
+of pipelines, which are made of them."""
 
+import argparse
 import contextlib
 import os
 import queue
+import random
+import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+
+from stillframe.storage.location import Location, locate
 
 HERE = Path(__file__).parent.parent.parent
 LINE_TIMEOUT_S = 300.0
 """A Spark driver starts in ten seconds, on a busy machine in a minute."""
 
 _LAST_WORDS = 4000
+_WRONG_MAX = 50
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 class Program:
@@ -117,3 +130,72 @@ class Program:
         for line in self.process.stdout:
             self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
+
+
+class KillSoak:
+    """What the kill soaks of pipelines share: chance, and the programs that they start.
+
+    Args:
+        seed: of all that is random.
+        directory: for what the programs write.
+    """
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.random = random.Random(seed)
+        self.directory = directory
+        # Full files of state as often as they can be: those of an abandoned timeline are dangerous.
+        self.settings = ["spark.sql.streaming.stateStore.minDeltasForSnapshot=5"]
+        self.settings += ["spark.sql.streaming.stateStore.maintenanceInterval=500ms"]
+        if seed % 2:
+            self.settings += [f"spark.sql.streaming.stateStore.providerClass={_ROCKSDB}"]
+        self.ever: list[Program] = []
+        self.done: Counter[str] = Counter()
+
+    def start(self, module: str, *arguments: str) -> Program:
+        """Start one of the programs beside this one."""
+        log = self.directory / f"{module}.log"
+        program = Program(f"tests.soak.{module}", *arguments, log=log)
+        self.ever.append(program)
+        return program
+
+    def pause(self, seconds_max: float) -> None:
+        """Let a random time go by: it is the moment of a kill that is random."""
+        select.select([], [], [], self.random.random() * seconds_max)
+
+    def close(self) -> None:
+        """Kill all that is left."""
+        for program in self.ever:
+            program.close()
+
+
+def run_as_program(
+    description: str | None,
+    soak: Callable[[int, int, Path, Location | None], tuple[KillSoak, list[str]]],
+    claim: str,
+) -> None:
+    """Run the full form of a kill soak, print what it did, and exit with 1 if anything is wrong.
+
+    Args:
+        description: for ``--help``.
+        soak: called with the seed, the number of kills, an empty directory and the place of the
+            pipeline, if one was given. It returns what was done, and what is wrong.
+        claim: what is true if nothing is.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--place", type=locate, default=None)
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
+    print(f"SEED={seed}", flush=True)
+    began = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix="stillframe-soak-"))
+    run, wrong = soak(seed, options.kills, directory, options.place)
+    for what, count in sorted(run.done.items()):
+        print(f"{what:60} {count:>8,}")
+    print(f"{'all of it':60} {time.monotonic() - began:>8.0f} s")
+    if wrong:
+        print(f"\nwrong, and left in {directory}:", *wrong[:_WRONG_MAX], sep="\n")
+        sys.exit(1)
+    print(claim)
+    shutil.rmtree(directory)

@@ -7,16 +7,11 @@ every snapshot with the records of all topics. It exits with 1 and says what dif
 runs with the tests. ``--place s3://BUCKET/DIR`` keeps the pipeline in an object store.
 """
 
-import argparse
 import contextlib
 import functools
 import itertools
 import os
 import random
-import select
-import shutil
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -32,8 +27,8 @@ from stillframe.pipeline.kafka import Broker, KafkaRecord, settings_of
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, counting_on
-from stillframe.storage.location import Location, ObjectPath, locate
-from tests.soak.pipeline_programs import Program
+from stillframe.storage.location import Location, ObjectPath
+from tests.soak.pipeline_programs import KillSoak, Program, run_as_program
 from tests.soak.topics_shop import WRITERS, Feed, create, create_topics, differences
 from tests.spark.flows import wait_until
 from tests.spark.outside import KafkaServer, jars, s3a_variables
@@ -57,7 +52,6 @@ WAYS = ("continue", "snapshot", "newest")
 dead, and a restore to that."""
 BURST = 8000
 ZOMBIE_MAX = 300
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 class Seen:
@@ -87,7 +81,7 @@ class Seen:
         return sum(record.label == label for name in WRITERS for record in self.of(name))
 
 
-class Soak:
+class Soak(KillSoak):
     """One run: what was done, and what was seen.
 
     Args:
@@ -101,35 +95,21 @@ class Soak:
     def __init__(
         self, seed: int, directory: Path, place: Location, server: KafkaServer, burst: int = BURST
     ) -> None:
-        self.random = random.Random(seed)
-        self.directory = directory
+        super().__init__(seed, directory)
         self.server = server
         self.burst = burst
         create_topics(server.address)
         self.pipeline = create(place / "shop.pipeline", server.address)
         self.feed = Feed(server.address, random.Random(f"{seed}: feed"))
         self.seen = Seen(server.address)
-        self.settings = ["spark.sql.streaming.stateStore.minDeltasForSnapshot=5"]
-        self.settings += ["spark.sql.streaming.stateStore.maintenanceInterval=500ms"]
-        if seed % 2:
-            self.settings += [f"spark.sql.streaming.stateStore.providerClass={ROCKSDB}"]
         self.driver: Program | None = None
-        self.ever: list[Program] = []
         self.snapshots: list[Manifest] = []
         self.cut_short: list[tuple[Label, int]] = []
-        self.done: Counter[str] = Counter()
         ways = list(WAYS)
         self.random.shuffle(ways)
         self._ways = itertools.cycle(ways)
 
     # Programs.
-
-    def start(self, module: str, *arguments: str) -> Program:
-        """Start a program."""
-        log = self.directory / f"{module}.log"
-        program = Program(f"tests.soak.{module}", *arguments, log=log)
-        self.ever.append(program)
-        return program
 
     def start_driver(self) -> Program:
         """Start the Spark driver; it is not running yet when this returns."""
@@ -161,15 +141,6 @@ class Soak:
             labels = [r.label for r in self.seen.of(name) if r.label and r.label.epoch == epoch]
             if labels:
                 self.cut_short.append((max(labels), self.seen.labelled(max(labels))))
-
-    def pause(self, seconds_max: float) -> None:
-        """Let a random time go by: it is the moment of a kill that is random."""
-        select.select([], [], [], self.random.random() * seconds_max)
-
-    def close(self) -> None:
-        """Kill all that is left."""
-        for program in self.ever:
-            program.close()
 
     # Snapshots and restores.
 
@@ -500,7 +471,6 @@ def soak(
 ) -> tuple[Soak, list[str]]:
     """Run the soak; return what was done, and what is not as computed. The pipeline is in `place`,
     or in the `directory` with everything else."""
-    print(f"SEED={seed}", flush=True)
     kafka = directory / "kafka"
     kafka.mkdir()
     server = KafkaServer(kafka)
@@ -513,36 +483,23 @@ def soak(
             run.close()
     finally:
         server.kill()
-    print(run_line(run), flush=True)
     return run, wrong
-
-
-def run_line(run: Soak) -> str:
-    """Return one line with all counts."""
-    return ", ".join(f"{what} {count:,}" for what, count in sorted(run.done.items()))
 
 
 def main() -> None:
     """Run the full form."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--place", type=locate, default=None)
-    parser.add_argument("--burst", type=int, default=BURST)
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
-    began = time.monotonic()
-    directory = Path(tempfile.mkdtemp(prefix="stillframe-topics-"))
-    if isinstance(options.place, ObjectPath):
+    run_as_program(
+        __doc__, run_fully, "every record that counts is as computed, every snapshot is consistent"
+    )
+
+
+def run_fully(
+    seed: int, kill_count: int, directory: Path, place: Location | None
+) -> tuple[Soak, list[str]]:
+    """Run the soak with so many kills, in an object store if `place` is in one."""
+    if isinstance(place, ObjectPath):
         os.environ.update(variables_of_s3())
-    moments = chosen_moments(options.kills, seed)
-    _, wrong = soak(seed, moments, directory=directory, place=options.place, burst=options.burst)
-    print(f"{time.monotonic() - began:.0f} s")
-    if wrong:
-        print(f"\nwrong, and left in {directory}:", *wrong[:50], sep="\n")
-        sys.exit(1)
-    print("every record that counts is as computed, and every snapshot is consistent")
-    shutil.rmtree(directory)
+    return soak(seed, chosen_moments(kill_count, seed), directory=directory, place=place)
 
 
 if __name__ == "__main__":
