@@ -31,6 +31,7 @@ MASKS = (
     (r"active: NAME;?", "active: NAME"),
     # One is taken every second, too, and may be in progress.
     (r"; it overlapped another and is not a restore point: to restore it, name it", ""),
+    (r"(?m)^(Ada-\d.* TIME .*)\bno\b", r"\1yes"),
 )
 
 HURRY = {
