@@ -461,6 +461,25 @@ def test_without_a_broker_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> 
             )
 
 
+@pytest.mark.parametrize(
+    ("said", "is_rejected"),
+    [
+        ("SASL authentication error: Authentication failed (after 5ms in state AUTH_REQ)", True),
+        ("SASL PLAIN mechanism handshake failed: Broker: Unsupported SASL mechanism", True),
+        ("SASL PLAIN mechanism handshake failed: Local: Timed out: broker's supported", False),
+        ("Disconnected: hung up from peer in state AUTH_LEGACY", False),
+    ],
+)
+def test_a_login_without_an_answer_is_not_a_rejected_one(said: str, is_rejected: bool) -> None:
+    """Librdkafka has the same code for both, and logs in again: that helps with the second."""
+    connection = kafka_module.Connection("away:9092")
+    settings = connection.client(dict, {})
+    settings["error_cb"](KafkaError(KafkaError._AUTHENTICATION, said))
+    rejection = pytest.raises(Unavailable, match=rf"rejects the login .*{re.escape(said)}")
+    with rejection if is_rejected else contextlib.nullcontext():
+        connection.check_login()
+
+
 def test_a_broker_that_was_killed_is_unavailable_until_it_runs_again(
     kafka_server: KafkaServer, topic: RandomTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

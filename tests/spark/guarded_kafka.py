@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.spark.flows import wait_until
 from tests.spark.outside import kafka
 
 _ADMIN: Any = importlib.import_module("confluent_kafka.admin")
@@ -156,20 +157,34 @@ class Guarded:
 
     def allow(self, principal: str, topic: str, *operations: str) -> None:
         """Add ACLs of a topic: operations such as READ or DESCRIBE_CONFIGS."""
-        admin = _ADMIN.AdminClient(self.admin_settings)
-        _wait(admin.create_acls(list(_acls(_ADMIN.AclBinding, principal, topic, operations))))
+        self._add(_acls(_ADMIN.AclBinding, principal, topic, operations))
 
     def allow_prefix(self, principal: str, kind: str, prefix: str, *operations: str) -> None:
         """Add ACLs of all topics, or TRANSACTIONAL_IDs, whose names have a prefix."""
-        admin = _ADMIN.AdminClient(self.admin_settings)
         place = (_ADMIN.ResourceType[kind], _ADMIN.ResourcePatternType.PREFIXED)
-        made = list(_acls(_ADMIN.AclBinding, principal, prefix, operations, place))
-        _wait(admin.create_acls(made))
+        self._add(_acls(_ADMIN.AclBinding, principal, prefix, operations, place))
+
+    def _add(self, acls: Iterable[Any]) -> None:
+        admin, added = _ADMIN.AdminClient(self.admin_settings), set(acls)
+        _wait(admin.create_acls(list(added)))
+        # The controller answers before a broker has heard of it.
+        everything = _ADMIN.AclBindingFilter(
+            _ADMIN.ResourceType.ANY,
+            None,
+            _ADMIN.ResourcePatternType.ANY,
+            None,
+            None,
+            _ADMIN.AclOperation.ANY,
+            _ADMIN.AclPermissionType.ANY,
+        )
+        wait_until(lambda: added <= set(admin.describe_acls(everything).result()))
 
     def revoke(self, principal: str, topic: str, *operations: str) -> None:
         """Remove ACLs of a topic."""
         admin = _ADMIN.AdminClient(self.admin_settings)
-        _wait(admin.delete_acls(list(_acls(_ADMIN.AclBindingFilter, principal, topic, operations))))
+        removed = list(_acls(_ADMIN.AclBindingFilter, principal, topic, operations))
+        _wait(admin.delete_acls(removed))
+        wait_until(lambda: not any(admin.describe_acls(one).result() for one in removed))
 
     def produce(self, topic: str, values: Iterable[str]) -> None:
         """Write records, as another program."""

@@ -240,10 +240,10 @@ def test_a_rejected_login_of_a_service_is_named(
     broker: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the user and the file, as that of other programs."""
-    path = broker.user("dedup", "SCRAM-SHA-256", password=WRONG)
+    path = broker.user("mistaken", "SCRAM-SHA-256", password=WRONG, user="dedup")
     monkeypatch.setenv(VARIABLE, str(path))
     monkeypatch.setattr(transactions, "TIMEOUT_S", 2.0)
-    words = rf"rejects the login of user dedup: check it in {path}"
+    words = rf"rejects the login of user dedup \(.+\): check it in {path}"
     with pytest.raises(Unavailable, match=words):
         TransactionWriter(broker.passwords, "stillframe-any", "books")
 
@@ -251,7 +251,7 @@ def test_a_rejected_login_of_a_service_is_named(
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_scram(broker: Guarded, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user logs in with either SCRAM."""
-    monkeypatch.setenv(VARIABLE, str(broker.user("dedup", mechanism)))
+    monkeypatch.setenv(VARIABLE, str(broker.user("either", mechanism, user="dedup")))
     check(broker.passwords)
 
 
@@ -277,10 +277,13 @@ def test_certificate(
 
 def test_a_rejected_login_is_named(broker: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong password is reported long before the deadline, with the user and the file."""
-    path = broker.user("dedup", "SCRAM-SHA-256", password=WRONG)
+    path = broker.user("mistaken", "SCRAM-SHA-256", password=WRONG, user="dedup")
     monkeypatch.setenv(VARIABLE, str(path))
     monkeypatch.setattr(kafka, "TIMEOUT_S", 300.0)
-    words = rf"rejects the login of user dedup: check it in {path}, the file that {VARIABLE} names$"
+    words = (
+        r"rejects the login of user dedup \(.* invalid credentials with SASL mechanism .*\): "
+        rf"check it in {path}, the file that {VARIABLE} names$"
+    )
     with pytest.raises(Unavailable, match=words) as caught:
         check(broker.passwords)
     assert WRONG not in str(caught.value)

@@ -49,6 +49,9 @@ _MANY: dict[str, Any] = {"queued.max.messages.kbytes": 2**14}
 """Records of a whole topic are wanted: up to so much waits in memory."""
 _HARMLESS = ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED")
 """Errors among messages that are none: a partition has ended, and it takes part in no group."""
+_UNANSWERED = ("Local: ", "Disconnected")
+"""In an error of librdkafka about a login, they mean that no broker answered it: the connection
+ended, or it took too long. To log in again helps."""
 _ALERT = "tls alert"
 """In an error of librdkafka, it means that a broker did not accept our certificate."""
 _KEEPS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
@@ -124,14 +127,15 @@ class Connection:
         clients do, would not help."""
         if (trouble := self._trouble) is None:
             return
-        if trouble.name() == "_AUTHENTICATION":
+        said = trouble.str()
+        if trouble.name() == "_AUTHENTICATION" and not any(word in said for word in _UNANSWERED):
             raise Unavailable(
-                f"Kafka at {self.servers} rejects the login of {identity()}",
+                f"Kafka at {self.servers} rejects the login of {identity()} ({said})",
                 remedy=f"check it in {where()}",
             )
-        if trouble.name() == "_SSL" or _ALERT in trouble.str():
+        if trouble.name() == "_SSL" or _ALERT in said:
             raise Unavailable(
-                f"no connection with TLS to Kafka at {self.servers}: {trouble.str()}",
+                f"no connection with TLS to Kafka at {self.servers}: {said}",
                 remedy=f"check the certificates in {where()}",
             )
 
