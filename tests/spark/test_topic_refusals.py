@@ -462,13 +462,14 @@ def test_a_foreign_record_ends_the_search_for_an_interrupted_micro_batch(
 
 def test_a_query_that_retains_hardly_enough_is_reported() -> None:
     """A warning names the query that needed most of what it retains, and the setting; not if it
-    needed half, nor while Spark still keeps everything."""
+    needed half, nor while Spark still keeps all of the epoch, which a restore begins with one."""
     words = (
-        "the cut needed the last 6 micro-batches of query b, and Spark retains 10; the next "
-        f"snapshots may find none: raise {RETAIN} of b to 24"
+        "the cut needed the newest 6 of the 10 micro-batches that Spark retains of query b; the "
+        f"next snapshots may find none: raise {RETAIN} of b to 24"
     )
-    retained = {"a": [5, 6], "b": list(range(5, 15))}
-    assert shortage({"a": 1, "b": 6}, retained) == words
-    assert shortage({"a": 1, "b": 5}, retained) is None
-    assert shortage({"a": 2, "b": 5}, {**retained, "a": [START, 0]}) is None
-    assert shortage({"b": 2}, {"b": [START, 0]}) is None
+    retained, beginnings = {"a": [5, 6], "b": list(range(5, 15))}, {"a": START, "b": 4}
+    assert shortage({"a": 1, "b": 6}, retained, beginnings) == words
+    assert shortage({"a": 1, "b": 5}, retained, beginnings) is None
+    assert shortage({"a": 2, "b": 5}, {**retained, "a": [START, 0]}, beginnings) is None
+    assert shortage({"b": 2}, {"b": [START, 0]}, {"b": START}) is None
+    assert shortage({"b": 1}, {"b": [7]}, {"b": 7}) is None

@@ -283,6 +283,7 @@ class _Search:
             warning=shortage(
                 line.needed_counts,
                 {name: one.versions for name, one in participants if name in flow.queries},
+                {name: parts[-1].first - 1 for name, parts in self._metadata.batches.items()},
             ),
         )
 
@@ -432,10 +433,15 @@ class _Search:
         return TopicCut(topic.name, positions, ask(topic.topic), topic_id)
 
 
-def shortage(needed_counts: Mapping[str, int], versions: Mapping[str, list[int]]) -> str | None:
+def shortage(
+    needed_counts: Mapping[str, int],
+    versions: Mapping[str, list[int]],
+    beginnings: Mapping[str, int],
+) -> str | None:
     """Return a warning about the query that needed most of what it retains for a line, if that was
-    more than half of it and Spark has deleted older ones."""
-    deleting = [name for name, retained in versions.items() if retained[0] != START]
+    more than half of it and Spark has deleted older ones: that with which it began the epoch is not
+    there any more."""
+    deleting = [name for name, retained in versions.items() if retained[0] > beginnings[name]]
     if not deleting:
         return None
     name = max(deleting, key=lambda one: (needed_counts[one] / len(versions[one]), one))
@@ -443,8 +449,8 @@ def shortage(needed_counts: Mapping[str, int], versions: Mapping[str, list[int]]
     if needed * 2 <= count:
         return None
     return (
-        f"the cut needed the last {needed} micro-batches of query {name}, and Spark retains "
-        f"{count}; the next snapshots may find none: raise {RETAIN} of {name} to "
+        f"the cut needed the newest {needed} of the {count} micro-batches that Spark retains of "
+        f"query {name}; the next snapshots may find none: raise {RETAIN} of {name} to "
         f"{_ROOM * needed}"
     )
 
