@@ -1,8 +1,8 @@
 """The kill soak of a pipeline over Kafka in its short form; ``python -m tests.soak.topics`` is the
 full one.
 
-A driver is killed while it writes and before it commits, and then a restore, and zombies write
-after the restore. At night there are more kills, of every kind and with a fresh seed, too, and a
+A driver is killed while it writes and before it commits, a service in a transaction, and then a
+restore, and zombies write after the restore. At night there are more kills, of every kind and with a fresh seed, too, and a
 frozen driver wakes in a pipeline in an object store after a restore.
 """
 
@@ -17,6 +17,7 @@ from tests.soak.topics import MOMENTS, chosen_moments, soak, variables_of_s3
 SEED = 5
 SHORT = (
     "driver while it writes",
+    "service while it writes",
     "driver between write and commit, then the restore",
 )
 BURST = by_night(8000, check=4000)

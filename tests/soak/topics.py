@@ -1,4 +1,5 @@
-"""The kill soak of a pipeline over Kafka: its driver, coordinators and the broker are killed -9.
+"""The kill soak of a pipeline over Kafka: its driver, its service, coordinators and the broker are
+killed -9.
 
 ``python -m tests.soak.topics --kills 50 --seed 1`` prints ``SEED=`` first. Restores go to snapshots
 and to the newest point of everything dead, and zombies of old epochs keep writing. At the end every
@@ -22,19 +23,27 @@ from confluent_kafka import Producer
 
 from stillframe.errors import Unavailable
 from stillframe.model import Abandoned
-from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.kafka import Broker, KafkaRecord, settings_of
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, counting_on
 from stillframe.storage.location import Location, ObjectPath
 from tests.soak.pipeline_programs import KillSoak, Program, run_as_program
-from tests.soak.topics_shop import WRITERS, Feed, create, create_topics, differences
+from tests.soak.topics_shop import (
+    QUERIES,
+    SERVICE,
+    WRITERS,
+    Feed,
+    create,
+    create_topics,
+    differences,
+)
 from tests.spark.flows import wait_until
 from tests.spark.outside import KafkaServer, jars, s3a_variables
 
 MOMENTS = (
     "driver while it writes",
+    "service while it writes",
     "coordinator",
     "driver between write and commit",
     "broker",
@@ -44,11 +53,12 @@ MOMENTS = (
     "driver",
     "broker, then the driver",
     "driver while it starts",
+    "service",
+    "frozen service",
 )
-"""When and what is killed; a participant of another kind gets moments of its own here, and is
-started in ``Soak.start_missing``."""
+"""When and what is killed, or does nothing for a while."""
 WAYS = ("continue", "snapshot", "newest")
-"""What follows a kill: the driver starts again; a restore to a snapshot; a snapshot while all are
+"""What follows a kill: all start again; a restore to a snapshot; a snapshot while all are
 dead, and a restore to that."""
 BURST = 8000
 ZOMBIE_MAX = 300
@@ -103,6 +113,7 @@ class Soak(KillSoak):
         self.feed = Feed(server.address, random.Random(f"{seed}: feed"))
         self.seen = Seen(server.address)
         self.driver: Program | None = None
+        self.service: Program | None = None
         self.snapshots: list[Manifest] = []
         self.cut_short: list[tuple[Label, int]] = []
         ways = list(WAYS)
@@ -115,8 +126,15 @@ class Soak(KillSoak):
         """Start the Spark driver; it is not running yet when this returns."""
         return self.start("topics_driver", str(self.pipeline.path), *self.settings)
 
+    def start_service(self) -> Program:
+        """Start the service; it has not joined yet when this returns."""
+        return self.start("topics_service", str(self.pipeline.path))
+
     def start_missing(self) -> None:
         """Start every participant that does not run, and wait until all do."""
+        if self.service is None:
+            self.service = self.start_service()
+            self.service.expect("joined")
         if self.driver is None:
             self.driver = self.start_driver()
             self.driver.expect("running")
@@ -132,6 +150,13 @@ class Soak(KillSoak):
         micro-batch of each query is in its topic."""
         self.running_driver().kill(alone=self.random.random() < 0.3)
         self.driver = None
+
+    def kill_service(self) -> None:
+        """Kill -9 the service. Its transaction stays open until it starts again."""
+        assert self.service is not None
+        self.service.check_alive()
+        self.service.kill()
+        self.service = None
 
     def note_cut_short(self) -> None:
         """Remember how many records of its newest micro-batch each topic has."""
@@ -172,7 +197,9 @@ class Soak(KillSoak):
             self.published(self.pipeline.find(line))
 
     def stop(self) -> None:
-        """Stop the queries: with the driver or without."""
+        """Stop the service and the queries, these with the driver or without."""
+        if self.service is not None:
+            self.stop_service()
         if self.driver is not None:
             if self.random.random() < 0.2:
                 self.kill_driver()
@@ -180,8 +207,17 @@ class Soak(KillSoak):
                 self.running_driver().tell("stop")
                 self.driver.expect("stopped")
 
+    def stop_service(self) -> None:
+        """Let the service leave, if it has not failed."""
+        assert self.service is not None
+        self.service.process.terminate()
+        while (line := self.service.line()) not in ("stopped", "failed"):
+            assert line is not None, self.service.last_words()
+        self.service.end()
+        self.service = None
+
     def restore(self, *, to_newest: bool = False) -> None:
-        """Stop the queries, go back, let a zombie write, and start them again."""
+        """Stop everything, go back, let zombies write, and start everything again."""
         self.stop()
         if to_newest:
             self.snapshot()
@@ -197,17 +233,20 @@ class Soak(KillSoak):
         self.go_on()
 
     def go_on(self) -> None:
-        """Start the queries after a restore, and let a zombie write before and after that."""
+        """Start everything after a restore, and let zombies write before and after that."""
         self.write_as_zombie()
-        if self.driver is not None:
-            self.driver.tell("start")
-            self.driver.expect("running")
+        driver = self.driver
+        if driver is not None:
+            driver.tell("start")
         self.start_missing()
+        if driver is not None:
+            driver.expect("running")
         self.write_as_zombie()
 
     def write_as_zombie(self) -> None:
-        """Write as a driver of an older epoch that was frozen in the middle of a micro-batch, and
-        does not know of any restore: repeat records, with labels that no snapshot contains."""
+        """Write as programs of an older epoch that were frozen in the middle of a micro-batch or a
+        transaction, and do not know of any restore: repeat records, with labels that no snapshot
+        contains."""
         self.seen.read()
         head = read_metadata(self.pipeline.path)
         epoch = self.random.randrange(head.epoch)
@@ -215,7 +254,7 @@ class Soak(KillSoak):
         producer = Producer(settings_of(self.server.address))
         for name in WRITERS:
             records = list(self.seen.of(name))
-            batches = [one.last_batches.get(name, START) for one in manifests]
+            batches = [one.fragment(name).version for one in manifests]
             began = max((s.first for s in head.batches[name] if s.epoch <= epoch), default=0)
             batch = max([*batches, began]) + 1 + self.random.randrange(2)
             one = counting(self.pipeline.path, head, head.dataflow.topic(name))
@@ -229,13 +268,13 @@ class Soak(KillSoak):
         assert producer.flush() == 0
 
     def recover(self) -> None:
-        """After a kill: start the driver again, or restore, in one of the ways."""
+        """After a kill: start what is dead again, or restore, in one of the ways."""
         match next(self._ways):
             case "continue":
                 if self.random.random() < 0.5:
                     self.snapshot()
                 self.start_missing()
-                self.done["drivers that continued without a restore"] += 1
+                self.done["kills without a restore"] += 1
             case "snapshot":
                 self.restore()
             case _:
@@ -256,6 +295,10 @@ class Soak(KillSoak):
                 self._strike_restore()
             case "frozen driver":
                 self._strike_frozen()
+            case "service" | "service while it writes":
+                self._strike_service(moment)
+            case "frozen service":
+                self._strike_frozen_service()
             case "broker" | "broker, then the driver":
                 self._strike_broker(with_driver="driver" in moment)
             case _:
@@ -285,7 +328,7 @@ class Soak(KillSoak):
                 driver = self.running_driver()
                 driver.tell("stop")
                 driver.expect("stopped")
-                driver.tell(f"start {self.random.choice(WRITERS)}")
+                driver.tell(f"start {self.random.choice(QUERIES)}")
                 self.feed.send(self.burst // 2)
                 driver.expect("written")
                 # Readers may go on with what is not committed: then a cut has to leave it out.
@@ -296,6 +339,39 @@ class Soak(KillSoak):
             self._strike_restore()
         else:
             self.recover()
+
+    def _strike_service(self, moment: str) -> None:
+        if moment == "service":
+            self.feed.send(self.burst // 2)
+            self.pause(4)
+            self.kill_service()
+        else:
+            self._wait_for_writing(SERVICE)
+            # It may have sent a part of the transaction when its broker stops answering.
+            with self.server.frozen():
+                self.pause(0.3)
+                self.kill_service()
+        self.recover()
+
+    def _strike_frozen_service(self) -> None:
+        """Freeze the service while it writes. In a directory it keeps its lock, and no other one
+        can start; in an object store that lapses, and when it wakes it cannot commit any more."""
+        self._wait_for_writing(SERVICE)
+        frozen = self.service
+        assert frozen is not None
+        frozen.freeze()
+        self.snapshot()
+        other = self.start_service()
+        if not isinstance(self.pipeline.path, ObjectPath):
+            other.expect("failed")
+            frozen.wake()
+            return
+        other.expect("joined")
+        self.service = other
+        self.feed.send(self.burst // 2)
+        frozen.wake()
+        frozen.expect("failed")
+        self.done["frozen services that woke when another one had their place"] += 1
 
     def _wait_for_writing(self, name: str) -> None:
         driver = self.running_driver()
@@ -321,27 +397,33 @@ class Soak(KillSoak):
         if with_driver:
             self.note_cut_short()
             self.recover()
-        else:
-            self._wait_for_survivors()
+        self._wait_for_survivors()
 
     def _wait_for_survivors(self) -> None:
-        """Wait until each query has written again, or has failed because the broker was away for
-        too long: then start them again."""
-        driver = self.driver
+        """Wait until each participant has written again, or has failed because the broker was away
+        for too long: then start it again."""
+        driver, service = self.driver, self.service
         assert driver is not None
+        assert service is not None
         with Broker(self.server.address) as broker:
             before = {name: broker.end_offsets(name) for name in WRITERS}
 
-            def has_written(name: str) -> bool:
-                return _is_over(driver) or broker.end_offsets(name) != before[name]
+            def has_written(name: str, program: Program) -> bool:
+                return _is_over(program) or broker.end_offsets(name) != before[name]
 
             self.feed.send(self.burst // 2)
-            for name in WRITERS:
-                wait_until(functools.partial(has_written, name))
-        if _is_over(driver):
-            self.done["drivers that failed without the broker"] += 1
-            self.driver = None
-            self.note_cut_short()
+            for name in ("unique", "sums"):
+                wait_until(functools.partial(has_written, name, driver))
+            if _is_over(driver):
+                self.done["drivers that failed without the broker"] += 1
+                self.driver = None
+                self.note_cut_short()
+                self.start_missing()
+            wait_until(functools.partial(has_written, SERVICE, service))
+        if _is_over(service):
+            service.expect("failed")
+            self.done["services that failed without the broker"] += 1
+            self.service = None
             self.start_missing()
 
     def _strike_restore(self) -> None:
@@ -358,7 +440,7 @@ class Soak(KillSoak):
     def _strike_frozen(self) -> None:
         """Freeze a driver while it writes. In a directory it keeps its locks, and a restore is
         refused; in an object store they lapse, and it wakes in a later epoch."""
-        self._wait_for_writing(self.random.choice(WRITERS))
+        self._wait_for_writing(self.random.choice(QUERIES))
         frozen = self.running_driver()
         frozen.freeze()
         if not isinstance(self.pipeline.path, ObjectPath):
@@ -374,6 +456,7 @@ class Soak(KillSoak):
                 self.recover()
             return
         self.driver = None
+        self.stop_service()
         self.pipeline.restore(str(self.pipeline.latest().snapshot))
         self.done["restores"] += 1
         waking = threading.Timer(self.random.random() * 10, frozen.wake)
@@ -402,6 +485,9 @@ class Soak(KillSoak):
     def finish(self) -> list[str]:
         """Let everything come to its end and return what is not as computed."""
         self.feed.send(self.burst // 2)
+        assert self.service is not None
+        self.service.expect(str(self.feed.count))
+        self.stop_service()
         driver = self.running_driver()
         driver.tell("finish")
         driver.end()
@@ -427,7 +513,7 @@ class Soak(KillSoak):
             if topic.source is None:
                 continue
             one = counting_on(self.pipeline.path, topic, manifest.batches[topic.source])
-            chosen = manifest.last_batches.get(topic.source, START)
+            chosen = manifest.fragment(topic.source).version
             for record in self.seen.of(topic.name):
                 label = record.label
                 if label is None or not one.counts(label):

@@ -1,11 +1,13 @@
 """The pipeline of the kill soak over Kafka: a shop's orders, their sums, and a ledger of both.
 
-    orders -> unique -> unique -> sums -> sums -> ledger -> ledger
-                        unique -----------------> ledger
+    orders -> unique -> unique -> sums -----> sums -----> ledger -> ledger
+                        unique -> receipts -> receipts -> ledger
 
-``unique`` lets each order through once, ``sums`` adds them up by account, and ``ledger`` adds them
-up a second time and compares. All channels are topics, and the queries are ordinary ones. The
-updates depend on how Spark cuts the orders into micro-batches. What each ends with does not.
+The query ``unique`` lets each order through once, ``sums`` adds them up by account, and the service
+``receipts`` numbers them. The query ``ledger`` adds up what has a receipt, and compares. All
+channels are topics, and the queries are ordinary ones. The updates depend on how Spark cuts the
+orders into micro-batches, and the numbers on the order in which the service reads. What each ends
+with does not.
 """
 
 import json
@@ -13,6 +15,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -34,16 +37,35 @@ REPEATED = 0.2
 NOTE = "x" * 300
 """Part of each record of the topic unique: it takes a while to write a micro-batch."""
 PARTITION_COUNT = 2
-WRITERS = ("unique", "sums", "ledger")
-"""The queries, upstream first. Each writes the topic of its name."""
+QUERIES = ("unique", "sums", "ledger")
+SERVICE = "receipts"
+WRITERS = (*QUERIES, SERVICE)
+"""Each writes the topic of its name."""
 _FIELDS = "serial long, account long, sum long, orders long"
+
+
+@dataclass
+class Receipts:
+    """The state of the service."""
+
+    count: int = 0
+    sum: int = 0
+
+    def book(self, value: bytes) -> str:
+        """Book an order; return its receipt."""
+        one = json.loads(value)
+        self.count += 1
+        self.sum += one["sum"]
+        receipt = {name: one[name] for name in ("serial", "account", "sum")}
+        return json.dumps(receipt | {"number": self.count, "total": self.sum})
 
 
 def create(root: Location, servers: str) -> Pipeline:
     """Make the pipeline, or open it."""
     return Pipeline.create(
         root,
-        queries=WRITERS,
+        queries=QUERIES,
+        services={SERVICE: Receipts},
         channels=[
             kafka_channel("orders", topic="orders", servers=servers, targets=["unique"]),
             kafka_channel(
@@ -51,7 +73,10 @@ def create(root: Location, servers: str) -> Pipeline:
                 topic="unique",
                 servers=servers,
                 source="unique",
-                targets=["sums", "ledger"],
+                targets=["sums", SERVICE],
+            ),
+            kafka_channel(
+                SERVICE, topic=SERVICE, servers=servers, source=SERVICE, targets=["ledger"]
             ),
             kafka_channel(
                 "sums",
@@ -140,7 +165,7 @@ def start_queries(
     accounts = read("sums", "unique").groupBy("f.account")
     sums = accounts.agg(F.sum("f.sum").alias("sum"), F.count("*").alias("orders"))
     started.append(start("sums", sums, "update"))
-    booked = read("ledger", "unique").selectExpr("f.account", "f.sum", "1 AS one", "0L AS told")
+    booked = read("ledger", SERVICE).selectExpr("f.account", "f.sum", "1 AS one", "0L AS told")
     told = read("ledger", "sums").selectExpr("f.account", "0L AS sum", "0 AS one", "f.sum AS told")
     ledger = (
         booked.unionByName(told)
@@ -174,6 +199,7 @@ def differences(count: int, topics: dict[str, list[KafkaRecord]]) -> list[str]:
         wrong.append(
             f"unique: {len(missing)} are missing {missing[:3]}, {len(extra)} too many {extra[:3]}"
         )
+    wrong += _receipts(found[SERVICE], orders)
     totals, counts = Counter[int](), Counter[int]()
     for one in orders:
         totals[one["account"]] += one["sum"]
@@ -181,6 +207,22 @@ def differences(count: int, topics: dict[str, list[KafkaRecord]]) -> list[str]:
     wrong += _updates("sums", found["sums"], {a: (counts[a], totals[a]) for a in totals})
     final = {a: (counts[a], totals[a], totals[a]) for a in totals}
     return wrong + _updates("ledger", found["ledger"], final)
+
+
+def _receipts(found: Iterable[dict[str, int]], orders: Iterable[dict[str, int]]) -> list[str]:
+    """Compare the receipts: each order has one, with the next number, and the sum until then."""
+    in_order = sorted(found, key=lambda one: one["number"])
+    total, wrong = 0, []
+    for number, receipt in enumerate(in_order, 1):
+        total += receipt["sum"]
+        if (receipt["number"], receipt["total"]) != (number, total):
+            wrong.append(f"receipt {number}: its number or its total is wrong: {receipt}")
+            break
+    got = sorted((one["serial"], one["account"], one["sum"]) for one in in_order)
+    wanted = sorted((one["serial"], one["account"], one["sum"]) for one in orders)
+    if got != wanted:
+        wrong.append(f"receipts: {len(got)} are not those of the {len(wanted)} orders")
+    return wrong
 
 
 def _updates(
