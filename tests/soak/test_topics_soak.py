@@ -21,7 +21,7 @@ SHORT = (
     "driver between write and commit, then the restore",
 )
 BURST = by_night(8000, check=4000)
-KILL_COUNT = 20
+KILL_COUNT = 2 * len(MOMENTS)
 """At night: each moment twice."""
 
 
