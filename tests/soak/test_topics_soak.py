@@ -2,8 +2,8 @@
 full one.
 
 A driver is killed while it writes and before it commits, a service in a transaction, and then a
-restore, and zombies write after the restore. At night there are more kills, of every kind and with a fresh seed, too, and a
-frozen driver wakes in a pipeline in an object store after a restore.
+restore, and zombies write after the restore. At night there are more kills, of every kind and with
+a fresh seed, too, and a frozen driver wakes in a pipeline in an object store after a restore.
 """
 
 from pathlib import Path
