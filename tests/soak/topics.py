@@ -452,6 +452,9 @@ class Soak(KillSoak):
                 frozen.wake()
             else:
                 self.kill_driver()
+                # If only Python was killed, Java goes on with what it was doing.
+                with contextlib.suppress(ProcessLookupError):
+                    frozen.wake()
                 self.note_cut_short()
                 self.recover()
             return
