@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -85,6 +85,15 @@ class Seen:
     def of(self, topic: str) -> Iterator[KafkaRecord]:
         """Yield the records of a topic, partition by partition."""
         return itertools.chain.from_iterable(self.topics[topic].values())
+
+    def spans(self, topic: str) -> dict[tuple[Label, int], tuple[int, int]]:
+        """Return the first and the last offset of each label in each partition of a topic."""
+        spans: dict[tuple[Label, int], tuple[int, int]] = {}
+        for record in self.of(topic):
+            if (label := record.label) is not None:
+                first, _ = spans.get((label, record.partition), (record.offset, 0))
+                spans[label, record.partition] = first, record.offset
+        return spans
 
     def labelled(self, label: Label) -> int:
         """Return how many records have a label."""
@@ -507,25 +516,28 @@ class Soak(KillSoak):
         every = sum(1 for name in WRITERS for _ in self.seen.of(name))
         self.done["records that do not"] = every - self.done["records that count"]
         wrong = differences(self.feed.count, found)
-        return wrong + [text for one in self.snapshots for text in self._wrong_in(one)]
+        spans = {name: self.seen.spans(name) for name in WRITERS}
+        return wrong + [text for one in self.snapshots for text in self._wrong_in(one, spans)]
 
-    def _wrong_in(self, manifest: Manifest) -> Iterator[str]:
-        """Yield a sentence for each record with which a cut is not consistent."""
+    def _wrong_in(
+        self, manifest: Manifest, spans: Mapping[str, dict[tuple[Label, int], tuple[int, int]]]
+    ) -> Iterator[str]:
+        """Yield a sentence for each label with which a cut is not consistent. `spans` are those of
+        each topic."""
         for cut in manifest.topics:
             topic = manifest.dataflow.topic(cut.channel)
             if topic.source is None:
                 continue
             one = counting_on(self.pipeline.path, topic, manifest.batches[topic.source])
             chosen = manifest.fragment(topic.source).version
-            for record in self.seen.of(topic.name):
-                label = record.label
-                if label is None or not one.counts(label):
+            for (label, partition), (first, last) in spans[topic.name].items():
+                if not (one.is_own(label) and one.counts(label)):
                     continue
-                where = f"{manifest.snapshot}: {topic.name} {record.partition} {record.offset}"
-                if label.batch <= chosen and record.offset >= cut.ends[record.partition]:
+                where = f"{manifest.snapshot}: {topic.name} {partition} {first} to {last}"
+                if label.batch <= chosen and last >= cut.ends[partition]:
                     yield f"{where} is of the cut, and beyond its end"
                 for target, positions in cut.positions.items():
-                    if label.batch > chosen and record.offset < positions.get(record.partition, 0):
+                    if label.batch > chosen and first < positions.get(partition, 0):
                         yield f"{where} is consumed by {target}, and not written"
 
 
