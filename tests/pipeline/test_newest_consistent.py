@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.model import SnapshotId
 from stillframe.pipeline import Manifest, Pipeline, channel, coordinator, restore, retained
 from stillframe.pipeline.locks import coordinator_lock, is_running, participant_lock
-from stillframe.pipeline.log import DataFile, LogWriter, write_records
+from stillframe.pipeline.log import LogWriter
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.restore import repeated_batch_counts
 from stillframe.protocol.aligner import Mode
 from tests.cli.pipelines import resting_shop
+from tests.pipeline.fake_queries import SCHEMA, commit, log_writer, write
 from tests.pipeline.topics_shop import Shop
-
-SCHEMA = pa.schema([("n", pa.int64())])
 
 
 @pytest.fixture
@@ -108,7 +106,7 @@ def two_queries(path: Path) -> Pipeline:
         queries=["first", "second"],
         channels=[channel("log", SCHEMA, source="first", targets=["second"])],
     )
-    writer = log_writer(pipeline)
+    writer = log_writer(pipeline, "log")
     for batch in range(3):
         write(writer, batch)
     commit(path, "first", 0, {})
@@ -116,33 +114,6 @@ def two_queries(path: Path) -> Pipeline:
     commit(path, "second", 0, {"log": 2})
     commit(path, "second", 1, {"log": 3})
     return pipeline
-
-
-def log_writer(pipeline: Pipeline) -> LogWriter:
-    """Return the writer of the log."""
-    return LogWriter(pipeline.path, pipeline.dataflow.log("log"), read_metadata(pipeline.path))
-
-
-def write(writer: LogWriter, batch: int) -> None:
-    """Append the record of a micro-batch."""
-    writer.tail()
-    name = f"{batch}.parquet"
-    records = pa.table({"n": [batch]}, schema=SCHEMA)
-    checksum = write_records(writer.data_directory / name, records)
-    writer.append_files([DataFile(name, 0, 1, checksum)], batch=batch)
-
-
-def commit(path: Path, query: str, batch: int, positions: dict[str, int]) -> None:
-    """Leave what Spark leaves of a micro-batch."""
-    checkpoint = checkpoint_path(path, 1, query)
-    offsets = json.dumps({"stillframe": positions})
-    for name, text in {
-        "metadata": '{"id":"5f2c0c5e-6a6d-4a55-8f3a-6c8c7d6a1f10"}',
-        f"offsets/{batch}": f'v1\n{{"batchTimestampMs":1}}\n{offsets}',
-        f"commits/{batch}": "v1\n{}",
-    }.items():
-        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoint / name).write_text(text, encoding="utf-8")
 
 
 def test_it_works_for_logs_between_queries_too(tmp_path: Path) -> None:
@@ -161,7 +132,7 @@ def test_it_works_for_logs_between_queries_too(tmp_path: Path) -> None:
 def test_entries_that_were_trimmed_are_not_missed(tmp_path: Path) -> None:
     """The search looks at micro-batches before the oldest snapshot, whose entries are gone."""
     pipeline = two_queries(tmp_path / "logs.pipeline")
-    writer = log_writer(pipeline)
+    writer = log_writer(pipeline, "log")
     for batch in range(2, 44):
         if batch > 2:
             write(writer, batch)
@@ -185,7 +156,7 @@ def empty_log(path: Path) -> tuple[Pipeline, LogWriter]:
         channels=[channel("log", SCHEMA, source="first", targets=["second"])],
     )
     commit(path, "first", 0, {})
-    return pipeline, log_writer(pipeline)
+    return pipeline, log_writer(pipeline, "log")
 
 
 def test_a_reader_stands_behind_a_barrier_before_the_first_records(tmp_path: Path) -> None:

@@ -87,14 +87,15 @@ def money(pipeline: Pipeline, manifest: Manifest) -> int:
     return total + snapshot.state.message_count
 
 
-def test_one_cut_through_tcp_and_logs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["unaligned", "retained"])
+def test_one_cut_through_tcp_and_logs(tmp_path: Path, mode: str) -> None:
     """Every snapshot holds all the money, some of it on the way over TCP or in a log; after a
     restore of both the system goes on, and still has all of it. Its event log says the same."""
     pipeline, event_log = new_pipeline(tmp_path), tmp_path / "event log"
     traces = OutputDirs(str(event_log))
 
     def take() -> Manifest:
-        outcome = pipeline.snapshot("unaligned", timeout_s=30)
+        outcome = pipeline.snapshot(mode, timeout_s=30)
         assert isinstance(outcome, Manifest), outcome
         assert money(pipeline, outcome) == START
         return outcome

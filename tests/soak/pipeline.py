@@ -30,7 +30,7 @@ MOMENTS = (
     "service in a snapshot",
     "driver while it starts",
 )
-MODES = ("aligned", "unaligned")
+MODES = ("aligned", "unaligned", "retained")
 LOCAL = "local[2]"
 TIMEOUT_S = 300.0
 """For a snapshot; a micro-batch takes half a second, on a busy machine twenty."""

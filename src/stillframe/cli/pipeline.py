@@ -88,7 +88,7 @@ MODE = typer.Option(
     "channels. With unaligned, they record at once, with the records in transit. With "
     "at-least-once, nothing is delayed, but a restore delivers some records twice. With retained, "
     "nothing is delayed either: the newest consistent cut is found among the micro-batches that "
-    "Spark keeps.  "
+    "Spark keeps, and only services with logs record.  "
     "[default: retained if a channel is a topic of Kafka, else aligned]",
     show_default=False,
 )
@@ -250,8 +250,9 @@ def status(
     found = pipeline.status()
     if found is None:
         output.answer({"snapshot": None})
-        is_retained = pipeline.dataflow.default_mode is Mode.RETAINED
-        output.say(RETAINED_STATUS if is_retained else "no snapshot is pending")
+        flow = pipeline.dataflow
+        is_found = flow.default_mode is Mode.RETAINED and flow.keeps_every_state
+        output.say(RETAINED_STATUS if is_found else "no snapshot is pending")
         return
     if watch:
         _watch(pipeline, found)

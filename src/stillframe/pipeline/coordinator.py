@@ -173,13 +173,20 @@ def _take(
     warn: Callable[[str], None],
 ) -> Manifest | Abandoned:
     is_retained = request.mode is Mode.RETAINED
-    (book.reserve if is_retained else book.ask)(request)
+    flow = book.metadata.dataflow
+    asked = flow.in_memory if is_retained else flow.participants
+    (book.ask if asked else book.reserve)(request)
+    # By this clock: the time of day may be set back.
+    until = time.monotonic() + request.deadline_at - request.initiated_at
     fragments: _Fragments = {}
     more: dict[str, Any] = {}
     try:
+        outcome = _collect(book, request, asked, until, progress)
+        if isinstance(outcome, Abandoned):
+            return outcome
+        fragments = outcome
         if is_retained:
-            timeout_s = request.deadline_at - request.initiated_at
-            cut = retained.record(book.root, book.metadata, request.snapshot, timeout_s)
+            cut = retained.record(book.root, book.metadata, request.snapshot, fragments, until)
             if isinstance(cut, retained.NotFound):
                 return Abandoned(request.snapshot, cut.reason, (cut.participant,), cut.sentence)
             book.check()
@@ -187,11 +194,6 @@ def _take(
             more = {"topics": cut.topics, "staleness_s": cut.staleness_s}
             if cut.warning is not None:
                 warn(cut.warning)
-        else:
-            outcome = _collect(book, request, progress)
-            if isinstance(outcome, Abandoned):
-                return outcome
-            fragments = outcome
         manifest = _checked_manifest(book, request, fragments, completed_at=time.time(), **more)
         book.publish(manifest)
     except NotConsistent as error:
@@ -456,15 +458,16 @@ def _that_counts(
 
 
 def _collect(
-    book: _DirectoryBook | _ObjectBook, request: Request, progress: Callable[[Progress], None]
+    book: _DirectoryBook | _ObjectBook,
+    request: Request,
+    asked: tuple[str, ...],
+    until: float,
+    progress: Callable[[Progress], None],
 ) -> _Fragments | Abandoned:
-    """Wait for every fragment."""
+    """Wait for the fragment of each one `asked`, until a moment of ``time.monotonic``."""
     root, metadata = book.root, book.metadata
-    participants = metadata.dataflow.participants
     fragments: _Fragments = {}
     reported_at = looked_at = -math.inf
-    # By this clock: the time of day may be set back.
-    until = time.monotonic() + request.deadline_at - request.initiated_at
     count = 0
     while True:
         now = time.monotonic()
@@ -475,7 +478,7 @@ def _collect(
         if is_looking:
             book.check()
         looked_at, count = now if is_looking else looked_at, len(fragments)
-        for name in (name for name in participants if name not in fragments):
+        for name in (name for name in asked if name not in fragments):
             fragment = _fragment_of(book, request, name, is_looking=is_looking)
             if isinstance(fragment, Abandoned):
                 return fragment
@@ -485,7 +488,7 @@ def _collect(
         for cut in systems:
             if cut is not None and cut.outcome is Outcome.ABANDONED:
                 return Abandoned(request.snapshot, Reason.NOT_RECORDED, (cut.name,), cut.detail)
-        if len(fragments) == len(participants) and all(
+        if len(fragments) == len(asked) and all(
             cut is not None and cut.outcome is Outcome.PUBLISHED for cut in systems
         ):
             return fragments

@@ -113,8 +113,14 @@ class Dataflow(
     @property
     def versioned(self) -> tuple[str, ...]:
         """The participants whose micro-batches, or transactions, are on a timeline, sorted: the
-        queries, and with topics of Kafka the services."""
-        return self.participants if self.topics else self.queries
+        queries, and the services that read or write topics of Kafka."""
+        return tuple(name for name in self.participants if name not in self.in_memory)
+
+    @property
+    def in_memory(self) -> tuple[str, ...]:
+        """The services that keep their states in memory, and record them when asked, sorted: those
+        that read and write no topic of Kafka."""
+        return tuple(sorted(name for name in self.services if not self.topics_of(name)))
 
     def described(self, participant: str) -> str:
         """Return a participant with its kind, such as ``service till``."""
@@ -129,7 +135,7 @@ class Dataflow(
     def keeps_every_state(self) -> bool:
         """Whether the states of all participants are kept while they run, as Spark keeps those of
         queries: then a consistent cut can be found afterwards."""
-        return not self.services or bool(self.topics)
+        return not self.in_memory
 
     def incoming_topics(self, participant: str) -> tuple[Topic, ...]:
         """Return the topics that a participant reads, sorted by name."""
@@ -194,22 +200,14 @@ class Dataflow(
 
     def check_mode(self, mode: Mode) -> None:
         """Raise UsageError if a snapshot in this mode cannot be taken. On a cycle all participants
-        would wait for each other's barriers. No barrier travels in a topic. Without topics the
-        state of a service is recorded at barriers only."""
+        would wait for each other's barriers. No barrier travels in a topic."""
         if self.topics and mode is not Mode.RETAINED:
             raise UsageError(
                 f"a snapshot in mode {mode} needs barriers in every channel, and "
                 f"{self.topics[0].name} is a topic of Kafka: use mode retained"
             )
-        if mode is Mode.RETAINED:
-            if not self.keeps_every_state:
-                raise UsageError(
-                    f"a snapshot in mode retained needs states that are kept, and the service "
-                    f"{next(iter(self.services))} keeps its state in memory: use another mode"
-                )
-            return
         cycle = self.cycle()
-        if cycle and mode is not Mode.UNALIGNED:
+        if cycle and mode not in (Mode.UNALIGNED, Mode.RETAINED):
             raise UsageError(
                 f"a snapshot in mode {mode} waits for the barriers of all incoming channels, "
                 f"and {' -> '.join((*cycle, cycle[0]))} would wait for each other: use mode "
@@ -279,27 +277,22 @@ def check_dataflow(described: Dataflow) -> None:
     for name, next_name in itertools.pairwise(topics):
         if name == next_name:
             raise UsageError(f"two channels are the topic {name!r}: declare it once")
-    if described.topics:
-        for service in described.services:
-            _check_service_beside_topics(described, service)
+    for service in described.services:
+        _check_topics_of_service(described, service)
 
 
-def _check_service_beside_topics(described: Dataflow, service: str) -> None:
-    """Raise UsageError unless a service can write all that it writes in one transaction of Kafka,
-    with its state."""
+def _check_topics_of_service(described: Dataflow, service: str) -> None:
+    """Raise UsageError unless a service with topics can write all that it writes in one transaction
+    of Kafka, with its state."""
+    if not (own := described.topics_of(service)):
+        return
+    first = own[0]
     for log in (*described.incoming(service), *described.outgoing(service)):
         raise UsageError(
-            f"channel {log.name}: the service {service} cannot read or write a log in a pipeline "
-            f"with a topic of Kafka, such as {described.topics[0].name}: make that channel a topic "
-            "as well (stillframe.pipeline.kafka_channel)"
+            f"channels {first.name} and {log.name}: the service {service} cannot use a topic of "
+            "Kafka and a log, because it commits its work in one transaction of Kafka: make both "
+            "channels topics, or both logs"
         )
-    own = described.topics_of(service)
-    if not own:
-        raise UsageError(
-            f"the service {service} reads and writes no channel: name it as the source or a target "
-            "of one, or drop it"
-        )
-    first = own[0]
     if other := next((topic for topic in own if topic.servers != first.servers), None):
         raise UsageError(
             f"channels {first.name} and {other.name}: the service {service} needs both at the same "

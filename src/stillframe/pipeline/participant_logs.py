@@ -149,7 +149,9 @@ class ParticipantLogs(ABC):
             or self._has_recorded(request.snapshot)
         ):
             return tails
-        mode = request.mode if self.is_patient else Mode.UNALIGNED
+        mode = request.mode
+        if not self.is_patient and mode is not Mode.RETAINED:
+            mode = Mode.UNALIGNED
         found = self._readings(request.snapshot, tails)
         is_initiator = self._participant in self.metadata.dataflow.initiators()
         if may_record(mode, found, is_initiator=is_initiator):
@@ -280,6 +282,11 @@ class QueryParticipant(ParticipantLogs):
                 "checkpointLocation set to the result of checkpoint_location and without "
                 "asynchronous progress tracking"
             )
+
+    def _pending_request(self) -> Request | None:
+        """See ``ParticipantLogs``. In mode retained it is not asked: its versions are looked at."""
+        request = super()._pending_request()
+        return None if request is None or request.mode is Mode.RETAINED else request
 
     def at_boundary(self, tails: dict[str, int]) -> dict[str, int]:
         """Record or limit between two micro-batches, as ``record_or_limit``."""

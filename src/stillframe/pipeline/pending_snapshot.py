@@ -59,8 +59,9 @@ _Content = TypeVar("_Content", bound=msgspec.Struct)
 
 
 class ServiceState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a service, as ``state_codec.StateCodec`` encodes them. In a pipeline with
-    topics of Kafka `version` is the transaction after which they were so; -1 before the first."""
+    """The fields of a service, as ``state_codec.StateCodec`` encodes them. Of one that reads or
+    writes topics of Kafka `version` is the transaction after which they were so; -1 before the
+    first."""
 
     kind: str
     encoded: bytes
@@ -273,12 +274,13 @@ def services_among(dataflow: Dataflow, processes: list[str]) -> tuple[str, ...]:
             f"no process of the system ({', '.join(processes)}) is a service of the pipeline "
             f"({', '.join(dataflow.services) or 'it has none'}): they must have the same name"
         )
-    if dataflow.topics:
-        raise UsageError(
-            f"service {attached[0]} cannot be a process of a system, because the pipeline has a "
-            f"topic of Kafka, {dataflow.topics[0].name}: run it as a separate program "
-            "(Pipeline.join_service)"
-        )
+    for service in attached:
+        for topic in dataflow.topics_of(service):
+            raise UsageError(
+                f"service {service} cannot be a process of a system, because its channel "
+                f"{topic.name} is a topic of Kafka: run it as a separate program "
+                "(Pipeline.join_service)"
+            )
     return attached
 
 

@@ -134,7 +134,7 @@ class Pipeline:
         """Take the place of the service `name`: this program reads and writes its channels.
 
         ``with shop.join_service("books", state=books) as me`` gives a ``JoinedService``, or a
-        ``JoinedTopicService`` if the pipeline has a topic of Kafka. When the body ends without an
+        ``JoinedTopicService`` if its channels are topics of Kafka. When the body ends without an
         error the service has left, and later snapshots contain the state that it had then. A signal
         that ends the program in the body counts as a crash: let its handler call ``leave``.
 
@@ -145,8 +145,8 @@ class Pipeline:
         Args:
             name: of the service, as the pipeline declares it.
             state: the object whose fields are recorded. After a restore, and after the service has
-                left, or crashed in a pipeline with topics of Kafka, its fields are set to their
-                recorded values before the body begins.
+                left, or crashed and has topics of Kafka, its fields are set to their recorded
+                values before the body begins.
 
         Raises:
             UsageError: there is no such service, or the state is of another class; or at the end, a
@@ -157,7 +157,7 @@ class Pipeline:
             NotConsistent: records of its ledger were deleted: restore the pipeline first.
         """
         # As a union it would break the typed code of users, whose service is of one kind.
-        joining: Any = topic_service.join if self.dataflow.topics else service.join
+        joining: Any = topic_service.join if self.dataflow.topics_of(name) else service.join
         joined: contextlib.AbstractContextManager[Any] = joining(
             name, pipeline=self.path, state=state
         )
@@ -349,8 +349,9 @@ class Pipeline:
                 of all its channels. ``unaligned``: records at once; records in transit belong to
                 the snapshot, whatever the backlog; required on cycles. ``at-least-once``: nothing
                 is delayed, and a restore delivers some records twice; the snapshot records which.
-                ``retained``: without barriers, the newest cut that Spark and Kafka retain. None
-                for ``retained`` if there is a topic of Kafka, and else ``aligned``.
+                ``retained``: the newest cut that Spark and Kafka retain; only services that read
+                and write logs record, at once. None for ``retained`` if there is a topic of Kafka,
+                and else ``aligned``.
             timeout_s: seconds after which it is abandoned.
             progress: called repeatedly while it is pending.
             report: receives a warning if, in mode ``retained``, the queries retain hardly enough

@@ -64,6 +64,8 @@ class Awaited(msgspec.Struct, frozen=True):
         """Return a sentence on what it does at the moment."""
         if not self.has_joined:
             return f"service {self.participant} has not joined: start it"
+        if not self.channels:
+            return f"{self.participant} has not recorded: its action has not ended"
         missing = [f"{c.log} (from {c.source})" for c in self.channels if c.barrier is None]
         if missing:
             return f"{self.participant} waits for the barrier on {', '.join(missing)}"
@@ -153,11 +155,14 @@ def progress_of(
 ) -> Progress:
     """Return the progress of the snapshot of `request`, given the fragments submitted so far."""
     flow = metadata.dataflow
-    recorded = {n: fragments[n].recorded_at for n in flow.participants if n in fragments}
+    is_retained = request.mode is Mode.RETAINED
+    asked = flow.in_memory if is_retained else flow.participants
+    recorded = {n: fragments[n].recorded_at for n in asked if n in fragments}
     barriers = {log: at for name in recorded for log, at in fragments[name].barriers.items()}
     awaiting = []
-    for name in (name for name in flow.participants if name not in recorded):
-        logs, is_query = flow.incoming(name), name in flow.queries
+    for name in (name for name in asked if name not in recorded):
+        # In mode retained nobody waits for a barrier.
+        logs, is_query = () if is_retained else flow.incoming(name), name in flow.queries
         positions: dict[str, int] = {}
         if is_query:
             found = of_current_checkpoint(root, metadata.epoch, name, checkpoint.last_committed)

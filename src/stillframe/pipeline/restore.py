@@ -80,8 +80,8 @@ def restore_newest_consistent(root: Location, progress: Callable[[int], None]) -
         metadata = read_metadata(root)
         if not metadata.dataflow.keeps_every_state:
             raise UsageError(
-                f"{root} has the service {next(iter(metadata.dataflow.services))}, which keeps its "
-                "state in memory, so only snapshots have that state: restore a snapshot",
+                f"{root} has the service {metadata.dataflow.in_memory[0]}, which keeps its state "
+                "in memory, so only snapshots have that state: restore a snapshot",
                 path=root,
             )
         begin_writing(root, metadata, are_stopped=True)

@@ -6,6 +6,12 @@ nothing waits, and it does not matter whether a participant runs: the newest con
 and has to be found (``protocol.recovery_line``). The version of a query is its micro-batch, that of
 a service its transaction. What it has consumed is known from its offsets and the labels of the
 records before them; in a log, from its entries.
+
+A service that reads and writes logs keeps its state in memory. It is asked, records its state at
+the end of an action, and puts the barrier on its logs; that is its only version. Until then it
+reads nothing that was appended after the request. So what it has read does not follow from what
+another service did after its own recording, and versions of the queries in between can be chosen to
+fit. If one of them has not committed what a service has read, the cut is there as soon as it has.
 """
 
 import time
@@ -21,6 +27,7 @@ from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, brokers
 from stillframe.pipeline.ledger import VERSION_COUNT, Ledger, find_ledger
+from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
 from stillframe.pipeline.metadata import Metadata
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, QueryState
@@ -32,11 +39,14 @@ from stillframe.protocol.recovery_line import Edge, Line, NoLine, newest_line
 from stillframe.storage.location import Location
 
 _ATTEMPT_COUNT = 5
+_COMMIT_POLL_S = 0.1
 RETAIN = "spark.sql.streaming.minBatchesToRetain"
 """The setting for how many micro-batches of a query Spark keeps; 100 by default."""
 RETAIN_MIN = 2
 """With one, a query that has read from the newest micro-batch of another one fits no cut."""
 _NOTHING = START - 1
+_RECORDED, _LATER = 0, 1
+"""The version of a service with its state in memory, and what it did after that."""
 _ROOM = 4
 """How many times what a cut needed a query should retain."""
 
@@ -64,6 +74,8 @@ class NotFound(msgspec.Struct, frozen=True):
     participant: str
     sentence: str
     reason: Reason = Reason.NOT_RECORDED
+    may_come: bool = False
+    """Whether there is a cut as soon as a query commits what a service has read from it."""
 
 
 class _TooLate(Exception):
@@ -75,28 +87,42 @@ class _TooLate(Exception):
 
 
 def record(
-    root: Location, metadata: Metadata, snapshot: SnapshotId, timeout_s: float
+    root: Location,
+    metadata: Metadata,
+    snapshot: SnapshotId,
+    recorded: Mapping[str, ParticipantFragment],
+    until: float,
 ) -> RetainedCut | NotFound:
     """Find the newest consistent cut, and pin the checkpoints in the place of a pending snapshot.
-    After `timeout_s` seconds nothing more is read.
+
+    Args:
+        root: the pipeline.
+        metadata: of the pipeline.
+        snapshot: the pending snapshot.
+        recorded: what the services with states in memory have recorded for it.
+        until: when nothing more is read (``time.monotonic``).
 
     Raises:
         NotConsistent: a topic holds a record that its writer has not written.
         Unavailable: Kafka does not answer.
         Damaged, StoreError: a checkpoint was edited, or cannot be read or pinned.
     """
-    until = time.monotonic() + timeout_s
-    for attempt in range(1, 1 + _ATTEMPT_COUNT):
+    attempt, awaited = 0, None
+    while (attempt := attempt + 1) <= _ATTEMPT_COUNT:
         with brokers() as broker_of:
-            search = _Search(root, metadata, broker_of, until)
+            search = _Search(root, metadata, recorded, broker_of, until)
             try:
                 found = search.cut(snapshot)
                 if isinstance(found, NotFound):
-                    return found
+                    if not found.may_come or time.monotonic() > until:
+                        return found
+                    attempt, awaited = 0, found
+                    time.sleep(_COMMIT_POLL_S)
+                    continue
                 if all(search.pin(fragment) for fragment in found.fragments.values()):
                     return found
             except _TooLate as error:
-                return error.found
+                return awaited or error.found
             except StoreError:
                 # Spark deletes what is old, and the start of a query what the run before has left.
                 if attempt == _ATTEMPT_COUNT or search.has_same():
@@ -123,7 +149,7 @@ class _Participant(Protocol):
         """Return how long ago the version after this one began; 0 if there is none."""
 
     def recorded(self, version: int) -> dict[str, Any]:
-        """Return its state in a version, as the member of a fragment."""
+        """Return its state in a version, as members of a fragment."""
 
     def pin(self, root: Location, fragment: ParticipantFragment) -> bool:
         """Let the files of a version stay; return whether all of them were still there."""
@@ -226,6 +252,36 @@ class _Service:
         return True
 
 
+class _Recorded:
+    """A service with its state in memory has one version: what it recorded for this snapshot."""
+
+    def __init__(self, fragment: ParticipantFragment) -> None:
+        self.name = fragment.participant
+        self.fragment = fragment
+        self.versions = [_RECORDED]
+
+    def log_positions(self, version: int) -> dict[str, int]:
+        """See ``_Participant``."""
+        return self.fragment.positions
+
+    def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
+        """See ``_Participant``."""
+        return {}
+
+    def staleness_s(self, version: int, now: float) -> float:
+        """See ``_Participant``."""
+        return 0.0
+
+    def recorded(self, version: int) -> dict[str, Any]:
+        """See ``_Participant``."""
+        members = ("recorded_at", "service", "system")
+        return {name: getattr(self.fragment, name) for name in members}
+
+    def pin(self, root: Location, fragment: ParticipantFragment) -> bool:
+        """See ``_Participant``: the fragment has all of it."""
+        return True
+
+
 class _Search:
     """The search for a cut through the versions of all participants."""
 
@@ -233,10 +289,12 @@ class _Search:
         self,
         root: Location,
         metadata: Metadata,
+        recorded: Mapping[str, ParticipantFragment],
         broker_of: Callable[[Topic], Broker],
         until: float,
     ) -> None:
         self._root = root
+        self._recorded = {name: _Recorded(fragment) for name, fragment in recorded.items()}
         self._until = until
         self._metadata = metadata
         self._broker_of = broker_of
@@ -271,7 +329,7 @@ class _Search:
                 )
         line = newest_line(versions, list(self._edges()), self._consumed)
         if isinstance(line, NoLine):
-            return NotFound(line.participant, _sentence(flow, line))
+            return self._not_found(line)
         now = time.time()
         participants = self._participants.items()
         return RetainedCut(
@@ -286,6 +344,15 @@ class _Search:
                 {name: parts[-1].first - 1 for name, parts in self._metadata.batches.items()},
             ),
         )
+
+    def _not_found(self, line: NoLine) -> NotFound:
+        sentence = _sentence(self._metadata.dataflow, line)
+        if line.participant not in self._recorded:
+            return NotFound(line.participant, sentence)
+        # It has read what is not committed.
+        if is_running(self._root, line.limited_by):
+            return NotFound(line.participant, sentence, Reason.DEADLINE, may_come=True)
+        return NotFound(line.limited_by, sentence, Reason.NOT_AT_REST)
 
     def pin(self, fragment: ParticipantFragment) -> bool:
         """Let the files stay that a participant recorded; return whether all were still there."""
@@ -314,6 +381,8 @@ class _Search:
         flow = metadata.dataflow
         if name in flow.queries:
             return _Query(root, metadata, name)
+        if name in self._recorded:
+            return self._recorded[name]
         if (beginning := beginning_of(root, metadata, name)) is None:
             return None
         self._check_time(name, "its ledger was still being read")
@@ -360,7 +429,10 @@ class _Search:
         newest = self._participants[edge.source].versions[-1]
         if edge.channel in self._readers:
             self._check_time(edge.target, f"channel {edge.channel} was still being read")
-            return self._consumed_of_log(edge.channel, target.log_positions(version))
+            position = target.log_positions(version)[edge.channel]
+            if (source := self._recorded.get(edge.source)) is not None:
+                return _RECORDED if position <= source.fragment.barriers[edge.channel] else _LATER
+            return self._consumed_of_log(edge.channel, position)
         one = self._countings[edge.channel]
         positions = target.topic_positions(version)[edge.channel]
         found = self._broker_of(one.topic).newest_batch_before(
@@ -380,10 +452,10 @@ class _Search:
             self._kept[log] = self._readers[log].first_kept()
         return self._kept[log]
 
-    def _consumed_of_log(self, log: str, positions: Mapping[str, int]) -> int:
+    def _consumed_of_log(self, log: str, position: int) -> int:
         # What was trimmed is before a snapshot, so it is in every newer cut.
         reader, first = self._readers[log], self._first_kept(log)
-        for number in range(positions[log] - 1, first - 1, -1):
+        for number in range(position - 1, first - 1, -1):
             if (batch := reader.entry(number).content.batch) is not None:
                 return batch
         return _NOTHING
@@ -395,19 +467,20 @@ class _Search:
         return ParticipantFragment(
             snapshot=snapshot,
             participant=name,
-            recorded_at=now,
             positions=participant.log_positions(version),
             barriers={
                 log.name: self._end_in_log(log.name, version)
                 for log in self._metadata.dataflow.outgoing(name)
             },
-            **participant.recorded(version),
+            **{"recorded_at": now, **participant.recorded(version)},
         )
 
     def _end_in_log(self, log: str, version: int) -> int:
         """Return the position after the last entry that is not of a later micro-batch of the
         writer."""
         reader = self._readers[log]
+        if (source := self._recorded.get(reader.log.source)) is not None:
+            return source.fragment.barriers[log]
         first = max(self._metadata.segments[log][-1].first, self._first_kept(log))
         end = reader.tail(first)
         for number in range(end - 1, first - 1, -1):
@@ -456,6 +529,13 @@ def shortage(
 
 
 def _sentence(flow: Dataflow, line: NoLine) -> str:
+    if line.participant in flow.in_memory:
+        return (
+            f"service {line.participant} has read on channel {line.edge.channel} from micro-batch "
+            f"{line.wanted} of {line.edge.source}, and the newest that can be in a cut is "
+            f"{line.chosen}, because {flow.described(line.limited_by)} has not committed more: "
+            "start it if it does not run, and take another snapshot"
+        )
     if line.participant in flow.services:
         return (
             f"{line}. At most the newest {VERSION_COUNT} transactions of a service are looked at: "

@@ -2,8 +2,8 @@
 
 A stopped query is at its last committed micro-batch. A service that left wrote its state; one that
 has not joined since a restore has the state that was restored. A service that died lost its state:
-then no snapshot can be taken before the pipeline is restored. In a pipeline with topics of Kafka
-its state is in its ledger (``ledger``), and here is only where it began in the epoch.
+then no snapshot can be taken before the pipeline is restored. The state of a service with topics of
+Kafka is in its ledger (``ledger``), and here is only where it began in the epoch.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from stillframe.pipeline.participant_logs import (
 from stillframe.pipeline.pending_snapshot import ParticipantFragment, Request, ServiceState
 from stillframe.pipeline.snapshot_manifest import Manifest, is_published, read_manifest
 from stillframe.pipeline.topics import TopicPositions
+from stillframe.protocol.aligner import Mode
 from stillframe.storage.files import below, names, remove_tree
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.opened import storage_of
@@ -49,9 +50,9 @@ class NotAtRest(StillframeError):
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``participants/epoch-2/NAME.json``: that a service joined in `epoch`; its
-    positions and state when it left, once it has; or those that were restored, until it joins. In
-    a pipeline with topics of Kafka, where it began in this epoch, with its position on each
-    partition of the topics that it reads; the rest is in its ledger."""
+    positions and state when it left, once it has; or those that were restored, until it joins. Of a
+    service with topics of Kafka, where it began in this epoch, with its position on each partition
+    of the topics that it reads; the rest is in its ledger."""
 
     format: int = FORMAT
     epoch: int
@@ -265,8 +266,12 @@ def record_stopped(
     try:
         is_query, sources = name in metadata.dataflow.queries, metadata.dataflow.incoming(name)
         # Before a barrier is on one of its logs it is not worthwhile to search all of them.
-        if name in metadata.dataflow.initiators() or any(
-            pending_snapshot.has_recorded(root, request.snapshot, log.source) for log in sources
+        if (
+            request.mode is Mode.RETAINED
+            or name in metadata.dataflow.initiators()
+            or any(
+                pending_snapshot.has_recorded(root, request.snapshot, log.source) for log in sources
+            )
         ):
             if is_query:
                 _record_query(root, name)

@@ -32,7 +32,8 @@ class Mode(enum.Enum):
     UNALIGNED = "unaligned"
     AT_LEAST_ONCE = "at-least-once"
     RETAINED = "retained"
-    """Without barriers: found in the versions that participants retain (``recovery_line``)."""
+    """Found in the versions that participants retain (``recovery_line``). Only those are asked that
+    retain none, and record at once."""
 
     def __str__(self) -> str:
         return self.value
@@ -74,7 +75,7 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
                 for reading in readings
             )
         case Mode.RETAINED:
-            return False  # no participant is asked
+            return True  # whoever is asked at all: nothing leads from one recording to another
 
 
 def read_end(mode: Mode, reading: Reading) -> int | None:
