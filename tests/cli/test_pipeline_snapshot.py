@@ -57,9 +57,7 @@ def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipel
         )
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("FAIL: snapshot shop-1 was abandoned: the deadline passed")
-    assert "missing: audit, books, till; till has reached its barrier" in " ".join(
-        result.stderr.split()
-    )
+    assert "missing: audit, books, till; till has not recorded" in " ".join(result.stderr.split())
     assert found["published"] is None
     assert found["abandoned"]["reason"] == "DEADLINE"
     assert found["abandoned"]["missing"] == ["audit", "books", "till"]

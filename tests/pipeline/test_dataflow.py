@@ -95,16 +95,15 @@ def beside_topics(*channels: Log | Topic) -> Dataflow:
     return dataflow(queries=["q"], services={"s": Account}, channels=[entry, *channels])
 
 
-def test_a_service_beside_topics_uses_topics_only() -> None:
-    """All that it writes is one transaction, which a log could not be part of."""
+def test_a_service_uses_topics_or_logs() -> None:
+    """All that it writes to topics is one transaction, which a log could not be part of. With logs
+    its state is in memory, and with topics in its ledger."""
     log = channel("log", SCHEMA, source="s", targets=["q"])
-    with pytest.raises(
-        UsageError, match=r"channel log: the service s .* make that channel a topic"
-    ):
-        beside_topics(log)
-    with pytest.raises(UsageError, match="the service s reads and writes no channel"):
-        beside_topics()
     out = kafka_channel("out", topic="out", servers="one:1", source="s")
+    with pytest.raises(UsageError, match=r"channels out and log: the service s cannot use a topic"):
+        beside_topics(log, out)
+    assert beside_topics(log).in_memory == beside_topics().in_memory == ("s",)
+    assert beside_topics(out).in_memory == ()
     back = kafka_channel("back", topic="back", servers="two:1", source="q", targets=["s"])
     with pytest.raises(
         UsageError, match=r"back and out: the service s needs both at the same brok"

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import KafkaRecord, retained
+from stillframe.pipeline import KafkaRecord, coordinator, retained
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.topics import counting
 from tests.pipeline.topics_shop import Shop
@@ -33,7 +33,8 @@ def test_a_long_run_of_abandoned_records_is_not_read_for_ever(
 
     monkeypatch.setattr(shop.brokers, "records", one_second)
     clock = mock.Mock(wraps=time, monotonic=lambda: float(len(reads)))
-    monkeypatch.setattr(retained, "time", clock)
+    for module in (coordinator, retained):
+        monkeypatch.setattr(module, "time", clock)
     outcome = shop.pipeline.snapshot(timeout_s=6.5)
     assert isinstance(outcome, Abandoned)
     assert (outcome.reason, outcome.missing) == (Reason.DEADLINE, ("sums",))

@@ -511,9 +511,9 @@ def shortage(
     versions: Mapping[str, list[int]],
     beginnings: Mapping[str, int],
 ) -> str | None:
-    """Return a warning about the query that needed most of what it retains for a line, if that was
-    more than half of it and Spark has deleted older ones: that with which it began the epoch is not
-    there any more."""
+    """Return a warning about the query that needed most of what it retains for a line. There is
+    none if that was half of it or less, or if Spark still keeps that with which the query began
+    the epoch."""
     deleting = [name for name, retained in versions.items() if retained[0] > beginnings[name]]
     if not deleting:
         return None
