@@ -65,8 +65,8 @@ def test_paths_are_also_text_and_snapshots_also_ids(name: str) -> None:
 ELSEWHERE = frozenset(
     """
     AbstractContextManager Any AsyncContextManager Awaitable Callable ContextManager DataFrame
-    Expression False Item Iterable Iterator Key Mapping None Path RecordBatch Records Schema Self
-    Sequence SparkSession StreamingQuery Table True Value
+    Expression False Item Iterable Iterator Key Literal Mapping None Path RecordBatch Records Schema
+    Self Sequence SparkSession StreamingQuery Table True Union Value
     """.split()
 )
 """What signatures name of Python, Arrow and Spark, and type variables."""

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
 from stillframe.errors import Unavailable, UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
@@ -94,9 +96,9 @@ def test_a_log_and_then_a_topic_of_one_query_are_lent(tmp_path: Path) -> None:
             kafka_channel("topic", topic="t", servers="127.0.0.1:9", source="first"),
         ],
     )
-    to_channel(pipeline, "log")
+    to_channel(pipeline, "log", adopt=False)
     try:
-        to_channel(pipeline, "topic")
+        to_channel(pipeline, "topic", adopt=False)
     finally:
         take_back(pipeline, "first")
 
@@ -138,7 +140,7 @@ def test_a_micro_batch_is_not_written_where_its_query_would_not_start(
             kafka_channel("pong", topic="p", servers="127.0.0.1:9", source="pong"),
         ],
     )
-    append = to_channel(pipeline, query)
+    append = to_channel(pipeline, query, adopt=False)
     try:
         with pytest.raises(UsageError, match=message):
             append(batch_of(**settings), 0)
@@ -295,6 +297,25 @@ def test_once_a_query_has_started_its_first_offsets_stay(shop: Shop) -> None:
     shop.commit("dedup", 0, {"shop-orders": {0: 0, 1: 0}})
     shop.send("unique", 3)
     assert joined_again(shop) == first
+
+
+def test_a_query_that_has_run_before_is_not_started_without_its_checkpoint(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """It would write everything again: the error says so, and what to give. Its checkpoint, or the
+    statement that the records are not its own, is enough; a restore has settled the question."""
+    shop.send("unique", 3)
+    words = r"topic shop-unique has records .* give its old checkpoint as adopt, .* adopt=False"
+    with pytest.raises(UsageError, match=words):
+        queries.to_channel(shop.pipeline, "unique")
+    head = read_metadata(shop.path)
+    topics.check_is_new(
+        shop.path, msgspec.structs.replace(head, restored_from=SnapshotId("shop", 1)), "dedup"
+    )
+    topics.check_is_new(shop.path, head, "sums")
+    with pytest.raises(UsageError, match="is not the checkpoint of a query that has run"):
+        queries.to_channel(shop.pipeline, "unique", adopt=str(tmp_path / "nothing"))
+    queries.to_channel(shop.pipeline, "unique", adopt=False)
 
 
 def test_once_a_query_has_written_its_first_offsets_stay(shop: Shop) -> None:

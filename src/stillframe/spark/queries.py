@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
@@ -44,7 +44,13 @@ from stillframe.spark.session import (
 from stillframe.spark.sink import WRITTEN, writer_into
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
-from stillframe.spark.topics import check_topics_of, join_topics, settled_at, topic_appender
+from stillframe.spark.topics import (
+    check_is_new,
+    check_topics_of,
+    join_topics,
+    settled_at,
+    topic_appender,
+)
 from stillframe.storage.location import Location, ObjectPath, locate
 
 EachBatch = Callable[[DataFrame, int], None]
@@ -134,7 +140,9 @@ def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame
     return frame.union(none)
 
 
-def to_channel(pipeline: Pipeline, channel: str, *, adopt: str | None = None) -> EachBatch:
+def to_channel(
+    pipeline: Pipeline, channel: str, *, adopt: str | Literal[False] | None = None
+) -> EachBatch:
     """Return a function for ``foreachBatch`` that appends each micro-batch to a channel, once.
 
     ``start_query`` does this for every channel that a query is declared to write; use it directly
@@ -237,7 +245,7 @@ def start_query(
     trigger: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
     each_batch: EachBatch | None = None,
-    adopt: str | None = None,
+    adopt: str | Literal[False] | None = None,
     report: Callable[[str], object] = _say,
 ) -> StreamingQuery:
     """Start a query of a pipeline: each micro-batch goes to every channel that it writes.
@@ -256,14 +264,16 @@ def start_query(
             and what it writes is of that epoch.
         adopt: the checkpoint of the query from before it joined the pipeline: its option
             ``checkpointLocation``. The query continues from a copy of it. It is not looked at once
-            the query has a checkpoint in the pipeline.
+            the query has a checkpoint in the pipeline. False if it begins without one, although its
+            topic has records: they are of another program.
         report: receives a sentence before and after a start that takes longer than a second: each
             source starts a Python process; and one if the query has to wait for what an earlier
             run may still write. By default it goes to standard error.
 
     Raises:
-        UsageError: there is no such query, or it writes nothing. `frame` has no Stillframe source,
-            one of another query, or leaves out a channel that the query is declared to read. Its
+        UsageError: there is no such query, or it writes nothing. It has no checkpoint, and its
+            topic has records that it may have written. `frame` has no Stillframe source, one of
+            another query, or leaves out a channel that the query is declared to read. Its
             columns are not those of a channel that it writes. An option cannot be combined with
             snapshots. The session is one of Spark Connect.
         Damaged: its checkpoint was edited or deleted.
@@ -402,11 +412,16 @@ def _hold(pipeline: Pipeline, query: str) -> Lock:
     return lock
 
 
-def _begin_run(root: Location, head: Metadata, query: str, adopt: str | None) -> QueryRun:
+def _begin_run(
+    root: Location, head: Metadata, query: str, adopt: str | Literal[False] | None
+) -> QueryRun:
     """Return the run that starts now, and check the checkpoint that it continues, or adopts."""
     present = current_run(root, head.epoch, query).checkpoint
-    if adopt is not None and not checkpoint.has_started(present):
-        checkpoint.adopt(locate(adopt), present)
+    if not checkpoint.has_started(present):
+        if adopt is None:
+            check_is_new(root, head, query)
+        elif adopt is not False:
+            checkpoint.adopt(locate(adopt), present)
 
     def check(place: Location) -> None:
         check_checkpoint(root, head, query, place)
