@@ -356,15 +356,14 @@ def output(channel: str, rows: list[Any]) -> Counter[Any]:
 
 
 def state_of(
-    spark: SparkSession, pipeline: Pipeline, manifest: Manifest, query: str, **options: str
+    spark: SparkSession, checkpoint: Location, batch: int | None, **options: str
 ) -> list[dict[str, Any]]:
-    """Return a query's state at a snapshot, read by Spark: a row's key and value columns in one."""
-    state = manifest.fragment(query).query
-    assert state is not None
-    if state.batch is None:
+    """Return a query's state after a micro-batch, if there is one, read by Spark: a row's key and
+    value columns in one."""
+    if batch is None:
         return []
-    path = checkpoint_address(manifest.pinned(pipeline.path, query))
-    reader = spark.read.format("statestore").option("batchId", state.batch).options(**options)
+    path = checkpoint_address(checkpoint)
+    reader = spark.read.format("statestore").option("batchId", batch).options(**options)
     rows = reader.load(path).select("key", "value").collect()
     return [_columns(row["key"]) | _columns(row["value"]) for row in rows]
 

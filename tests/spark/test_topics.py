@@ -358,7 +358,8 @@ def test_states_at_cuts_are_exact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cuts that are found while records flow, in topics that get more partitions meanwhile, with
-    queries that have just begun, and runs that go on from some of them, are exact."""
+    queries that have just begun, and runs that go on from some of them, are exact. A cut that is
+    wrong by one micro-batch or record is reported."""
     use(moto_server, monkeypatch)
     places = [
         f"{case}={f's3://{moto_server.new_bucket()}' if case.is_remote else tmp_path}"

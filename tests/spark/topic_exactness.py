@@ -5,31 +5,40 @@ records of the topics alone: those that count on the timeline of the cut, and li
 positions of the query. Then the pipeline is restored to some cuts, and must end as one that never
 was.
 
+Each comparison must also report a cut that is wrong: that of the idle pipeline, altered by one
+micro-batch, record or entry.
+
 ``python -m tests.spark.topic_exactness KAFKA CASE=PLACE...`` judges cases, each below a directory
 or an address. ``KAFKA`` is the address of a broker.
 """
 
 import contextlib
 import functools
+import json
 import secrets
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stillframe.pipeline import Pipeline
+from stillframe.model import SnapshotId
+from stillframe.pipeline.checkpoint import OFFSET_KEY, START
+from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.kafka import KafkaRecord
 from stillframe.pipeline.metadata import Segment, read_metadata
+from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.spark.session import spark_session
 from stillframe.storage.location import Location, ObjectPath, locate
+from stillframe.storage.reading import read_file
 from tests.spark import exactness, flows, topic_flows
 
+Item = TypeVar("Item", bound=msgspec.Struct)
 ALL = ("counts", "pairs", "recent", "distinct", "windows", "totals", "ping", "pong")
 MIXED_STORES = exactness.MIXED_STORES
 ABORTABLE = (
@@ -83,6 +92,7 @@ class Run:
         flow = self.pipeline.dataflow
         self.outside = [topic.name for topic in flow.topics if topic.source is None]
         self.records: Mapping[str, list[KafkaRecord]] = {}
+        self.ends: dict[SnapshotId, tuple[topic_flows.Ends, topic_flows.Ends]] = {}
 
     def start(self, *queries: str, **arguments: Any) -> list[StreamingQuery]:
         """Start queries."""
@@ -97,6 +107,15 @@ class Run:
             )
             for query in queries
         ]
+
+    def found_cut(self) -> Manifest:
+        """Return the newest consistent cut; remember where the topics ended before and after it was
+        found."""
+        before = topic_flows.topic_ends(self.pipeline)
+        outcome = self.pipeline.snapshot()
+        assert isinstance(outcome, Manifest), outcome
+        self.ends[outcome.snapshot] = before, topic_flows.topic_ends(self.pipeline)
+        return outcome
 
     def settle(self, queries: list[StreamingQuery]) -> None:
         """Wait until every query has finished what is there, round the cycle too."""
@@ -153,15 +172,17 @@ def judge(spark: SparkSession, servers: str, root: Location, case: Case) -> None
     """
     run = Run(spark, servers, root, case)
     cuts = run_with_cuts(run)
+    idle = run.found_cut()
     unbroken = run.outputs()
     judge_end(run, unbroken)
-    for manifest in cuts:
+    for manifest in (*cuts, idle):
         judge_cut(run, manifest)
+    judge_wrong_cuts(run, idle)
     for number in case.restored:
         run.pipeline.restore(str(cuts[number].snapshot))
         queries = run.start(*case.queries)
         run.settle(queries)
-        again = found_cut(run.pipeline)
+        again = run.found_cut()
         flows.stop_queries(run.pipeline, queries)
         found = run.outputs()
         judge_end(run, found)
@@ -193,16 +214,16 @@ def run_with_cuts(run: Run) -> list[Manifest]:
         flows.wait_until(lambda ping=ping: ping.lastProgress is not None)  # type: ignore[misc]
     cuts = []
     with _fed(run, queries):
-        cuts.append(found_cut(pipeline))
+        cuts.append(run.found_cut())
         may_commit.set()
         if case.late:
             queries += run.start(case.late)
-            cuts.append(found_cut(pipeline))
+            cuts.append(run.found_cut())
     run.kafka.add_partition([topic.name for topic in pipeline.dataflow.topics])
     with _fed(run, queries):
-        cuts.append(found_cut(pipeline))
+        cuts.append(run.found_cut())
     if case.held:
-        assert last_batch(cuts[0], case.held) == -1
+        assert last_batch(cuts[0], case.held) == START
     run.settle(queries)
     flows.stop_queries(pipeline, queries)
     return cuts
@@ -225,16 +246,106 @@ def _fed(run: Run, queries: list[StreamingQuery]) -> Iterator[None]:
         writer.join()
 
 
-def found_cut(pipeline: Pipeline) -> Manifest:
-    """Return the newest consistent cut."""
-    outcome = pipeline.snapshot()
-    assert isinstance(outcome, Manifest), outcome
-    return outcome
-
-
 def judge_cut(run: Run, manifest: Manifest) -> None:
-    """Compare what each query has in its state at a cut, and what it has written, with what follows
-    from what it has read."""
+    """Compare where a cut lies on each channel with what is in it, and what each query has in its
+    state and has written with what follows from what it has read."""
+    judge_topics(run, manifest)
+    judge_logs(run, manifest)
+    for query in run.case.queries:
+        place = manifest.pinned(run.pipeline.path, query)
+        judge_positions(manifest, query, place)
+        judge_state(run, manifest, query, place)
+        judge_output(run, manifest, query)
+
+
+def judge_topics(run: Run, manifest: Manifest) -> None:
+    """Compare the ends of the topics with those before and after the cut was found, and with the
+    positions of their targets."""
+    before, after = run.ends[manifest.snapshot]
+    for one in manifest.topics:
+        first, last = before[one.channel], after[one.channel]
+        assert first.keys() <= one.ends.keys() <= last.keys(), f"the ends of {one.channel}"
+        for partition, end in one.ends.items():
+            read = max((at.get(partition, 0) for at in one.positions.values()), default=0)
+            least = max(first.get(partition, 0), read)
+            assert least <= end <= last[partition], f"the ends of {one.channel}"
+
+
+def judge_logs(run: Run, manifest: Manifest) -> None:
+    """Compare the ends of the logs with the micro-batches of their entries, and what is known of
+    each channel with its entries."""
+    for log in manifest.dataflow.logs:
+        reader, last = (
+            manifest.reader(run.pipeline.path, log.name),
+            last_batch(manifest, log.source),
+        )
+        for entry in reader.entries(0, reader.tail(0)):
+            if entry.record_count:
+                batch = entry.content.batch
+                assert batch is not None
+                is_before = entry.number < manifest.barriers[log.name]
+                assert is_before == (batch <= last), f"the end of {log.name}"
+    for cut in manifest.channels:
+        position = manifest.fragment(cut.target).positions[cut.log]
+        assert (cut.position, cut.barrier) == (position, manifest.barriers[cut.log])
+        assert position <= cut.barrier, f"{cut.target} has read past the end of {cut.log}"
+        for end, counts in ((position, cut.received_counts), (cut.barrier, cut.sent_counts)):
+            rows = flows.records(run.pipeline, cut.log, manifest, end)
+            assert len(rows) == sum(counts), f"the records of {cut.log} to {cut.target}"
+
+
+def judge_positions(manifest: Manifest, query: str, place: Location) -> None:
+    """Compare the positions of a query with the plan of its micro-batch in a checkpoint. Its state
+    need not show them: a record that it has seen before changes nothing."""
+    found, batch = positions_of(manifest, query), last_batch(manifest, query)
+    if batch == START:
+        assert not any(any(at.values()) for at in found.values()), f"the positions of {query}"
+    else:
+        assert found == planned(manifest.dataflow, place, batch), f"the positions of {query}"
+
+
+def positions_of(manifest: Manifest, query: str) -> dict[str, dict[int, int]]:
+    """Return where a query is on each channel that it reads; a log is as one partition."""
+    logs = manifest.fragment(query).positions
+    topics = {one.channel: one.positions for one in manifest.topics}
+    return {log: {0: at} for log, at in logs.items()} | {
+        channel: dict(positions[query])
+        for channel, positions in topics.items()
+        if query in positions
+    }
+
+
+def planned(flow: Dataflow, checkpoint: Location, batch: int) -> dict[str, dict[int, int]]:
+    """Return what ``positions_of`` must be after a micro-batch, as Spark has planned it."""
+    channels = {topic.topic: topic.name for topic in flow.topics}
+    plan = read_file(checkpoint / "offsets" / str(batch), bytes_max=2**20).decode()
+    found = {}
+    for line in plan.split("\n")[2:]:
+        for name, offset in json.loads(line).items():
+            if name == OFFSET_KEY:
+                found.update({log: {0: at} for log, at in offset.items()})
+            else:
+                found[channels[name]] = {int(partition): at for partition, at in offset.items()}
+    return found
+
+
+def judge_state(run: Run, manifest: Manifest, query: str, place: Location) -> None:
+    """Compare the state of a query, in a checkpoint, with what follows from what it has read."""
+    batch = manifest.last_batches.get(query)
+    windowed = put_out(run, manifest, query).get("windowed", ())
+    closed = [{"start": start, "n": n} for start, n in windowed]
+    with flows.configured(run.spark, run.case.store_of(query)):
+        state = functools.partial(flows.state_of, run.spark, place, batch)
+        exactness.compare_state(query, reader(run, manifest), state, closed)
+
+
+def judge_output(run: Run, manifest: Manifest, query: str) -> None:
+    """Compare what a query has written with what follows from what it has read."""
+    compare_output(query, reader(run, manifest), put_out(run, manifest, query))
+
+
+def reader(run: Run, manifest: Manifest) -> Callable[[str, str], list[dict[str, Any]]]:
+    """Return a function that returns what a query has read of a channel."""
 
     def read(query: str, channel: str) -> list[dict[str, Any]]:
         if channel in run.case.logs:
@@ -254,37 +365,33 @@ def judge_cut(run: Run, manifest: Manifest) -> None:
 
         return run.rows(channel, timeline, is_before)
 
-    def written(query: str, channel: str) -> Counter[Any]:
+    return read
+
+
+def put_out(run: Run, manifest: Manifest, query: str) -> dict[str, Counter[Any]]:
+    """Return what a query has written on each of its channels."""
+
+    def written(channel: str) -> list[dict[str, Any]]:
         if channel in run.case.logs:
             end = manifest.fragment(query).barriers[channel]
-            rows = flows.records(run.pipeline, channel, manifest, end)
-        else:
-            last = last_batch(manifest, query)
-            rows = run.rows(
-                channel,
-                manifest.batches[query],
-                lambda record: record.label is not None and record.label.batch <= last,
-            )
-        return flows.output(channel, rows)
+            return flows.records(run.pipeline, channel, manifest, end)
+        last = last_batch(manifest, query)
+        return run.rows(
+            channel,
+            manifest.batches[query],
+            lambda record: record.label is not None and record.label.batch <= last,
+        )
 
-    for query in run.case.queries:
-        put_out = {
-            one.name: written(query, one.name)
-            for one in manifest.dataflow.channels
-            if one.source == query
-        }
-        closed = [{"start": start, "n": n} for start, n in put_out.get("windowed", ())]
-        with flows.configured(run.spark, run.case.store_of(query)):
-            state = functools.partial(flows.state_of, run.spark, run.pipeline, manifest, query)
-            exactness.compare_state(query, read, state, closed)
-        compare_output(query, read, put_out)
+    return {
+        one.name: flows.output(one.name, written(one.name))
+        for one in manifest.dataflow.channels
+        if one.source == query
+    }
 
 
 def last_batch(manifest: Manifest, query: str) -> int:
-    """Return the last micro-batch of a query at a cut; -1 if it had none."""
-    state = manifest.fragment(query).query
-    assert state is not None
-    return -1 if state.batch is None else state.batch
+    """Return the last micro-batch of a query at a cut; `START` if it had none."""
+    return manifest.last_batches.get(query, START)
 
 
 def compare_output(
@@ -310,7 +417,7 @@ def compare_output(
     else:
         assert query == "windows", "its state and its output are compared together"
         return
-    assert [*put_out.values()] == [expected], query
+    assert [*put_out.values()] == [expected], f"the output of {query}"
 
 
 def judge_end(run: Run, found: Mapping[str, Counter[Any]]) -> None:
@@ -329,6 +436,129 @@ def judge_end(run: Run, found: Mapping[str, Counter[Any]]) -> None:
                 expected["back" if hop % 2 else "forth"][ball, topic_flows.HOPS - 1 - hop] = 1
         assert {name: found[name] for name in expected} == expected
 
+
+# --- wrong cuts
+
+WrongCut = tuple[str, Callable[[], None]]
+"""What must be reported of a wrong cut, and a function that judges it."""
+
+
+def judge_wrong_cuts(run: Run, manifest: Manifest) -> None:
+    """Alter an exact cut of the idle pipeline in one place after the other, and assert that each
+    time the comparison that is meant for it fails."""
+    wrong = [*wrong_topics(run, manifest), *wrong_logs(run, manifest)]
+    for query in run.case.queries:
+        wrong += wrong_queries(run, manifest, query)
+    for expected, judge_wrong in wrong:
+        assert expected in _report(judge_wrong), f"the judge does not report {expected}"
+
+
+def _report(judge_wrong: Callable[[], None]) -> str:
+    try:
+        judge_wrong()
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def wrong_queries(run: Run, manifest: Manifest, query: str) -> Iterator[WrongCut]:
+    """Yield cuts that have a query one micro-batch too early, or one record before or after its
+    position on a channel."""
+    place = current_run(run.pipeline.path, manifest.epoch, query).checkpoint
+    if exactness.expected_state(query, reader(run, manifest)) is not None:
+        early = with_batch(manifest, query, before_last_change(run, manifest, query, place))
+        report = f"the state of {query}"
+        yield report, functools.partial(judge_state, run, early, query, place)
+    for channel, at in positions_of(manifest, query).items():
+        for step in (-1, 1):
+            off = with_positions(manifest, query, {channel: at | {0: at[0] + step}})
+            report = f"the positions of {query}"
+            yield report, functools.partial(judge_positions, off, query, place)
+
+
+def before_last_change(run: Run, manifest: Manifest, query: str, place: Location) -> int:
+    """Return the micro-batch before the newest one that changed the state of a query. Others have
+    no records, or only those that a deduplication drops."""
+    kept = exactness.expected_state(query, reader(run, manifest))
+    for batch in range(last_batch(manifest, query) - 1, START, -1):
+        at = planned(manifest.dataflow, place, batch)
+        earlier = exactness.expected_state(query, reader(run, with_positions(manifest, query, at)))
+        if earlier != kept:
+            return batch
+    return START
+
+
+def with_batch(manifest: Manifest, query: str, batch: int) -> Manifest:
+    """Return a cut with another micro-batch of a query."""
+    fragment = manifest.fragment(query)
+    assert fragment.query is not None
+    state = msgspec.structs.replace(fragment.query, batch=None if batch == START else batch)
+    fragments = _with(manifest.fragments, fragment, query=state)
+    return msgspec.structs.replace(manifest, fragments=fragments)
+
+
+def with_positions(
+    manifest: Manifest, query: str, positions: Mapping[str, dict[int, int]]
+) -> Manifest:
+    """Return a cut with other positions of a query, on some channels."""
+    fragment, topics = manifest.fragment(query), manifest.topics
+    logs = {log: positions[log][0] for log in fragment.positions if log in positions}
+    for one in manifest.topics:
+        if one.channel in positions:
+            at = one.positions | {query: positions[one.channel]}
+            topics = _with(topics, one, positions=at)
+    fragments = _with(manifest.fragments, fragment, positions=fragment.positions | logs)
+    return msgspec.structs.replace(manifest, topics=topics, fragments=fragments)
+
+
+def wrong_topics(run: Run, manifest: Manifest) -> Iterator[WrongCut]:
+    """Yield cuts with another end of a topic, and those that have the source of a topic before the
+    newest micro-batch from which a target has read."""
+    for one in manifest.topics:
+        for step in (-1, 1):
+            topics = _with(manifest.topics, one, ends=one.ends | {0: one.ends[0] + step})
+            off = msgspec.structs.replace(manifest, topics=topics)
+            yield f"the ends of {one.channel}", functools.partial(judge_topics, run, off)
+        source = manifest.dataflow.topic(one.channel).source
+        for target, positions in one.positions.items() if source is not None else ():
+            assert source is not None
+            newest = max(
+                record.label.batch
+                for record in run.records[one.channel]
+                if record.label is not None
+                and is_on(manifest.batches[source], record)
+                and record.offset < positions.get(record.partition, 0)
+            )
+            early = with_batch(manifest, source, newest - 1)
+            yield "read and never written", functools.partial(judge_output, run, early, target)
+
+
+def wrong_logs(run: Run, manifest: Manifest) -> Iterator[WrongCut]:
+    """Yield cuts with the end of a log before its newest records, and with other numbers of records
+    of a channel."""
+    for fragment in manifest.fragments:
+        for log, end in fragment.barriers.items():
+            entries = manifest.reader(run.pipeline.path, log).entries(0, end)
+            newest = max(entry.number for entry in entries if entry.record_count)
+            barriers = fragment.barriers | {log: newest}
+            fragments = _with(manifest.fragments, fragment, barriers=barriers)
+            off = msgspec.structs.replace(manifest, fragments=fragments)
+            yield f"the end of {log}", functools.partial(judge_logs, run, off)
+    for cut in manifest.channels:
+        for name in ("received_counts", "sent_counts"):
+            counts = getattr(cut, name)
+            channels = _with(manifest.channels, cut, **{name: (counts[0] - 1, *counts[1:])})
+            off = msgspec.structs.replace(manifest, channels=channels)
+            report = f"the records of {cut.log} to {cut.target}"
+            yield report, functools.partial(judge_logs, run, off)
+
+
+def _with(items: tuple[Item, ...], one: Item, **changes: Any) -> tuple[Item, ...]:
+    """Return items, of which one is changed."""
+    return tuple(msgspec.structs.replace(it, **changes) if it is one else it for it in items)
+
+
+# --- cases
 
 SHORT_CASES = (
     Case(

@@ -49,6 +49,8 @@ CHANNELS: dict[str, tuple[str | None, tuple[str, ...], pa.Schema]] = {
     "totalled": ("totals", (), flows.COUNTED),
 }
 """name -> the query that writes it, those that read it, and its columns."""
+Ends = Mapping[str, Mapping[int, int]]
+"""channel -> partition -> offset of the next record."""
 HAS_UNIQUE_KEYS = ("counted", "totalled")
 
 
@@ -206,6 +208,15 @@ def topic_records(pipeline: Pipeline) -> Mapping[str, list[KafkaRecord]]:
             ends = broker.end_offsets(topic.topic)
             ranges = {partition: (0, end) for partition, end in ends.items()}
             found[topic.name] = list(broker.records(topic.topic, ranges))
+    return found
+
+
+def topic_ends(pipeline: Pipeline) -> Ends:
+    """Return where each partition of each topic ends."""
+    found = {}
+    for topic in pipeline.dataflow.topics:
+        with Broker(topic.servers) as broker:
+            found[topic.name] = broker.end_offsets(topic.topic)
     return found
 
 
