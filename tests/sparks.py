@@ -32,6 +32,12 @@ POLLING = "-Dspark.sql.streaming.pollingDelay=100ms"
 keep two cores busy."""
 
 
+CODE_CACHE = "-XX:ReservedCodeCacheSize=240m"
+"""Room for the code of Java classes that Spark generates at night. With the compiler that
+``./check`` chooses, Java reserves 48 MB, and eight queries need 61 MB. When it is full, Java stops
+compiling, and prints that in the output of the program."""
+
+
 LOCAL_FILES = Path(__file__).parent.parent / ".spark-classes" / "local-files"
 """Where ``./check`` puts the classes of ``scripts/LocalFiles.java``."""
 
@@ -47,7 +53,9 @@ def configure() -> None:
     """Choose the Python of workers, the polling of queries and the file system, also for programs
     that tests start."""
     options = [os.environ.get("SPARK_SUBMIT_OPTS", ""), POLLING]
-    if nightly.SEED is None:
+    if nightly.SEED is not None:
+        options.append(CODE_CACHE)
+    else:
         options += [f"-D{name}={value}" for name, value in QUICK.items()]
         if LOCAL_FILES.exists():
             os.environ["SPARK_DIST_CLASSPATH"] = str(LOCAL_FILES)
