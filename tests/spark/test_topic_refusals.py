@@ -11,10 +11,12 @@ import re
 import signal
 import socket
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from pyspark.errors import PySparkException
@@ -22,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason
-from stillframe.pipeline import Manifest, Pipeline, kafka, kafka_channel
+from stillframe.pipeline import Manifest, Pipeline, channel, kafka, kafka_channel
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker
@@ -55,6 +57,13 @@ SOURCE = (
     "0 as timestampType",
 )
 HEADERS = "cast(array() as array<struct<key:string,value:binary>>) as headers"
+
+
+@dataclass
+class Till:
+    """A service that writes a log."""
+
+    sent: int = 0
 
 
 @pytest.fixture
@@ -287,6 +296,28 @@ def test_a_declared_topic_that_is_not_read_is_refused(
     )
     with pytest.raises(UsageError, match=words):
         start_query(rows(spark, HEADERS), pipeline, "first")
+    assert not checkpoint_path(pipeline.path, 1, "first").exists()
+
+
+def test_a_declared_log_that_is_not_read_is_refused(
+    spark: SparkSession, tmp_path: Path, servers: str, topics: dict[str, str]
+) -> None:
+    """A query that reads a topic and a log is checked for both; the error has the call."""
+    numbers = pa.schema([("n", pa.int64())])
+    pipeline = Pipeline.create(
+        tmp_path / "both.pipeline",
+        queries=["first"],
+        services={"till": Till},
+        channels=[
+            kafka_channel("in", topic=topics["in"], servers=servers, targets=["first"]),
+            channel("cash", numbers, source="till", targets=["first"]),
+            kafka_channel("out", topic=topics["out"], servers=servers, source="first"),
+        ],
+    )
+    frame = counted(rows(spark, HEADERS), pipeline, "first", "in").select("value")
+    words = r"reads none of cash: create it with read_channels\(spark, pipeline, 'first', 'cash'\)"
+    with pytest.raises(UsageError, match=words):
+        start_query(frame, pipeline, "first")
     assert not checkpoint_path(pipeline.path, 1, "first").exists()
 
 

@@ -298,10 +298,7 @@ def start_query(
             columns = to_arrow_schema(frame.schema, timezone="UTC")
             if (wrong := schema_difference(log.arrow_schema, columns)) is not None:
                 raise UsageError(f"query {query} does not fit channel {log.name}: {wrong}")
-        if head.dataflow.topics:
-            check_topics_of(frame, pipeline.path, head, query)
-        else:
-            check_sources(frame, pipeline.path, head, query)
+        _check_reading(frame, pipeline.path, head, query)
         check_reachable(frame.sparkSession, checkpoint_address(pipeline.path))
         spark = frame.sparkSession
         settled = settled_at(pipeline.path, query, spark, report) if topics else 0.0
@@ -520,6 +517,15 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
             )
 
 
+def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
+    """Refuse a DataFrame that does not read what the query is declared to read."""
+    if head.dataflow.topics:
+        check_topics_of(frame, root, head, query)
+    # No barrier travels in a topic: a query that reads nothing else needs no source of ours.
+    if head.dataflow.incoming(query) or not head.dataflow.topics:
+        check_sources(frame, root, head, query)
+
+
 def check_sources(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
     """Refuse a DataFrame without a Stillframe source, with one of another query, or without a
     channel that the query is declared to read: its snapshots would never be complete.
@@ -539,7 +545,7 @@ def check_sources(frame: DataFrame, root: Location, head: Metadata, query: str) 
     ours = [line for line in relations if _OURS.search(line)]
     if not ours:
         what = (
-            "reads none of its channels: create it with "
+            f"reads none of {', '.join(logs)}: create it with "
             f"read_channels({', '.join(['spark', 'pipeline', *map(repr, (query, *logs))])})"
             if logs
             else "has no Stillframe source that waits at barriers: wrap its source in "
