@@ -167,6 +167,18 @@ def test_a_query_that_died_before_it_committed_is_named(pipeline: Pipeline) -> N
     )
 
 
+def test_a_query_that_has_not_read_a_log_is_named(pipeline: Pipeline) -> None:
+    """It was not started with ``start_query``, which refuses it; the reason has the channel."""
+    commit(pipeline.path, "first", 1, {})
+    read(pipeline, 1)
+    taken = pipeline.snapshot("retained")
+    assert isinstance(taken, Abandoned)
+    assert taken.detail == (
+        "query first is declared to read the channel orders, but its micro-batch 1 has not read "
+        "that log: read every declared channel (stillframe.spark.read_channels)"
+    )
+
+
 def test_a_query_that_runs_and_never_commits_ends_the_search_at_the_deadline(
     pipeline: Pipeline,
 ) -> None:

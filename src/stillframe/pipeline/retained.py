@@ -174,7 +174,14 @@ class _Query:
         """See ``_Participant``."""
         if version == START:
             return self._starts
-        return checkpoint.committed(self.checkpoint, version).positions
+        found = checkpoint.committed(self.checkpoint, version).positions
+        if missing := [log for log in self._starts if log not in found]:
+            raise NotConsistent(
+                f"query {self.name} is declared to read the channel {missing[0]}, but its "
+                f"micro-batch {version} has not read that log: read every declared channel "
+                "(stillframe.spark.read_channels)"
+            )
+        return found
 
     def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
         """See ``_Participant``."""
