@@ -1,12 +1,15 @@
 """A snapshot as predicates see it, and the predicates that are built in, over channels on disk."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from stillframe.errors import ApplicationError, UsageError
+from stillframe.model import SnapshotId
 from stillframe.pipeline import Manifest, Pipeline, PipelineView, channel
 from stillframe.pipeline.cut_view import (
     amounts_in,
@@ -15,6 +18,9 @@ from stillframe.pipeline.cut_view import (
     loss_against,
     termination,
 )
+from stillframe.pipeline.pending_snapshot import SystemCut
+from stillframe.store.store import Store
+from tests.store import samples
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -108,6 +114,36 @@ def test_a_pipeline_has_terminated_when_nothing_is_in_flight(tmp_path: Path) -> 
     receive(pipeline, "b", 2)
     verdict = termination(view_of(pipeline))
     assert (verdict.holds, verdict.sentence) == (True, "no record is in flight")
+
+
+def with_system(view: PipelineView, path: Path, *services: str) -> PipelineView:
+    """Return a view in which services are processes of a system, whose snapshot has 5 messages in
+    transit."""
+    with contextlib.closing(Store.create(path, description=samples.DESCRIPTION)) as store:
+        samples.publish(store, 1)
+    manifest = view._manifest
+    changed = {
+        name: msgspec.structs.replace(manifest.fragment(name), system="A") for name in services
+    }
+    fragments = tuple(changed.get(one.participant, one) for one in manifest.fragments)
+    cut = SystemCut(name="A", store=str(path), snapshot=SnapshotId("A", 1))
+    found = msgspec.structs.replace(manifest, fragments=fragments, systems=(cut,))
+    return PipelineView(view._root, found)
+
+
+def test_a_pipeline_with_a_message_over_tcp_has_not_terminated(tmp_path: Path) -> None:
+    """What a process receives over TCP can lead to records."""
+    view = view_of(pipeline_of(tmp_path / "p", "ab"))
+    assert termination(view).holds
+    verdict = termination(with_system(view, tmp_path / "store", "a"))
+    assert (verdict.holds, verdict.sentence) == (False, "messages in transit over TCP: 5")
+
+
+def test_a_process_of_a_system_is_not_deadlocked(tmp_path: Path) -> None:
+    """It may receive a message over TCP, or act after a time: a pipeline does not see that."""
+    view = view_of(pipeline_of(tmp_path / "p", "ab", "ba"))
+    assert deadlock(view).holds
+    assert not deadlock(with_system(view, tmp_path / "store", "a")).holds
 
 
 def test_a_closed_cycle_without_a_record_is_deadlocked(tmp_path: Path) -> None:

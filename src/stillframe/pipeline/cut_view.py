@@ -5,12 +5,12 @@ It is not so if one reads anything that is no channel of the pipeline, or acts a
 
 Termination: no record is in flight on any channel. That includes the records that other programs
 had written into a topic when the snapshot was taken. The pipeline stays as it is until they write
-more.
+more. Nor is a message in transit over TCP between the processes of a system.
 
 Deadlock: queries and services that wait for each other's records forever. None of them has a
 record in flight to it, and only they write the channels that they read. A query that reads a topic
 of other programs is not blocked, since these can write at any time. A participant that reads no
-channel is not blocked either.
+channel is not blocked either, nor a process of a system, which may get a message over TCP.
 
 Loss: a conserved sum over states and channels is not what it was in the oldest snapshot. A
 consistent cut counts each amount once, in a state or on a channel.
@@ -35,7 +35,8 @@ from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.topic_records import select
-from stillframe.storage.location import Location
+from stillframe.storage.location import Location, locate
+from stillframe.store.store import Store
 from stillframe.waiting import Waiting, for_any
 
 _COUNTED_MAX = 1000
@@ -66,6 +67,22 @@ class PipelineView:
     def channels(self) -> list[tuple[str, str]]:
         """Each channel with each of its targets."""
         return [(one.name, target) for one in self.dataflow.channels for target in one.targets]
+
+    @property
+    def message_count(self) -> int:
+        """The number of messages in transit over TCP between processes that are services.
+
+        Raises:
+            UsageError, StoreError: the store of such a system, or its snapshot, cannot be read.
+        """
+        return sum(
+            Store.open(locate(cut.store)).entry(cut.snapshot).message_count
+            for cut in self._manifest.systems
+        )
+
+    def is_process(self, participant: str) -> bool:
+        """Return whether a participant was a process of a system, with channels over TCP."""
+        return self._manifest.fragment(participant).system is not None
 
     def in_flight(self, channel: str, target: str | None = None) -> Iterator[Any]:
         """Return an iterator over the records on a channel at the cut.
@@ -158,6 +175,8 @@ def termination(view: PipelineView) -> Verdict:
     most = _COUNTED_MAX + 1
     counts = {pair: view.in_flight_count(*pair, most=most) for pair in view.channels}
     full = [f"{name} to {target} {_some(n)}" for (name, target), n in counts.items() if n]
+    if not full and (count := view.message_count):
+        return Verdict(holds=False, sentence=f"messages in transit over TCP: {count:,}")
     sentence = f"records in flight: {', '.join(full)}" if full else "no record is in flight"
     return Verdict(not full, sentence)
 
@@ -173,7 +192,7 @@ def deadlock(view: PipelineView) -> Verdict:
         incoming = [one for one in view.dataflow.channels if name in one.targets]
         sources = [one.source for one in incoming if one.source is not None]
         # One that can be written to from outside is not blocked, whatever is in flight.
-        if len(sources) == len(incoming) > 0:
+        if len(sources) == len(incoming) > 0 and not view.is_process(name):
             waits[name] = for_any(*sources)
     # Only those that could be in a deadlock are looked at: Kafka may have to be read for that.
     while (found := deadlock_among(waits)) is not None:
