@@ -327,10 +327,13 @@ def test_a_query_that_was_adopted_continues_from_a_copy(tmp_path: Path) -> None:
     assert checkpoint.has_started(new)
     assert checkpoint.planned_batch(new) == 1
     assert checkpoint.retained_batches(new) == [0]
+    assert checkpoint.oldest_adopted(new) == 0
+    assert checkpoint.oldest_adopted(old) == checkpoint.START
     assert sorted(path.relative_to(old) for path in old.rglob("*")) == before
     checkpoint.pin(new, 0, tmp_path / "pinned")
     checkpoint.export(tmp_path / "pinned", tmp_path / "again", 0, {"in": 1})
     assert checkpoint.retained_batches(tmp_path / "again") == [0]
+    assert checkpoint.oldest_adopted(tmp_path / "again") == 0
 
 
 def test_a_commit_is_copied_after_all_that_it_needs(

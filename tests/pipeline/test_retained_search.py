@@ -1,5 +1,6 @@
 """Cuts in what is retained, while Spark deletes old micro-batches and drivers are replaced."""
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from stillframe.pipeline import Pipeline, channel, checkpoint
 from stillframe.pipeline.query_runs import current_run
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.storage.location import Location
+from tests.pipeline.topics_shop import Shop
 
 
 @pytest.fixture
@@ -66,3 +68,27 @@ def test_a_damaged_plan_is_reported_at_once(
     with pytest.raises(Damaged, match="not an offset file of Spark"):
         pipeline.snapshot("retained")
     assert len(asked) == 4
+
+
+def test_an_adopted_query_is_not_taken_for_one_that_retains_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its micro-batches have high numbers, and Spark has deleted none of them in the pipeline."""
+    shop = Shop(tmp_path / "shop.pipeline", monkeypatch)
+    shop.run()
+    place = Path(str(current_run(shop.path, 1, "sums").checkpoint))
+    shutil.rmtree(place)
+    for batch in (158, 159):
+        shop.commit("sums", batch, {"shop-unique": {0: 4, 1: 4}})
+    place.rename(tmp_path / "old")
+    checkpoint.adopt(tmp_path / "old", place)
+    said: list[str] = []
+    taken = shop.pipeline.snapshot(report=said.append)
+    assert isinstance(taken, Manifest), taken
+    assert taken.last_batches == {"dedup": 2, "sums": 159}
+    assert said == []
+    (place / "offsets" / "160").write_text((place / "offsets" / "159").read_text())
+    (place / "commits" / "160").write_text((place / "commits" / "159").read_text())
+    (place / "commits" / "159").unlink()
+    shop.pipeline.snapshot(report=said.append)
+    assert said[0].startswith("the cut needed the newest 1 of the 1 micro-batches that Spark ret")

@@ -16,9 +16,13 @@ from stillframe.errors import UsageError
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Manifest, Pipeline, channel, kafka_channel, retained
 from stillframe.pipeline.locks import participant_lock
-from stillframe.pipeline.metadata import read_metadata
+from stillframe.pipeline.log import LogEntry, LogReader
+from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.protocol.aligner import Mode
 from tests.pipeline.fake_queries import SCHEMA, commit, log_writer, write
+from tests.spark.flows import wait_until
+
+WAIT_S = 60.0
 
 
 @dataclass
@@ -109,8 +113,7 @@ def test_a_running_service_records_before_it_reads_what_follows(pipeline: Pipeli
     counted = threading.Event()
 
     def write_when_recorded() -> None:
-        while (found := pipeline.status()) is None or "till" not in found.recorded:
-            counted.wait(0.01)
+        wait_until(lambda: (found := pipeline.status()) is not None and "till" in found.recorded)
         send(pipeline, 2)
         counted.set()
 
@@ -122,7 +125,7 @@ def test_a_running_service_records_before_it_reads_what_follows(pipeline: Pipeli
     with pipeline.join_service("books", state=(books := Books())) as me:
         for thread in threads:
             thread.start()
-        counted.wait()
+        assert counted.wait(WAIT_S)
         while books.read < 6:
             me.receive()
             books.read += 1
@@ -200,7 +203,55 @@ def test_a_service_in_a_long_action_is_named(pipeline: Pipeline) -> None:
         taken = pipeline.snapshot("retained", timeout_s=0.3)
     assert isinstance(taken, Abandoned)
     assert (taken.reason, taken.missing) == (Reason.DEADLINE, ("books",))
-    assert taken.detail == "books has not recorded: its action has not ended"
+    assert taken.detail == "books has not recorded"
+
+
+def test_a_query_that_retains_too_little_for_a_slow_service_is_named(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that it retains follows from what another service did after its own recording."""
+    read(pipeline, 1)
+    find = retained.record
+
+    def after_more(*arguments: Any) -> retained.RetainedCut | retained.NotFound:
+        send(pipeline, 1)
+        commit(pipeline.path, "first", 1, {"orders": 5})
+        commit(pipeline.path, "first", 2, {"orders": 5})
+        (checkpoint_path(pipeline.path, 1, "first") / "commits" / "0").unlink()
+        (checkpoint_path(pipeline.path, 1, "first") / "offsets" / "0").unlink()
+        return find(*arguments)
+
+    monkeypatch.setattr(retained, "record", after_more)
+    taken = pipeline.snapshot("retained")
+    assert isinstance(taken, Abandoned)
+    assert taken.missing == ("first",)
+    assert taken.detail == (
+        "before all services had recorded their states, query first read so much that follows from "
+        "what till wrote after its recording that it retains nothing from before: raise "
+        f"{retained.RETAIN} of it, or end the actions of the services sooner"
+    )
+
+
+def test_what_is_still_to_be_read_is_not_looked_at(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an object store each entry of a backlog is a request."""
+    read(pipeline, 1)
+    looked: list[int] = []
+    entry = LogReader.entry
+
+    def look(reader: LogReader, number: int) -> LogEntry:
+        looked.append(number)
+        return entry(reader, number)
+
+    monkeypatch.setattr(retained, "record", lambda *_: retained.NotFound("first", "enough"))
+    monkeypatch.setattr(LogReader, "entry", look)
+    pipeline.snapshot("retained")
+    few = len(looked)
+    send(pipeline, 40)
+    looked.clear()
+    pipeline.snapshot("retained")
+    assert len(looked) <= few
 
 
 def test_services_with_logs_and_with_topics_are_in_one_pipeline(tmp_path: Path) -> None:

@@ -374,6 +374,8 @@ class Soak(KillSoak):
         if not isinstance(self.pipeline.path, ObjectPath):
             other.expect("failed")
             frozen.wake()
+            # If it was frozen for as long as a transaction may take, it fails.
+            self._wait_for_survivors()
             return
         other.expect("joined")
         self.service = other

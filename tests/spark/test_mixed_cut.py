@@ -49,7 +49,7 @@ TOPICS_READ = ("unique", "entries")
 SNAPSHOT_COUNT = 4
 MORE = 10
 """How many orders are sent after the restore."""
-TIMEOUT_S = 240
+TIMEOUT_S = 480
 
 
 class Cut:

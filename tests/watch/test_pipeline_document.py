@@ -114,6 +114,8 @@ def test_where_the_barrier_stands(tmp_path: Path) -> None:
     audit = Awaited("audit", 104.0, (AwaitedChannel("totals", "books", 2, 5),))
     now = progress((audit,), {"till": 101.0, "books": 104.0})
     assert document.barriers(flow, now) == [["passed", None], ["ahead", 3]]
+    # In mode retained a query is not asked.
+    assert document.barriers(flow, progress((), {"till": 101.0})) == [None, None]
 
 
 def test_a_snapshot_whose_coordinator_is_gone_says_so() -> None:

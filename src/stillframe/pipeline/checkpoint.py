@@ -44,7 +44,8 @@ OFFSET_KEY = "stillframe"
 
 _METADATA = "metadata"
 _ADOPTED = "adopted"
-"""Ours: what the query did before belongs to no pipeline."""
+"""Ours: what the query did before belongs to no pipeline. It holds the number of the oldest
+micro-batch that was copied."""
 _OFFSETS = "offsets"
 _COMMITS = "commits"
 _STATE = "state"
@@ -129,6 +130,15 @@ def retained_batches(checkpoint: Location) -> list[int]:
     found = sorted(n for n in commits & plans if n == 0 or n - 1 in plans)
     has_start = not commits or (found[:1] == [0] and not is_there(checkpoint / _ADOPTED))
     return [START, *found] if has_start else found
+
+
+def oldest_adopted(checkpoint: Location) -> int:
+    """Return the oldest micro-batch that was copied from the checkpoint that a query had before;
+    `START` if there was none, or no such checkpoint."""
+    try:
+        return int(_text(checkpoint / _ADOPTED))
+    except FileNotFoundError:
+        return START
 
 
 def has_started(checkpoint: Location) -> bool:
@@ -361,7 +371,8 @@ def adopt(checkpoint: Location, target: Location) -> None:
     with explain_io_errors(target, "written"):
         remove_tree(target)  # left by an attempt that was cut short
         mark = target / _ADOPTED
-        storage_of(mark).put(mark, b"adopted")
+        oldest = next((n for n in retained_batches(checkpoint) if n != START), START)
+        storage_of(mark).put(mark, str(oldest).encode())
         continue_in(checkpoint, target)
 
 

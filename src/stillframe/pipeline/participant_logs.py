@@ -149,9 +149,10 @@ class ParticipantLogs(ABC):
             or self._has_recorded(request.snapshot)
         ):
             return tails
-        mode = request.mode
-        if not self.is_patient and mode is not Mode.RETAINED:
-            mode = Mode.UNALIGNED
+        if request.mode is Mode.RETAINED:
+            record(request)  # no barrier needs to be looked for in what is still to be read
+            return tails
+        mode = request.mode if self.is_patient else Mode.UNALIGNED
         found = self._readings(request.snapshot, tails)
         is_initiator = self._participant in self.metadata.dataflow.initiators()
         if may_record(mode, found, is_initiator=is_initiator):

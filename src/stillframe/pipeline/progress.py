@@ -65,7 +65,7 @@ class Awaited(msgspec.Struct, frozen=True):
         if not self.has_joined:
             return f"service {self.participant} has not joined: start it"
         if not self.channels:
-            return f"{self.participant} has not recorded: its action has not ended"
+            return f"{self.participant} has not recorded"
         missing = [f"{c.log} (from {c.source})" for c in self.channels if c.barrier is None]
         if missing:
             return f"{self.participant} waits for the barrier on {', '.join(missing)}"

@@ -119,6 +119,7 @@ def record(
                     attempt, awaited = 0, found
                     time.sleep(_COMMIT_POLL_S)
                     continue
+                awaited = None
                 if all(search.pin(fragment) for fragment in found.fragments.values()):
                     return found
             except _TooLate as error:
@@ -165,6 +166,9 @@ class _Query:
         self._run = current_run(root, metadata.epoch, name)
         self.checkpoint = self._run.checkpoint
         self.versions = checkpoint.retained_batches(self.checkpoint)
+        first = metadata.batches[name][-1].first - 1
+        self.beginning = max(first, checkpoint.oldest_adopted(self.checkpoint))
+        """The oldest version that it had at first in this epoch."""
 
     def has_same(self, other: "_Query") -> bool:
         """Return whether the same is retained as at another time."""
@@ -345,16 +349,20 @@ class _Search:
             staleness_s=max(
                 one.staleness_s(line.versions[name], now) for name, one in participants
             ),
-            warning=shortage(
-                line.needed_counts,
-                {name: one.versions for name, one in participants if name in flow.queries},
-                {name: parts[-1].first - 1 for name, parts in self._metadata.batches.items()},
-            ),
+            warning=self._shortage(line) if flow.topics else None,
+        )
+
+    def _shortage(self, line: Line) -> str | None:
+        queries = [one for one in self._participants.values() if isinstance(one, _Query)]
+        return shortage(
+            line.needed_counts,
+            {one.name: one.versions for one in queries},
+            {one.name: one.beginning for one in queries},
         )
 
     def _not_found(self, line: NoLine) -> NotFound:
         sentence = _sentence(self._metadata.dataflow, line)
-        if line.participant not in self._recorded:
+        if line.participant not in self._recorded or line.limited_by in self._recorded:
             return NotFound(line.participant, sentence)
         # It has read what is not committed.
         if is_running(self._root, line.limited_by):
@@ -536,6 +544,13 @@ def shortage(
 
 
 def _sentence(flow: Dataflow, line: NoLine) -> str:
+    if line.limited_by in flow.in_memory:
+        more = f"raise {RETAIN} of it, or " if line.participant in flow.queries else ""
+        return (
+            f"before all services had recorded their states, {flow.described(line.participant)} "
+            f"read so much that follows from what {line.limited_by} wrote after its recording that "
+            f"it retains nothing from before: {more}end the actions of the services sooner"
+        )
     if line.participant in flow.in_memory:
         return (
             f"service {line.participant} has read on channel {line.edge.channel} from micro-batch "

@@ -75,7 +75,7 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
                 for reading in readings
             )
         case Mode.RETAINED:
-            return True  # whoever is asked at all: nothing leads from one recording to another
+            return True  # whoever is asked at all
 
 
 def read_end(mode: Mode, reading: Reading) -> int | None:

@@ -416,7 +416,7 @@ def _begin_run(
     present = current_run(root, head.epoch, query).checkpoint
     if not checkpoint.has_started(present):
         if adopt is None:
-            check_is_new(root, head, query)
+            check_is_new(root, head.dataflow, query)
         elif adopt is not False:
             checkpoint.adopt(locate(adopt), present)
 

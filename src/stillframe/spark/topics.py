@@ -210,13 +210,11 @@ def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str
         _check_attempts(frame)
 
 
-def check_is_new(root: Location, head: Metadata, query: str) -> None:
+def check_is_new(root: Location, flow: Dataflow, query: str) -> None:
     """Raise UsageError if a query without a checkpoint may have run before it joined the pipeline:
     its topic has records. It would write again what follows from all that it reads."""
-    if head.restored_from is not None:
-        return
-    for topic in head.dataflow.outgoing_topics(query):
-        if any(joined_record(root, topic).first_offsets.values()):
+    for topic in flow.outgoing_topics(query):
+        if has_joined(root, topic) and any(joined_record(root, topic).first_offsets.values()):
             raise UsageError(
                 f"topic {topic.topic} has records from before query {query} joined the pipeline, "
                 "and the query has no checkpoint. If it wrote them, give its old checkpoint as "

@@ -252,16 +252,17 @@ def pending_snapshot(progress: Progress, now: float) -> dict[str, Any]:
 def barriers(flow: Dataflow, progress: Progress) -> list[list[Any] | None]:
     """Return the position of the pending snapshot's barrier on each channel. It is "ahead" with the
     number of entries before it, None if only the target knows them; "passed"; or None if the source
-    has not appended it."""
+    has not appended it, or the target is not asked to record."""
     pending = {one.participant: one for one in progress.awaiting}
     found: list[list[Any] | None] = []
     for log, source, target in channels_of(flow):
         if source not in progress.recorded:
             found.append(None)
-        elif target is None or target not in pending:
-            found.append(["passed", None])
-        else:
+        elif target in pending:
             found.append(["ahead", _entries_before(pending[target], log)])
+        else:
+            is_passed = target is None or target in progress.recorded
+            found.append(["passed", None] if is_passed else None)
     return found
 
 
