@@ -11,6 +11,7 @@
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
 #                   an archive, and without the compiler that pays in long runs; compiles the file
 #                   system that tests/sparks.py gives it (after set_up_java)
+#   set_up_tests    set_up_ends and set_up_spark at once: most of the time the network is waited for
 #
 # What is missing on a Debian machine is installed when we are root; otherwise one line says what to
 # install, and we stop.
@@ -223,4 +224,10 @@ set_up_spark() {
         return
     fi
     SPARK_SUBMIT_OPTS+=" -XX:SharedArchiveFile=$CLASSES/archive"
+}
+
+set_up_tests() {
+    set_up_ends &
+    set_up_spark
+    wait $! || exit 1
 }

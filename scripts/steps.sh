@@ -1,4 +1,5 @@
-# What ./check does after its set-up; it measures the CPU time of everything below.
+# What ./check does once there are Python packages, a browser and Java; it measures the CPU time of
+# everything below.
 #   bash scripts/steps.sh [fast | nightly [PART] [--seed N]]
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -20,14 +21,14 @@ step() {
     fi
 }
 
-# run_tests SECONDS [OPTIONS OF PYTEST]: two processes share the tests; what shares something costly
-# stays together (tests/costs.py). A crash of one ends the run: pytest-xdist would repeat the test that
+# run_tests SECONDS [OPTIONS OF PYTEST]: three processes share the tests, because each waits for a
+# third of its time; what shares something costly stays together (tests/costs.py). A crash of one ends the run: pytest-xdist would repeat the test that
 # crashed, or hang. A test that takes longer than SECONDS hangs: what each of its threads was doing is
 # printed, and the run ends.
 run_tests() {
     local limit_s=$1
     shift
-    .venv/bin/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder \
+    .venv/bin/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder \
         --max-worker-restart 0 --durations=10 -o faulthandler_timeout="$limit_s" \
         -o faulthandler_exit_on_timeout=true "$@"
 }
@@ -63,14 +64,15 @@ if [ "${1-}" = nightly ]; then
 else
     step "format" .venv/bin/ruff format --check --quiet .
     step "lint" .venv/bin/ruff check --quiet --output-format concise .
-    # Alongside the tests, which leave a third of two cores idle.
     (failed=() && step "types" .venv/bin/mypy && [ ${#failed[@]} -eq 0 ]) &
+    types=$!
     if [ "${1-}" = fast ]; then
         step "tests" run_tests 600 -m "not slow and not spark"
     else
+        set_up_tests
         step "tests" run_tests 600
     fi
-    wait $! || failed+=("types")
+    wait $types || failed+=("types")
 fi
 
 took=$((EPOCHSECONDS - CHECK_BEGAN))

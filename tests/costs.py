@@ -1,8 +1,8 @@
 """The CPU time of each test file, and which file runs where.
 
-Two pytest processes share the tests (pytest-xdist). All tests of one file run in one of them, and
+Three pytest processes share the tests (pytest-xdist). All tests of one file run in one of them, and
 so do those of files that share something costly (``SHARED``). The files that took longest when
-``tests/costs.json`` was written begin first, so that both end at about the same time.
+``tests/costs.json`` was written begin first, so that all end at about the same time.
 
 ``scripts/cpu.py`` measures the whole run, compares it with its limit, and names the files that grew
 against ``tests/costs.json``.
