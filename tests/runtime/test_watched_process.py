@@ -102,8 +102,17 @@ def test_what_is_told_to_one_that_does_not_hear_is_lost(end: str) -> None:
 
 @pytest.mark.slow
 def test_one_that_cannot_be_watched_over_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no descriptor is left, for example."""
-    begun = noted(monkeypatch)
+    """When no descriptor is left, for example. It is killed before its input ends: it would act on
+    that."""
+    begun, inputs = noted(monkeypatch), list[bool]()
+    kill = subprocess.Popen.kill
+
+    def look_and_kill(child: "subprocess.Popen[bytes]") -> None:
+        assert child.stdin is not None
+        inputs.append(not child.stdin.closed)
+        kill(child)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", look_and_kill)
 
     def refuse(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -115,6 +124,7 @@ def test_one_that_cannot_be_watched_over_is_ended(monkeypatch: pytest.MonkeyPatc
             WatchedProcess.start([sys.executable, "-c", LISTENS])
 
     each_loop(act)
+    assert inputs == [True] * 2
     assert [child.returncode for child in begun] == [-signal.SIGKILL] * 2
 
 

@@ -75,13 +75,15 @@ class WatchedProcess:
         )
         assert child.stdin is not None
         code: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        with contextlib.ExitStack() as undo, child.stdin as pipe:
+        # It is killed before its input ends: it would act on that.
+        with child.stdin as pipe, contextlib.ExitStack() as close, contextlib.ExitStack() as undo:
             undo.callback(child.wait)
             undo.callback(child.kill)
             stdin = os.dup(pipe.fileno())
-            undo.callback(os.close, stdin)
+            close.callback(os.close, stdin)
             started = cls(child.pid, os.pidfd_open(child.pid), stdin, code)
             undo.pop_all()
+            close.pop_all()
         started.on_terminated(lambda: code.set_result(child.wait()))
         return started
 
