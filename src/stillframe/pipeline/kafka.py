@@ -9,7 +9,7 @@ import functools
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
@@ -28,6 +28,7 @@ _WINDOW_MAX = 4096
 _POLL_S = 0.1
 _CREATED_POLL_S = 0.02
 _CONSUMED_COUNT = 1000
+_AT_ONCE_MAX = 16
 _PARTITIONS_S = 5.0
 """How often a reader that follows a topic looks for new partitions."""
 _PASSING = (
@@ -57,6 +58,7 @@ _ALERT = "tls alert"
 _KEEPS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[kafka]'"
 
+_Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
 
 
@@ -207,6 +209,17 @@ class Broker(Connection):
         ``end_offsets``: of the records before it nothing can change."""
         return self._offsets(topic, self._admin_module.OffsetSpec.latest(), is_committed=True)
 
+    def look_at(self, topics: Sequence[str]) -> None:
+        """Ask about several topics at once, before ``newest_batch_before`` looks at each: one
+        after the other they take longer than all the rest of a search."""
+        consumer = self._opened()
+
+        def look(topic: str) -> None:
+            self._first[topic] = self.first_offsets(topic)
+            self._learn(consumer, topic)
+
+        at_once(look, [topic for topic in topics if topic not in self._known])
+
     def newest_batch_before(
         self,
         counting: Counting,
@@ -227,7 +240,9 @@ class Broker(Connection):
         """
         topic = counting.topic.topic
         # Many positions are looked at in one search, which takes no time in which this matters.
-        first = self._first.get(topic) or self._first.setdefault(topic, self.first_offsets(topic))
+        if topic not in self._first:
+            self._first[topic] = self.first_offsets(topic)
+        first = self._first[topic]
         found: list[int] = []
         pending = {p: end for p, end in positions.items() if end > 0}
         window = 1
@@ -338,8 +353,7 @@ class Broker(Connection):
             return
         consumer = self._opened()
         if topic not in self._known:
-            # Else the consumer would hear of the topic only after a second. It exists: asked for
-            # its metadata in this way, a broker may create one.
+            # It exists: asked for its metadata in another way, a broker may create it.
             self.partitions(topic)
             self._learn(consumer, topic)
         consumer.assign([self.kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
@@ -518,7 +532,7 @@ class Broker(Connection):
         return self._consumer
 
     def _learn(self, consumer: Any, topic: str) -> None:
-        """Let a consumer hear of a topic."""
+        """Let a consumer hear of a topic that exists: else it would do so only after a second."""
         try:
             consumer.list_topics(topic=topic, timeout=TIMEOUT_S)
         except self.kafka.KafkaException as error:
@@ -595,6 +609,12 @@ def _strange(counting: Counting, record: KafkaRecord) -> NotConsistent:
         f"{counting.topic.source} may write that topic",
         remedy="start this again; if that does not help, stop the other writer",
     )
+
+
+def at_once(ask: Callable[[_Asked], _Answer], topics: Sequence[_Asked]) -> list[_Answer]:
+    """Return what `ask` returns for each topic; it asks about several at the same time."""
+    with ThreadPoolExecutor(_AT_ONCE_MAX) as pool:
+        return list(pool.map(ask, topics))
 
 
 @contextlib.contextmanager

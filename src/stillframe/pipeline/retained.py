@@ -25,7 +25,7 @@ from stillframe.model import Reason, SnapshotId
 from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Dataflow, Topic
-from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.kafka import Broker, at_once, brokers
 from stillframe.pipeline.ledger import VERSION_COUNT, Ledger, find_ledger
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
@@ -338,14 +338,16 @@ class _Search:
                     f"{flow.described(name)} has not consumed the records yet that were in its "
                     "topics before it joined the pipeline: wait until it has",
                 )
-        line = newest_line(versions, list(self._edges()), self._consumed)
+        edges = list(self._edges())
+        self._look_at_topics(edges)
+        line = newest_line(versions, edges, self._consumed)
         if isinstance(line, NoLine):
             return self._not_found(line)
         now = time.time()
         participants = self._participants.items()
         return RetainedCut(
             fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
-            topics=tuple(self._topic_cut(topic, line) for topic in flow.topics),
+            topics=tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics)),
             staleness_s=max(
                 one.staleness_s(line.versions[name], now) for name, one in participants
             ),
@@ -413,6 +415,15 @@ class _Search:
             if channel.source is not None:
                 for target in channel.targets:
                     yield Edge(channel.name, channel.source, target)
+
+    def _look_at_topics(self, edges: Iterable[Edge]) -> None:
+        """Ask each broker once about the topics that are looked at for these edges."""
+        read: dict[Broker, set[str]] = {}
+        for edge in edges:
+            if (one := self._countings.get(edge.channel)) is not None:
+                read.setdefault(self._broker_of(one.topic), set()).add(one.topic.topic)
+        for broker, topics in read.items():
+            broker.look_at(sorted(topics))
 
     def _usable(self, participant: _Participant) -> list[int]:
         """Return the versions of a participant that can be in a cut: those that have consumed all
