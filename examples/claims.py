@@ -43,8 +43,18 @@ def demonstrate_flights(
     directory = Path(tempfile.mkdtemp(prefix=f"stillframe-{name.rpartition('.')[2]}-"))
     # The programs that it started must end with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return exit_code_of(
+        lambda: demonstrate(directory, arguments.flights, arguments.per_second, console),
+        directory,
+        console,
+    )
+
+
+def exit_code_of(demonstrate: Callable[[], int], directory: Path, console: Console) -> int:
+    """Run a demonstration that writes into `directory`, and return its exit code: what it returns,
+    2 after an error, or 130 if it was stopped."""
     try:
-        return demonstrate(directory, arguments.flights, arguments.per_second, console)
+        return demonstrate()
     except StillframeError as error:
         console.print(f"[red]{error}[/red]")
         return 2

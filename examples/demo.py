@@ -24,8 +24,7 @@ from rich.live import Live
 from rich.table import Table
 
 from examples.bank import ACCOUNT_COUNT, TOTAL, bank
-from examples.claims import show_claims
-from stillframe.errors import StillframeError
+from examples.claims import exit_code_of, show_claims
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
@@ -254,25 +253,23 @@ def _by_hand(path: Path, findings: Findings) -> list[str]:
 def main() -> int:
     """Run the demo; return 0 if every claim holds."""
     console = Console()
-    findings = Findings()
     path = Path(tempfile.mkdtemp(prefix="stillframe-demo-")) / "bank.store"
+    return exit_code_of(lambda: demonstrate(path, console), path, console)
+
+
+def demonstrate(path: Path, console: Console) -> int:
+    """Run the bank with its store at `path`, and show every claim; return the exit code."""
+    findings = Findings()
     began = time.monotonic()
     console.print(
         f"[bold]Stillframe[/bold]: {ACCOUNT_COUNT} processes pay each other over "
         f"{len(bank.description.channels)} channels; a snapshot every {EVERY_S * 1000:.0f} ms\n"
     )
-    try:
-        with Live(console=console, refresh_per_second=4) as live:
-            uvloop.run(
-                _run(path, findings, lambda phase: live.update(_progress(findings, phase, began)))
-            )
-        exit_code, audited_count = _audit(console, path)
-    except StillframeError as error:
-        console.print(f"[red]{error}[/red]")
-        return 2
-    except KeyboardInterrupt:
-        console.print(f"stopped; the snapshots so far are in {path}")
-        return 130
+    with Live(console=console, refresh_per_second=4) as live:
+        uvloop.run(
+            _run(path, findings, lambda phase: live.update(_progress(findings, phase, began)))
+        )
+    exit_code, audited_count = _audit(console, path)
     holding = show_claims(console, _claims(findings, exit_code, audited_count))
     if findings.naive_totals and not findings.wrong_naive_count:
         console.print("querying the accounts was never wrong this time: run the demo again")
