@@ -22,9 +22,9 @@ step() {
 }
 
 # run_tests SECONDS [OPTIONS OF PYTEST]: three processes share the tests, because each waits for a
-# third of its time; what shares something costly stays together (tests/costs.py). A crash of one ends the run: pytest-xdist would repeat the test that
-# crashed, or hang. A test that takes longer than SECONDS hangs: what each of its threads was doing is
-# printed, and the run ends.
+# third of its time; what shares something costly stays together (tests/costs.py). A crash of one ends
+# the run: pytest-xdist would repeat the test that crashed, or hang. A test that takes longer than
+# SECONDS hangs: what each of its threads was doing is printed, and the run ends.
 run_tests() {
     local limit_s=$1
     shift

@@ -5,6 +5,7 @@ till -------------direct-----------> books
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 def send(pipeline: Pipeline, count: int) -> None:
-    """Let the till send so many numbers on both channels, and leave."""
+    """Let the till send `count` numbers on both channels, and leave."""
     with pipeline.join_service("till", state=(till := Till())) as me:
         for _ in range(count):
             for name in ("orders", "direct"):
@@ -69,7 +70,7 @@ def send(pipeline: Pipeline, count: int) -> None:
 
 
 def read(pipeline: Pipeline, count: int) -> None:
-    """Let the books read so many numbers, and leave."""
+    """Let the books read `count` numbers, and leave."""
     with pipeline.join_service("books", state=(books := Books())) as me:
         for _ in range(count):
             me.receive()
@@ -83,20 +84,29 @@ def state_of(manifest: Manifest, name: str) -> dict[str, Any]:
     return recorded.fields()
 
 
-def test_a_query_that_has_read_past_a_recording_is_taken_at_an_older_micro_batch(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log of the service ends at its barrier, also after a restore."""
+def overtaken(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None] = lambda: None
+) -> Manifest | Abandoned:
+    """Take a snapshot. Before its cut is looked for, the till has sent more, and the query has read
+    it; `then` happens."""
     read(pipeline, 1)
     find = retained.record
 
     def after_more(*arguments: Any) -> retained.RetainedCut | retained.NotFound:
         send(pipeline, 1)
         commit(pipeline.path, "first", 1, {"orders": 5})
+        then()
         return find(*arguments)
 
     monkeypatch.setattr(retained, "record", after_more)
-    taken = pipeline.snapshot("retained")
+    return pipeline.snapshot("retained")
+
+
+def test_a_query_that_has_read_past_a_recording_is_taken_at_an_older_micro_batch(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the service ends at its barrier, also after a restore."""
+    taken = overtaken(pipeline, monkeypatch)
     assert isinstance(taken, Manifest), taken
     assert taken.last_batches == {"first": 0}
     assert (taken.barriers["orders"], taken.barriers["direct"]) == (3, 3)
@@ -210,19 +220,13 @@ def test_a_query_that_retains_too_little_for_a_slow_service_is_named(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that it retains follows from what another service did after its own recording."""
-    read(pipeline, 1)
-    find = retained.record
 
-    def after_more(*arguments: Any) -> retained.RetainedCut | retained.NotFound:
-        send(pipeline, 1)
-        commit(pipeline.path, "first", 1, {"orders": 5})
+    def forget() -> None:
         commit(pipeline.path, "first", 2, {"orders": 5})
-        (checkpoint_path(pipeline.path, 1, "first") / "commits" / "0").unlink()
-        (checkpoint_path(pipeline.path, 1, "first") / "offsets" / "0").unlink()
-        return find(*arguments)
+        for part in ("commits", "offsets"):
+            (checkpoint_path(pipeline.path, 1, "first") / part / "0").unlink()
 
-    monkeypatch.setattr(retained, "record", after_more)
-    taken = pipeline.snapshot("retained")
+    taken = overtaken(pipeline, monkeypatch, forget)
     assert isinstance(taken, Abandoned)
     assert taken.missing == ("first",)
     assert taken.detail == (

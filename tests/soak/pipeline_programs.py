@@ -1,5 +1,5 @@
-"""Programs that can be talked to and killed, each in a process group of its own, and the kill soaks
-of pipelines, which are made of them."""
+"""The kill soaks of pipelines, and their programs: each has a process group, takes commands on its
+standard input, and is killed."""
 
 import argparse
 import contextlib

@@ -463,7 +463,7 @@ class Soak(KillSoak):
                 frozen.wake()
             else:
                 self.kill_driver()
-                # If only Python was killed, Java goes on with what it was doing.
+                # If only Python was killed, Java continues its work.
                 with contextlib.suppress(ProcessLookupError):
                     frozen.wake()
                 self.note_cut_short()
@@ -599,7 +599,7 @@ def main() -> None:
 def run_fully(
     seed: int, kill_count: int, directory: Path, place: Location | None
 ) -> tuple[Soak, list[str]]:
-    """Run the soak with so many kills, in an object store if `place` is in one."""
+    """Run the soak with `kill_count` kills, in an object store if `place` is in one."""
     if isinstance(place, ObjectPath):
         os.environ.update(variables_of_s3())
     return soak(seed, chosen_moments(kill_count, seed), directory=directory, place=place)
