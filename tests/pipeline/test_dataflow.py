@@ -115,6 +115,6 @@ def test_a_service_beside_topics_can_be_found_afterwards() -> None:
     """Its transactions are on a timeline like micro-batches, so mode retained is possible."""
     flow = beside_topics(kafka_channel("out", topic="out", servers="one:1", source="s"))
     assert flow.versioned == ("q", "s")
-    assert flow.keeps_every_state
+    assert flow.asked(Mode.RETAINED) == flow.in_memory == ()
     flow.check_mode(Mode.RETAINED)
     assert initial_metadata("p", flow).batches.keys() == {"q", "s"}

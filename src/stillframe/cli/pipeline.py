@@ -251,7 +251,7 @@ def status(
     if found is None:
         output.answer({"snapshot": None})
         flow = pipeline.dataflow
-        is_found = flow.default_mode is Mode.RETAINED and flow.keeps_every_state
+        is_found = flow.default_mode is Mode.RETAINED and not flow.in_memory
         output.say(RETAINED_STATUS if is_found else "no snapshot is pending")
         return
     if watch:
@@ -388,7 +388,7 @@ def list_snapshots(path: PipelinePath) -> None:
     if latest is None:
         command = shell_command("pipeline", "snapshot", path)
         end = f"there is nothing to restore: take a snapshot with '{command}'"
-        if metadata.dataflow.keeps_every_state:
+        if not metadata.dataflow.in_memory:
             command = shell_command("pipeline", "restore", path, NEWEST_CONSISTENT)
             end = f"{end}, or restore the newest consistent point with '{command}'"
 

@@ -172,20 +172,18 @@ def _take(
     progress: Callable[[Progress], None],
     warn: Callable[[str], None],
 ) -> Manifest | Abandoned:
-    is_retained = request.mode is Mode.RETAINED
-    flow = book.metadata.dataflow
-    asked = flow.in_memory if is_retained else flow.participants
+    asked = book.metadata.dataflow.asked(request.mode)
     (book.ask if asked else book.reserve)(request)
     # By this clock: the time of day may be set back.
     until = time.monotonic() + request.deadline_at - request.initiated_at
     fragments: _Fragments = {}
     more: dict[str, Any] = {}
     try:
-        outcome = _collect(book, request, asked, until, progress)
+        outcome = _collect(book, request, until, progress)
         if isinstance(outcome, Abandoned):
             return outcome
         fragments = outcome
-        if is_retained:
+        if request.mode is Mode.RETAINED:
             cut = retained.record(book.root, book.metadata, request.snapshot, fragments, until)
             if isinstance(cut, retained.NotFound):
                 return Abandoned(request.snapshot, cut.reason, (cut.participant,), cut.sentence)
@@ -460,12 +458,13 @@ def _that_counts(
 def _collect(
     book: _DirectoryBook | _ObjectBook,
     request: Request,
-    asked: tuple[str, ...],
     until: float,
     progress: Callable[[Progress], None],
 ) -> _Fragments | Abandoned:
-    """Wait for the fragment of each one `asked`, until a moment of ``time.monotonic``."""
+    """Wait for the fragment of each participant that is asked, until a moment of
+    ``time.monotonic``."""
     root, metadata = book.root, book.metadata
+    asked = metadata.dataflow.asked(request.mode)
     fragments: _Fragments = {}
     reported_at = looked_at = -math.inf
     count = 0

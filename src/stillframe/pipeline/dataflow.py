@@ -118,9 +118,13 @@ class Dataflow(
 
     @property
     def in_memory(self) -> tuple[str, ...]:
-        """The services that keep their states in memory, and record them when asked, sorted: those
-        that read and write no topic of Kafka."""
+        """The services that keep their states in memory, sorted: those that read and write no topic
+        of Kafka. Without any, the newest consistent cut can be found after a crash, too."""
         return tuple(sorted(name for name in self.services if not self.topics_of(name)))
+
+    def asked(self, mode: Mode) -> tuple[str, ...]:
+        """Return the participants that are asked to record for a snapshot in this mode."""
+        return self.in_memory if mode is Mode.RETAINED else self.participants
 
     def described(self, participant: str) -> str:
         """Return a participant with its kind, such as ``service till``."""
@@ -130,12 +134,6 @@ class Dataflow(
     def default_mode(self) -> Mode:
         """The mode of a snapshot if none is asked for."""
         return Mode.RETAINED if self.topics else Mode.ALIGNED
-
-    @property
-    def keeps_every_state(self) -> bool:
-        """Whether the states of all participants are kept while they run, as Spark keeps those of
-        queries: then a consistent cut can be found afterwards."""
-        return not self.in_memory
 
     def incoming_topics(self, participant: str) -> tuple[Topic, ...]:
         """Return the topics that a participant reads, sorted by name."""

@@ -150,7 +150,7 @@ class ParticipantLogs(ABC):
         ):
             return tails
         if request.mode is Mode.RETAINED:
-            record(request)  # no barrier needs to be looked for in what is still to be read
+            record(request)  # at once: a search for barriers in the unread entries is not needed
             return tails
         mode = request.mode if self.is_patient else Mode.UNALIGNED
         found = self._readings(request.snapshot, tails)

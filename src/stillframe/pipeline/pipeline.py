@@ -489,7 +489,7 @@ class Pipeline:
             if manifest.epoch == metadata.epoch or manifest.snapshot == metadata.restored_from:
                 return manifest
         either = ", or restore the newest consistent point"
-        either = either if metadata.dataflow.keeps_every_state else ""
+        either = "" if metadata.dataflow.in_memory else either
         raise UsageError(
             f"{self.path} has no snapshot to restore",
             path=self.path,

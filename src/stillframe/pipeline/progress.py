@@ -155,14 +155,14 @@ def progress_of(
 ) -> Progress:
     """Return the progress of the snapshot of `request`, given the fragments submitted so far."""
     flow = metadata.dataflow
-    is_retained = request.mode is Mode.RETAINED
-    asked = flow.in_memory if is_retained else flow.participants
+    asked = flow.asked(request.mode)
     recorded = {n: fragments[n].recorded_at for n in asked if n in fragments}
     barriers = {log: at for name in recorded for log, at in fragments[name].barriers.items()}
     awaiting = []
     for name in (name for name in asked if name not in recorded):
-        # In mode retained nobody waits for a barrier.
-        logs, is_query = () if is_retained else flow.incoming(name), name in flow.queries
+        # In mode retained no participant waits for a barrier.
+        logs = () if request.mode is Mode.RETAINED else flow.incoming(name)
+        is_query = name in flow.queries
         positions: dict[str, int] = {}
         if is_query:
             found = of_current_checkpoint(root, metadata.epoch, name, checkpoint.last_committed)

@@ -78,9 +78,9 @@ def restore_newest_consistent(root: Location, progress: Callable[[int], None]) -
     program starts between the moment when it is found and the end of the restore."""
     with coordinating(root, "a restore"), _all_stopped(root):
         metadata = read_metadata(root)
-        if not metadata.dataflow.keeps_every_state:
+        if in_memory := metadata.dataflow.in_memory:
             raise UsageError(
-                f"{root} has the service {metadata.dataflow.in_memory[0]}, which keeps its state "
+                f"{root} has the service {in_memory[0]}, which keeps its state "
                 "in memory, so only snapshots have that state: restore a snapshot",
                 path=root,
             )

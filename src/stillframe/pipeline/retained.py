@@ -285,8 +285,8 @@ class _Recorded:
 
     def recorded(self, version: int) -> dict[str, Any]:
         """See ``_Participant``."""
-        members = ("recorded_at", "service", "system")
-        return {name: getattr(self.fragment, name) for name in members}
+        one = self.fragment
+        return {"recorded_at": one.recorded_at, "service": one.service, "system": one.system}
 
     def pin(self, root: Location, fragment: ParticipantFragment) -> bool:
         """See ``_Participant``: the fragment has all of it."""

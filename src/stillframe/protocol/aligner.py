@@ -75,7 +75,7 @@ def may_record(mode: Mode, channels: Mapping[str, Reading], *, is_initiator: boo
                 for reading in readings
             )
         case Mode.RETAINED:
-            return True  # whoever is asked at all
+            return True  # a participant that is asked records at once
 
 
 def read_end(mode: Mode, reading: Reading) -> int | None:

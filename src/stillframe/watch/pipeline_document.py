@@ -72,7 +72,7 @@ def describe(path: str, flow: Dataflow) -> dict[str, Any]:
         "columns": _columns(flow, ends),
         "participant_count": len(flow.participants),
         "restore_command": shell_command("pipeline", "restore", path),
-        "newest_consistent_command": newest if flow.keeps_every_state else None,
+        "newest_consistent_command": None if flow.in_memory else newest,
     }
 
 
