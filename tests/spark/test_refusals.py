@@ -111,6 +111,20 @@ def test_such_a_query_is_not_started(pipeline: Pipeline, values: DataFrame) -> N
 
 
 @pytest.mark.spark
+def test_settings_of_kafka_without_a_topic_are_refused(
+    pipeline: Pipeline, values: DataFrame
+) -> None:
+    """Nothing would follow them: neither a query nor a function for a log takes them."""
+    options = {"kafka.compression.type": "lz4"}
+    words = "the option kafka.compression.type is for topics, and query sums writes none"
+    with pytest.raises(UsageError, match=words):
+        start_query(values, pipeline, "sums", options=options)
+    with pytest.raises(UsageError, match=words):
+        to_channel(pipeline, "first", options=options)
+    assert nothing_started(pipeline)
+
+
+@pytest.mark.spark
 def test_other_columns_are_not_started(pipeline: Pipeline, values: DataFrame) -> None:
     """A query whose columns are not those of its channel is refused, and both are named."""
     with pytest.raises(UsageError, match="sums does not fit channel first: column 1 is 'w'"):

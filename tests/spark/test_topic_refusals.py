@@ -31,6 +31,7 @@ from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.retained import shortage
 from stillframe.pipeline.topics import HEADER, Counting, Label, counting, join_topic
+from stillframe.spark import topics as spark_topics
 from stillframe.spark.queries import start_query
 from stillframe.spark.topics import (
     _check_attempts,
@@ -349,6 +350,24 @@ def test_a_session_that_retains_too_little_is_refused(
         check_topics_of(frame, pipeline.path, read_metadata(pipeline.path), "first")
     finally:
         spark.conf.set(RETAIN, str(before))
+
+
+def test_settings_of_the_producer_reach_the_sink(
+    spark: SparkSession, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The options of ``start_query`` that begin with "kafka." are for the sink of a topic."""
+    sinks = []
+
+    def write(records: DataFrame, label: Label, sink: dict[str, str]) -> None:
+        sinks.append(sink)
+        raise RuntimeError("one micro-batch is enough")
+
+    monkeypatch.setattr(spark_topics, "_write", write)
+    frame = counted(rows(spark, HEADERS), pipeline, "first", "in").select("value")
+    query = start_query(frame, pipeline, "first", options={"kafka.compression.type": "lz4"})
+    with pytest.raises(PySparkException, match="one micro-batch is enough"):
+        query.awaitTermination()
+    assert [sink["kafka.compression.type"] for sink in sinks] == ["lz4"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
-from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.retained import RETAIN
 from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
@@ -163,13 +162,18 @@ class Attempts:
         self.done.append(("compared", label.batch))
         return self.spans
 
-    def _write(self, records: DataFrame, topic: Topic, label: Label) -> None:
+    def _write(self, records: DataFrame, label: Label, sink: dict[str, str]) -> None:
         self.done.append(("written", label.batch))
         if self.failure is not None:
             raise self.failure
 
     def _write_missing(
-        self, records: DataFrame, one: Counting, label: Label, spans: dict[int, tuple[int, int]]
+        self,
+        records: DataFrame,
+        one: Counting,
+        label: Label,
+        spans: dict[int, tuple[int, int]],
+        sink: dict[str, str],
     ) -> None:
         self.done.append(("completed", label.batch))
 
@@ -200,7 +204,7 @@ def appender(
     said: list[str] = []
     head = read_metadata(pipeline.path)
     append = topics.topic_appender(
-        pipeline.path, head, topic, planned=planned, settled=settled, report=said.append
+        pipeline.path, head, topic, planned=planned, settled=settled, report=said.append, options={}
     )
     return append, said
 
@@ -226,9 +230,43 @@ def test_a_micro_batch_of_an_earlier_run_is_compared_when_its_records_have_arriv
 def test_a_producer_gives_up_before_a_comparison(tmp_path: Path) -> None:
     """Else a record would come after it. A request ends before the delivery does."""
     topic = make_cycle(tmp_path / "options").dataflow.topic("calls")
-    options = topics.sink_options(topic)
+    options = topics.sink_options(topic, {})
     delivery_ms = int(options["kafka.delivery.timeout.ms"])
     assert int(options["kafka.request.timeout.ms"]) < delivery_ms < topics.SETTLING_S * 1000
+
+
+def test_settings_of_the_producer_are_the_users_if_they_are_about_speed(tmp_path: Path) -> None:
+    """An existing query keeps its own; what decides whether a record is written once it cannot
+    set, in capitals neither."""
+    topic = make_cycle(tmp_path / "options").dataflow.topic("calls")
+    own = {"KAFKA.Linger.ms": "7", "kafka.compression.type": "lz4"}
+    topics.check_sink_options(own)
+    options = topics.sink_options(topic, own)
+    without = topics.sink_options(topic, {})
+    changed = {"kafka.linger.ms": "7", "kafka.compression.type": "lz4"}
+    assert options == {**without, **changed}
+    assert without["kafka.linger.ms"] != "7"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("kafka.acks", "kafka.acks cannot be set for a topic of a pipeline"),
+        ("Kafka.Bootstrap.Servers", "Kafka.Bootstrap.Servers cannot be set"),
+        ("kafka.delivery.timeout.ms", "kafka.delivery.timeout.ms cannot be set"),
+        ("topic", "topic cannot be set .*: leave it out"),
+        ("kafka.sasl.jaas.config", "is part of a login: put it into the file that STILLFRAME_KAF"),
+    ],
+)
+@pytest.mark.usefixtures("silent_broker")
+def test_settings_that_decide_more_than_speed_are_refused(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    """They could lose records or write them twice, or write them elsewhere; no value is shown."""
+    pipeline = make_cycle(tmp_path / "options")
+    with pytest.raises(UsageError, match=message) as refused:
+        to_channel(pipeline, "calls", adopt=False, options={name: "hush"})
+    assert "hush" not in str(refused.value)
 
 
 def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_again(

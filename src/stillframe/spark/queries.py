@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +45,9 @@ from stillframe.spark.sink import WRITTEN, writer_into
 from stillframe.spark.slices import CHANNELS_FORMAT
 from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
 from stillframe.spark.topics import (
+    KAFKA,
     check_is_new,
+    check_sink_options,
     check_topics_of,
     join_topics,
     settled_at,
@@ -141,7 +143,11 @@ def with_barriers(frame: DataFrame, pipeline: Pipeline, query: str) -> DataFrame
 
 
 def to_channel(
-    pipeline: Pipeline, channel: str, *, adopt: str | Literal[False] | None = None
+    pipeline: Pipeline,
+    channel: str,
+    *,
+    adopt: str | Literal[False] | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> EachBatch:
     """Return a function for ``foreachBatch`` that appends each micro-batch to a channel, once.
 
@@ -154,9 +160,10 @@ def to_channel(
         channel: the name of a channel that is a log, or a topic of Kafka. For a topic the
             micro-batch has the columns of Spark's sink ``kafka``, without ``topic``.
         adopt: as for ``start_query``.
+        options: those of Spark's sink ``kafka`` for the topic, as for ``start_query``.
 
     Raises:
-        UsageError: there is no such channel.
+        UsageError: there is no such channel. An option cannot be set for it.
         Damaged: the checkpoint of the query that writes it was edited or deleted.
         Unavailable: another program runs that query.
     """
@@ -166,6 +173,7 @@ def to_channel(
     if source is None:
         raise UsageError(f"no query of the pipeline writes channel {channel}: declare its source")
     flow.check_participant(source, "query")
+    _check_sink(options or {}, source, [] if topic is None else [topic])
     key = (pipeline.path, source)
     if key not in _lent:
         if flow.topics:
@@ -182,7 +190,7 @@ def to_channel(
     if topic is None:
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
-        append = _own_topic_appender(pipeline.path, head, topic, run)
+        append = _own_topic_appender(pipeline.path, head, topic, run, options or {})
     is_checked = not head.dataflow.topics
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
@@ -197,7 +205,9 @@ def to_channel(
     return append_if_ours
 
 
-def _own_topic_appender(root: Location, head: Metadata, topic: Topic, run: QueryRun) -> EachBatch:
+def _own_topic_appender(
+    root: Location, head: Metadata, topic: Topic, run: QueryRun, options: Mapping[str, str]
+) -> EachBatch:
     """Return what writes a topic for a query that its program starts itself."""
     assert topic.source is not None
     key = (root, topic.source)
@@ -210,7 +220,13 @@ def _own_topic_appender(root: Location, head: Metadata, topic: Topic, run: Query
                 _settled[key] = settled_at(*key, batch.sparkSession, _say)
             writers.append(
                 topic_appender(
-                    root, head, topic, planned=planned, settled=_settled[key], report=_say
+                    root,
+                    head,
+                    topic,
+                    planned=planned,
+                    settled=_settled[key],
+                    report=_say,
+                    options=options,
                 )
             )
         writers[0](batch, number)
@@ -256,7 +272,9 @@ def start_query(
         query: its name, as the pipeline declares it.
         output_mode: ``append``, ``update`` or ``complete``.
         trigger: arguments for Spark's ``trigger``, for example ``{"availableNow": True}``.
-        options: further options for Spark's ``writeStream``.
+        options: further options for Spark's ``writeStream``. Those that begin with ``kafka.`` are
+            for the sink of each topic that the query writes: how Kafka's producer collects and
+            compresses records, for example ``kafka.compression.type``.
         each_batch: called with each micro-batch and its number after the channels have it, for
             sinks of your own. After a crash it is called again for the same number; after a restore
             the numbers of the abandoned timeline come again with other records. No restore of the
@@ -281,7 +299,10 @@ def start_query(
     """
     require_classic(frame.sparkSession)
     pipeline.dataflow.check_participant(query, "query")
-    check_options(trigger or {}, options or {})
+    given = options or {}
+    check_options(trigger or {}, given)
+    sink = {name: value for name, value in given.items() if name.lower().startswith(KAFKA)}
+    _check_sink(sink, query, pipeline.dataflow.outgoing_topics(query))
     if pipeline.dataflow.topics:
         join_topics(pipeline.path, pipeline.dataflow, query)
     run = _Run(_hold(pipeline, query), query)
@@ -307,7 +328,13 @@ def start_query(
         appenders = [_appender(pipeline.path, head, log, begun) for log in outgoing]
         appenders += [
             topic_appender(
-                pipeline.path, head, topic, planned=planned, settled=settled, report=report
+                pipeline.path,
+                head,
+                topic,
+                planned=planned,
+                settled=settled,
+                report=report,
+                options=sink,
             )
             for topic in topics
         ]
@@ -320,7 +347,7 @@ def start_query(
                     each_batch(batch, number)
 
         writer = frame.writeStream.queryName(query).outputMode(output_mode).foreachBatch(go)
-        writer = writer.options(**(options or {})).option(
+        writer = writer.options(**given).option(
             "checkpointLocation", checkpoint_address(begun.checkpoint)
         )
         if trigger:
@@ -515,6 +542,15 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
                 "the checkpoint of a query is in its pipeline (checkpoint_location): leave out "
                 "the option checkpointLocation"
             )
+
+
+def _check_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> None:
+    """Refuse options for the sink of topics that would do something else, or nothing."""
+    check_sink_options(options)
+    if options and not topics:
+        raise UsageError(
+            f"the option {min(options)} is for topics, and query {query} writes none: leave it out"
+        )
 
 
 def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
