@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +27,7 @@ from rich.table import Table
 
 from bench.flows import directory
 from stillframe.model import Abandoned
-from stillframe.pipeline import Pipeline, kafka_channel
+from stillframe.pipeline import Pipeline, checkpoint, kafka_channel
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.query_runs import first_checkpoint
 from stillframe.pipeline.topics import HEADER, TopicRecord, counting, join_topic
@@ -250,26 +251,43 @@ def _write_checkpoint(root: Location, query: str, topic: str, positions: list[in
 
 
 def cuts(place: Location, address: str, length: int) -> dict[str, float]:
-    """Return how long the search and the whole snapshot took, in s, and what they asked for."""
+    """Return how long it took until the cut was found, until its checkpoints were linked or copied
+    as well, and until the snapshot was published, in s; and what it asked for."""
     pipeline = chain(place, address, length, seed=length)
-    found_s, took_s, counts, stale, size = [], [], [], [], 0
+    found_s, pinned_s, took_s, counts, stale, size = [], [], [], [], [], 0
     for _ in range(CUT_COUNT):
         before, began = requests_to(place), time.perf_counter()
-        manifest = pipeline.snapshot()
+        with _pinning() as times:
+            manifest = pipeline.snapshot()
         took_s.append(time.perf_counter() - began)
         after = requests_to(place)
         assert not isinstance(manifest, Abandoned), manifest
         counts.append(0 if before is None or after is None else after.requests - before.requests)
         stale.append(manifest.staleness_s or 0.0)
-        found_s.append(manifest.completed_at - manifest.initiated_at)
+        found_s.append(times[0] - manifest.initiated_at)
+        pinned_s.append(manifest.completed_at - manifest.initiated_at)
         size = manifest.bytes
     return {
         "found_s": statistics.median(found_s),
+        "pinned_s": statistics.median(pinned_s),
         "published_s": statistics.median(took_s),
         "staleness_s": statistics.median(stale),
         "requests": statistics.median(counts),
         "bytes": size,
     }
+
+
+@contextlib.contextmanager
+def _pinning() -> Iterator[list[float]]:
+    """Note when checkpoints are linked or copied in the body, in seconds since 1970."""
+    times, pin = [], checkpoint.pin
+
+    def noted(*arguments: Any) -> None:
+        times.append(time.time())
+        pin(*arguments)
+
+    with mock.patch.object(checkpoint, "pin", noted):
+        yield times
 
 
 def main() -> None:
@@ -279,8 +297,8 @@ def main() -> None:
         directory() as root,
         _servers(root) as (address, bucket),
     ):
-        columns = ("in", "queries", "found, s", "published, s", "requests", "kB", "stale, s")
-        table = Table(*columns)
+        times = ("found, s", "pinned, s", "published, s")
+        table = Table("in", "queries", *times, "requests", "kB", "stale, s")
         for length in CHAINS:
             for where, place in (
                 ("directory", locate(f"{root}/chain-{length}.pipeline")),
@@ -291,6 +309,7 @@ def main() -> None:
                     where,
                     str(length),
                     f"{one['found_s']:.3f}",
+                    f"{one['pinned_s']:.3f}",
                     f"{one['published_s']:.3f}",
                     f"{one['requests']:.0f}",
                     f"{one['bytes'] / 1000:.0f}",

@@ -158,9 +158,14 @@ def topic_positions(
     """Return the position of a query on each partition of each topic after a micro-batch, or at its
     `START`. If two of its sources read one topic, it is the later one, before which one of them has
     read everything; or, if `is_earlier`, the earlier one, before which both have."""
+    return positions_in(source_lines(checkpoint, batch), is_earlier=is_earlier)
+
+
+def positions_in(lines: Iterable[str], *, is_earlier: bool) -> dict[str, dict[int, int]]:
+    """Return the positions that ``source_lines`` have, as ``topic_positions`` does."""
     choose = min if is_earlier else max
     found: dict[str, dict[int, int]] = {}
-    for line in _first_lines(checkpoint) if batch == START else _plan_lines(checkpoint, batch):
+    for line in lines:
         try:
             topics = msgspec.json.decode(line, type=dict[str, dict[_Partition, _Position]])
         except DECODING_ERRORS:
@@ -172,7 +177,11 @@ def topic_positions(
     return found
 
 
-def _plan_lines(checkpoint: Location, batch: int) -> list[str]:
+def source_lines(checkpoint: Location, batch: int) -> list[str]:
+    """Return what Spark wrote about each source of a query: where a micro-batch, or its `START`,
+    ends on it."""
+    if batch == START:
+        return _first_lines(checkpoint)
     return [line for line in _offset_lines(checkpoint / _OFFSETS / str(batch)) if line]
 
 

@@ -39,8 +39,9 @@ _PASSING = (
 )
 """Errors that end when all have heard which broker has a partition now."""
 _QUICK: dict[str, Any] = {
-    # A few records at a time are wanted, at once.
-    "fetch.wait.max.ms": 10,
+    # A few records at a time are wanted, at once. A broker answers in order: the next request
+    # would wait as long as one that has reached the end of its partition.
+    "fetch.wait.max.ms": 1,
     "fetch.queue.backoff.ms": 1,
     "fetch.message.max.bytes": 2**16,
     "queued.min.messages": 1,

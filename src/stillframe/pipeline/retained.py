@@ -15,8 +15,9 @@ fit. If one of them has not committed what a service has read, the cut is there 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ from stillframe.pipeline.snapshot_manifest import TopicCut, pinned_path, pinning
 from stillframe.pipeline.stopped import ServiceRecord, beginning_of
 from stillframe.pipeline.topics import Counting, TopicPositions, counting, has_joined
 from stillframe.protocol.recovery_line import Edge, Line, NoLine, newest_line
+from stillframe.storage.files import mapped
 from stillframe.storage.location import Location
 
 _ATTEMPT_COUNT = 5
@@ -47,6 +49,8 @@ RETAIN_MIN = 2
 _NOTHING = START - 1
 _RECORDED, _LATER = 0, 1
 """The version of a service with its state in memory, and what it did after that."""
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
 _ROOM = 4
 """How many times what a cut needed a query should retain."""
 
@@ -169,6 +173,17 @@ class _Query:
         first = metadata.batches[name][-1].first - 1
         self.beginning = max(first, checkpoint.oldest_adopted(self.checkpoint))
         """The oldest version that it had at first in this epoch."""
+        self._lines: dict[int, list[str]] = {}
+
+    def read_ahead(self) -> None:
+        """Read the newest plan, which a search looks at first."""
+        if self.versions and self._topics:
+            self._source_lines(self.versions[-1])
+
+    def _source_lines(self, version: int) -> list[str]:
+        if version not in self._lines:
+            self._lines[version] = checkpoint.source_lines(self.checkpoint, version)
+        return self._lines[version]
 
     def has_same(self, other: "_Query") -> bool:
         """Return whether the same is retained as at another time."""
@@ -176,7 +191,7 @@ class _Query:
 
     def log_positions(self, version: int) -> dict[str, int]:
         """See ``_Participant``."""
-        if version == START:
+        if version == START or not self._starts:
             return self._starts
         found = checkpoint.committed(self.checkpoint, version).positions
         if missing := [log for log in self._starts if log not in found]:
@@ -189,7 +204,7 @@ class _Query:
 
     def topic_positions(self, version: int, *, is_earlier: bool = False) -> TopicPositions:
         """See ``_Participant``."""
-        found = checkpoint.topic_positions(self.checkpoint, version, is_earlier=is_earlier)
+        found = checkpoint.positions_in(self._source_lines(version), is_earlier=is_earlier)
         if version != START and (missing := [t for t in self._topics if t.topic not in found]):
             raise NotConsistent(
                 f"query {self.name} is declared to read the channel {missing[0].name}, but its "
@@ -320,16 +335,8 @@ class _Search:
     def cut(self, snapshot: SnapshotId) -> RetainedCut | NotFound:
         """Return the newest cut."""
         flow = self._metadata.dataflow
-        for topic in flow.topics:
-            if topic.source is None:
-                continue
-            if not has_joined(self._root, topic):
-                return self._absent(topic.source)
-            self._countings[topic.name] = counting(self._root, self._metadata, topic)
-        for name in flow.participants:
-            if (participant := self._participant(name)) is None:
-                return self._absent(name)
-            self._participants[name] = participant
+        if (absent := self._read_versions()) is not None:
+            return absent
         versions = {name: self._usable(one) for name, one in self._participants.items()}
         for name, usable in versions.items():
             if not usable:
@@ -338,18 +345,22 @@ class _Search:
                     f"{flow.described(name)} has not consumed the records yet that were in its "
                     "topics before it joined the pipeline: wait until it has",
                 )
-        edges = list(self._edges())
-        self._look_at_topics(edges)
-        line = newest_line(versions, edges, self._consumed)
+        line = newest_line(versions, self._edges(), self._consumed)
         if isinstance(line, NoLine):
             return self._not_found(line)
         now = time.time()
         participants = self._participants.items()
+
+        def stale_s(name: str) -> float:
+            return self._participants[name].staleness_s(line.versions[name], now)
+
         return RetainedCut(
             fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
             topics=tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics)),
             staleness_s=max(
-                one.staleness_s(line.versions[name], now) for name, one in participants
+                self._mapped(
+                    lambda one: one[1].staleness_s(line.versions[one[0]], now), participants
+                )
             ),
             warning=self._shortage(line) if flow.topics else None,
         )
@@ -392,18 +403,50 @@ class _Search:
         described = self._metadata.dataflow.described(name)
         return NotFound(name, f"{described} has not joined the pipeline: start it")
 
-    def _participant(self, name: str) -> _Participant | None:
-        """Return what a participant retains; None if it is a service that has not joined."""
+    def _read_versions(self) -> NotFound | None:
+        """Find out what each participant retains. NotFound if one has not joined the pipeline."""
+        flow = self._metadata.dataflow
+        written = [topic for topic in flow.topics if topic.source is not None]
+        # Brokers answer while an object store does.
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(self._look_at_topics)
+            for topic, one in zip(written, self._mapped(self._counting, written), strict=True):
+                if one is None:
+                    assert topic.source is not None
+                    return self._absent(topic.source)
+                self._countings[topic.name] = one
+            queries = dict(zip(flow.queries, self._mapped(self._query, flow.queries), strict=True))
+            looking.result()
+        for name in flow.participants:
+            participant = queries[name] if name in queries else self._service(name)
+            if participant is None:
+                return self._absent(name)
+            self._participants[name] = participant
+        return None
+
+    def _mapped(self, look: Callable[[_Item], _Found], items: Iterable[_Item]) -> Iterator[_Found]:
+        return mapped(self._root, look, list(items))
+
+    def _counting(self, topic: Topic) -> Counting | None:
+        """Return what decides which records of a topic count; None if its source has not joined."""
+        if not has_joined(self._root, topic):
+            return None
+        return counting(self._root, self._metadata, topic)
+
+    def _query(self, name: str) -> _Query:
+        query = _Query(self._root, self._metadata, name)
+        query.read_ahead()
+        return query
+
+    def _service(self, name: str) -> _Participant | None:
+        """Return what a service retains; None if it has not joined."""
         root, metadata = self._root, self._metadata
-        flow = metadata.dataflow
-        if name in flow.queries:
-            return _Query(root, metadata, name)
         if name in self._recorded:
             return self._recorded[name]
         if (beginning := beginning_of(root, metadata, name)) is None:
             return None
         self._check_time(name, "its ledger was still being read")
-        broker = self._broker_of(flow.topics_of(name)[0])
+        broker = self._broker_of(metadata.dataflow.topics_of(name)[0])
         ledger = find_ledger(root, name, metadata.epoch, broker)
         if ledger is not None and not ledger.has_begun():
             ledger = None
@@ -416,14 +459,14 @@ class _Search:
                 for target in channel.targets:
                     yield Edge(channel.name, channel.source, target)
 
-    def _look_at_topics(self, edges: Iterable[Edge]) -> None:
-        """Ask each broker once about the topics that are looked at for these edges."""
-        read: dict[Broker, set[str]] = {}
-        for edge in edges:
-            if (one := self._countings.get(edge.channel)) is not None:
-                read.setdefault(self._broker_of(one.topic), set()).add(one.topic.topic)
+    def _look_at_topics(self) -> None:
+        """Ask each broker once about the topics whose labels are looked at."""
+        read: dict[Broker, list[str]] = {}
+        for topic in self._metadata.dataflow.topics:
+            if topic.source is not None and topic.targets:
+                read.setdefault(self._broker_of(topic), []).append(topic.topic)
         for broker, topics in read.items():
-            broker.look_at(sorted(topics))
+            broker.look_at(topics)
 
     def _usable(self, participant: _Participant) -> list[int]:
         """Return the versions of a participant that can be in a cut: those that have consumed all

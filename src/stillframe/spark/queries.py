@@ -173,7 +173,8 @@ def to_channel(
     if source is None:
         raise UsageError(f"no query of the pipeline writes channel {channel}: declare its source")
     flow.check_participant(source, "query")
-    _check_sink(options or {}, source, [] if topic is None else [topic])
+    check_sink_options(options or {})
+    sink = _sink_options(options or {}, source, [] if topic is None else [topic])
     key = (pipeline.path, source)
     if key not in _lent:
         if flow.topics:
@@ -190,7 +191,7 @@ def to_channel(
     if topic is None:
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
-        append = _own_topic_appender(pipeline.path, head, topic, run, options or {})
+        append = _own_topic_appender(pipeline.path, head, topic, run, sink)
     is_checked = not head.dataflow.topics
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
@@ -301,8 +302,7 @@ def start_query(
     pipeline.dataflow.check_participant(query, "query")
     given = options or {}
     check_options(trigger or {}, given)
-    sink = {name: value for name, value in given.items() if name.lower().startswith(KAFKA)}
-    _check_sink(sink, query, pipeline.dataflow.outgoing_topics(query))
+    sink = _sink_options(given, query, pipeline.dataflow.outgoing_topics(query))
     if pipeline.dataflow.topics:
         join_topics(pipeline.path, pipeline.dataflow, query)
     run = _Run(_hold(pipeline, query), query)
@@ -544,13 +544,18 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
             )
 
 
-def _check_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> None:
-    """Refuse options for the sink of topics that would do something else, or nothing."""
-    check_sink_options(options)
-    if options and not topics:
+def _sink_options(
+    options: Mapping[str, str], query: str, topics: Sequence[Topic]
+) -> dict[str, str]:
+    """Return those of a query's options that are for the sinks of its topics. UsageError if one
+    would do something else, or nothing."""
+    sink = {name: value for name, value in options.items() if name.lower().startswith(KAFKA)}
+    check_sink_options(sink)
+    if sink and not topics:
         raise UsageError(
-            f"the option {min(options)} is for topics, and query {query} writes none: leave it out"
+            f"the option {min(sink)} is for topics, and query {query} writes none: leave it out"
         )
+    return sink
 
 
 def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:
