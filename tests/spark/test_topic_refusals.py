@@ -358,7 +358,7 @@ def test_settings_of_the_producer_reach_the_sink(
     """The options of ``start_query`` that begin with "kafka." are for the sink of a topic."""
     sinks = []
 
-    def write(records: DataFrame, label: Label, sink: dict[str, str]) -> None:
+    def write(labelled: DataFrame, sink: dict[str, str]) -> None:
         sinks.append(sink)
         raise RuntimeError("one micro-batch is enough")
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
+from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.retained import RETAIN
 from stillframe.pipeline.topics import Counting, Label, counting, has_joined, join_topic
@@ -152,9 +153,10 @@ class Attempts:
         self.done: list[tuple[str, int]] = []
         self.failure: Exception | None = None
         self.spans: dict[int, tuple[int, int]] = {}
+        self._label: Label | None = None
         broker = SimpleNamespace(span_of=self._span_of)
         monkeypatch.setattr(topics, "Broker", lambda servers: contextlib.nullcontext(broker))
-        monkeypatch.setattr(topics, "_records", lambda batch, topic: batch)
+        monkeypatch.setattr(topics, "_records", self._records)
         monkeypatch.setattr(topics, "_write", self._write)
         monkeypatch.setattr(topics, "_write_missing", self._write_missing)
 
@@ -162,8 +164,13 @@ class Attempts:
         self.done.append(("compared", label.batch))
         return self.spans
 
-    def _write(self, records: DataFrame, label: Label, sink: dict[str, str]) -> None:
-        self.done.append(("written", label.batch))
+    def _records(self, batch: DataFrame, topic: Topic, label: Label | None = None) -> DataFrame:
+        self._label = label
+        return batch
+
+    def _write(self, labelled: DataFrame, sink: dict[str, str]) -> None:
+        assert self._label is not None
+        self.done.append(("written", self._label.batch))
         if self.failure is not None:
             raise self.failure
 

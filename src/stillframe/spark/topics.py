@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from stillframe.errors import NotConsistent, Unavailable, UsageError
@@ -303,15 +303,14 @@ def topic_appender(
     def append(batch: DataFrame, number: int) -> None:
         nonlocal written, failed_at
         label = one.label(head.epoch, number)
-        records = _records(batch, topic)
         # An earlier run, or a call that failed, may have begun this micro-batch.
         is_new = written is not None and number > written and failed_at is None
         spans = {} if is_new else spans_of(label)
         try:
             if spans:
-                _write_missing(records, one, label, spans, sink)
+                _write_missing(_records(batch, topic), one, label, spans, sink)
             else:
-                _write(records, label, sink)
+                _write(_records(batch, topic, label), sink)
         except BaseException:
             failed_at = time.monotonic()
             raise
@@ -332,8 +331,10 @@ def _settle(moment: float, topic: Topic, label: Label, report: Callable[[str], o
     time.sleep(left_s)
 
 
-def _records(batch: DataFrame, topic: Topic) -> DataFrame:
-    """Return the columns of a micro-batch that are written, with an array of headers."""
+def _records(batch: DataFrame, topic: Topic, label: Label | None = None) -> DataFrame:
+    """Return the columns of a micro-batch that are written, with an array of headers; the last one
+    is the label, if there is one. All in SQL: each column made in Python takes a call for each part
+    of it, in every micro-batch."""
     names = set(batch.columns)
     if unknown := names - _SINK_COLUMNS:
         raise UsageError(
@@ -347,28 +348,33 @@ def _records(batch: DataFrame, topic: Topic) -> DataFrame:
             f"channel {topic.name} is declared with has_unique_keys, and the DataFrame of query "
             f"{topic.source} has no column key"
         )
-    none = F.expr(f"cast(array() as {_HEADERS})")
-    headers = F.coalesce(F.col("headers").cast(_HEADERS), none) if "headers" in names else none
-    key = F.col("key").cast("binary") if "key" in names else F.lit(None).cast("binary")
-    columns = [key.alias("key"), F.col("value").cast("binary").alias("value")]
+    columns = [
+        f"cast({'key' if 'key' in names else 'null'} AS binary) AS key",
+        "cast(value AS binary) AS value",
+    ]
     if "partition" in names:
         # A null would leave the choice to the producer: a repeated record would not be found.
-        strange = F.raise_error(
-            f"the column partition of channel {topic.name} has a null: leave it out, or give each "
-            "record its partition"
+        columns.append(
+            f"coalesce(cast(partition AS int), cast(raise_error('the column partition of channel "
+            f"{topic.name} has a null: leave it out, or give each record its partition') AS int)) "
+            "AS partition"
         )
-        chosen = F.coalesce(F.col("partition").cast("int"), strange.cast("int"))
-        columns.append(chosen.alias("partition"))
-    return batch.select(*columns, headers.alias("headers"))
+    headers = f"cast(array() AS {_HEADERS})"
+    if "headers" in names:
+        headers = f"coalesce(cast(headers AS {_HEADERS}), {headers})"
+    return batch.selectExpr(*columns, f"{_labelled(headers, label)} AS headers")
 
 
-def _label_header(label: Label) -> Column:
-    value = F.expr(f"X'{label.encoded.hex()}'")
-    return F.array(F.struct(F.lit(HEADER).alias("key"), value.alias("value"))).cast(_HEADERS)
+def _labelled(headers: str, label: Label | None) -> str:
+    """Return the SQL of an array of headers with the label at its end."""
+    return headers if label is None else f"concat({headers}, array({_header(label)}))"
 
 
-def _write(records: DataFrame, label: Label, sink: dict[str, str]) -> None:
-    labelled = records.withColumn("headers", F.concat("headers", _label_header(label)))
+def _header(label: Label) -> str:
+    return f"struct('{HEADER}' AS key, X'{label.encoded.hex()}' AS value)"
+
+
+def _write(labelled: DataFrame, sink: dict[str, str]) -> None:
     labelled.write.format("kafka").options(**sink).save()
 
 
@@ -465,7 +471,8 @@ def _write_missing(
                 "--newest-consistent); if the records depend on the order in which Spark reads, "
                 "declare the channel with has_unique_keys",
             )
-        _write(missing, label, sink)
+        columns = [name for name in missing.columns if name != "headers"]
+        _write(missing.selectExpr(*columns, f"{_labelled('headers', label)} AS headers"), sink)
     finally:
         found.unpersist()
         records.unpersist()
@@ -483,9 +490,6 @@ def _written(
         "includeHeaders": "true",
     }
     found = records.sparkSession.read.format("kafka").options(**options).load()
-    value = f"X'{label.encoded.hex()}'"
-    is_of_label = F.expr(
-        f"try_element_at(headers, -1) = struct('{HEADER}' AS key, {value} AS value)"
-    )
+    is_of_label = F.expr(f"try_element_at(headers, -1) = {_header(label)}")
     own = F.expr("slice(headers, 1, size(headers) - 1)").cast(_HEADERS)
     return found.where(is_of_label).withColumn("headers", own).select(*records.columns)
