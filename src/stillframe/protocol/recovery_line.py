@@ -20,10 +20,10 @@ other participant leads there step by step: the domino effect.
 
 *The cost* is that of reading from a log which versions a target has consumed from. The search does
 that at most once per channel and version of the target. On a dataflow without cycles it handles
-each channel once, upstream first. Most lines are close to the newest versions. The search therefore
-goes back in steps that double, and ends with a bisection of the last step. If the line is d
-versions back, it makes at most 2 + 2 * floor(log2(d)) calls, or one if d is 0. One more checks the
-line, or estimates how many versions are missing.
+each channel once, upstream first. Most lines are close to the newest versions, so the search steps
+back by 1, 2, 4, ... versions, and ends with a bisection of the last step. If the line is d versions
+back, it makes at most 2 + 2 * floor(log2(d)) calls, or one if d is 0. One more checks the line, or
+estimates how many versions are missing.
 """
 
 import bisect
