@@ -4,6 +4,7 @@ till --orders--> first --totals--> books
 till -------------direct-----------> books
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stillframe.errors import UsageError
+from stillframe.errors import Damaged, UsageError
 from stillframe.model import Abandoned, Reason
 from stillframe.pipeline import Manifest, Pipeline, channel, kafka_channel, retained
 from stillframe.pipeline.locks import participant_lock
@@ -284,3 +285,24 @@ def test_services_with_logs_and_with_topics_are_in_one_pipeline(tmp_path: Path) 
         match="channels totals and orders: the service till cannot use a topic of Kafka and a log",
     ):
         made("till")
+
+
+@pytest.mark.parametrize("is_continued", [True, False])
+def test_a_plan_that_is_gone_is_looked_for_again_if_its_query_has_gone_on(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, *, is_continued: bool
+) -> None:
+    """In an object store the next run of a query deletes the checkpoint of the one before, perhaps
+    after it was listed. If nothing has changed, the checkpoint is damaged."""
+
+    def gone(query: object) -> None:
+        monkeypatch.undo()
+        if is_continued:
+            commit(pipeline.path, "first", 1, {"orders": 3})
+        raise Damaged("the plan cannot be read")
+
+    read(pipeline, 1)
+    monkeypatch.setattr("stillframe.pipeline.retained._Query.read_ahead", gone)
+    with contextlib.nullcontext() if is_continued else pytest.raises(Damaged, match="the plan"):
+        taken = pipeline.snapshot("retained")
+        assert isinstance(taken, Manifest), taken
+        assert taken.last_batches == {"first": 1}

@@ -255,25 +255,41 @@ def test_settings_of_the_producer_are_the_users_if_they_are_about_speed(tmp_path
     assert without["kafka.linger.ms"] != "7"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("kafka.acks", "kafka.acks cannot be set for a topic of a pipeline"),
-        ("Kafka.Bootstrap.Servers", "Kafka.Bootstrap.Servers cannot be set"),
-        ("kafka.delivery.timeout.ms", "kafka.delivery.timeout.ms cannot be set"),
-        ("topic", "topic cannot be set .*: leave it out"),
-        ("kafka.sasl.jaas.config", "is part of a login: put it into the file that STILLFRAME_KAF"),
-    ],
-)
+REFUSED = {
+    "kafka.acks": "cannot be set for a topic of a pipeline",
+    "Kafka.Bootstrap.Servers": "cannot be set",
+    "kafka.delivery.timeout.ms": "cannot be set",
+    "kafka.enable.idempotence": "cannot be set",
+    "kafka.interceptor.classes": "cannot be set",
+    "kafka.key.serializer": "cannot be set",
+    "kafka.max.in.flight.requests.per.connection": "cannot be set",
+    "kafka.request.timeout.ms": "cannot be set",
+    "kafka.retries": "cannot be set",
+    "kafka.transactional.id": "cannot be set",
+    "kafka.value.serializer": "cannot be set",
+    "topic": "cannot be set .*: leave it out",
+    "kafka.sasl.jaas.config": "is part of a login: put it into the file that STILLFRAME_KAFKA",
+    "kafka.security.protocol": "is part of a login",
+    "KAFKA.SSL.keystore.key": "is part of a login",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("silent_broker")
-def test_settings_that_decide_more_than_speed_are_refused(
-    tmp_path: Path, name: str, message: str
-) -> None:
-    """They could lose records or write them twice, or write them elsewhere; no value is shown."""
+def test_settings_that_decide_more_than_speed_are_refused(tmp_path: Path, name: str) -> None:
+    """They could lose records or write them twice, or others, or elsewhere; no value is shown."""
     pipeline = make_cycle(tmp_path / "options")
-    with pytest.raises(UsageError, match=message) as refused:
+    with pytest.raises(UsageError, match=f"the option {name} {REFUSED[name]}") as refused:
         to_channel(pipeline, "calls", adopt=False, options={name: "hush"})
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["-1", "", "soon", str(topics.LINGER_MS_MAX + 1)])
+def test_records_are_not_collected_for_longer_than_they_may_take(value: str) -> None:
+    """Kafka's producer would refuse it in the first micro-batch, and name settings of ours."""
+    topics.check_sink_options({"kafka.linger.ms": str(topics.LINGER_MS_MAX)})
+    with pytest.raises(UsageError, match=f"is '{value}': set it to a number of .* up to 10000,"):
+        topics.check_sink_options({"kafka.linger.ms": value})
 
 
 def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_again(

@@ -180,6 +180,8 @@ class Broker(Connection):
         super().__init__(servers)
         self._fetching = _MANY if is_bulk else _QUICK
         self._admin_module = _imported("confluent_kafka.admin")
+        # Now: several threads that ask first would each make one, and lose what the other asked.
+        self._admin = self.client(self._admin_module.AdminClient, {})
         self._consumer: Any = None
         self._first: dict[str, dict[int, int]] = {}
         self._known: set[str] = set()
@@ -358,6 +360,15 @@ class Broker(Connection):
             self.partitions(topic)
             self._learn(consumer, topic)
         consumer.assign([self.kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
+        try:
+            yield from self._read(consumer, topic, left)
+        finally:
+            # It would go on to ask the broker for what comes next.
+            if consumer is self._consumer:
+                consumer.unassign()
+
+    def _read(self, consumer: Any, topic: str, left: dict[int, int]) -> Iterator[KafkaRecord]:
+        """Yield the records of the partitions that a consumer was assigned, up to their ends."""
         until = time.monotonic() + TIMEOUT_S
         while left:
             messages = consumed(consumer, _POLL_S)
@@ -515,10 +526,6 @@ class Broker(Connection):
             return future
 
         return self._answer(ask(), topic, *(operations or ("DESCRIBE",)), is_seen=False, again=ask)
-
-    @functools.cached_property
-    def _admin(self) -> Any:
-        return self.client(self._admin_module.AdminClient, {})
 
     def _opened(self) -> Any:
         if self._consumer is None:

@@ -357,11 +357,7 @@ class _Search:
         return RetainedCut(
             fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
             topics=tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics)),
-            staleness_s=max(
-                self._mapped(
-                    lambda one: one[1].staleness_s(line.versions[one[0]], now), participants
-                )
-            ),
+            staleness_s=max(self._mapped(stale_s, self._participants)),
             warning=self._shortage(line) if flow.topics else None,
         )
 
@@ -407,21 +403,25 @@ class _Search:
         """Find out what each participant retains. NotFound if one has not joined the pipeline."""
         flow = self._metadata.dataflow
         written = [topic for topic in flow.topics if topic.source is not None]
+        for topic, one in zip(written, self._mapped(self._counting, written), strict=True):
+            if one is None:
+                assert topic.source is not None
+                return self._absent(topic.source)
+            self._countings[topic.name] = one
         # Brokers answer while an object store does.
         with ThreadPoolExecutor(1) as pool:
             looking = pool.submit(self._look_at_topics)
-            for topic, one in zip(written, self._mapped(self._counting, written), strict=True):
-                if one is None:
-                    assert topic.source is not None
-                    return self._absent(topic.source)
-                self._countings[topic.name] = one
-            queries = dict(zip(flow.queries, self._mapped(self._query, flow.queries), strict=True))
+            queries = list(self._mapped(self._query, flow.queries))
+            # What is there is known before more is read: if that is gone, it is looked for again.
+            self._participants.update(zip(flow.queries, queries, strict=True))
+            for _ in self._mapped(_Query.read_ahead, queries):
+                pass
             looking.result()
         for name in flow.participants:
-            participant = queries[name] if name in queries else self._service(name)
-            if participant is None:
-                return self._absent(name)
-            self._participants[name] = participant
+            if name not in self._participants:
+                if (service := self._service(name)) is None:
+                    return self._absent(name)
+                self._participants[name] = service
         return None
 
     def _mapped(self, look: Callable[[_Item], _Found], items: Iterable[_Item]) -> Iterator[_Found]:
@@ -434,9 +434,7 @@ class _Search:
         return counting(self._root, self._metadata, topic)
 
     def _query(self, name: str) -> _Query:
-        query = _Query(self._root, self._metadata, name)
-        query.read_ahead()
-        return query
+        return _Query(self._root, self._metadata, name)
 
     def _service(self, name: str) -> _Participant | None:
         """Return what a service retains; None if it has not joined."""

@@ -173,8 +173,7 @@ def to_channel(
     if source is None:
         raise UsageError(f"no query of the pipeline writes channel {channel}: declare its source")
     flow.check_participant(source, "query")
-    check_sink_options(options or {})
-    sink = _sink_options(options or {}, source, [] if topic is None else [topic])
+    _check_sink(options or {}, source, [] if topic is None else [topic])
     key = (pipeline.path, source)
     if key not in _lent:
         if flow.topics:
@@ -191,7 +190,7 @@ def to_channel(
     if topic is None:
         append = _appender(pipeline.path, head, head.dataflow.log(channel), run)
     else:
-        append = _own_topic_appender(pipeline.path, head, topic, run, sink)
+        append = _own_topic_appender(pipeline.path, head, topic, run, options or {})
     is_checked = not head.dataflow.topics
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
@@ -302,7 +301,7 @@ def start_query(
     pipeline.dataflow.check_participant(query, "query")
     given = options or {}
     check_options(trigger or {}, given)
-    sink = _sink_options(given, query, pipeline.dataflow.outgoing_topics(query))
+    sink = _of_sink(given, query, pipeline.dataflow.outgoing_topics(query))
     if pipeline.dataflow.topics:
         join_topics(pipeline.path, pipeline.dataflow, query)
     run = _Run(_hold(pipeline, query), query)
@@ -544,18 +543,22 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
             )
 
 
-def _sink_options(
-    options: Mapping[str, str], query: str, topics: Sequence[Topic]
-) -> dict[str, str]:
-    """Return those of a query's options that are for the sinks of its topics. UsageError if one
-    would do something else, or nothing."""
-    sink = {name: value for name, value in options.items() if name.lower().startswith(KAFKA)}
-    check_sink_options(sink)
-    if sink and not topics:
-        raise UsageError(
-            f"the option {min(sink)} is for topics, and query {query} writes none: leave it out"
-        )
+def _of_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> dict[str, str]:
+    """Return those of a query's options that are for the sinks of its topics, and not for Spark's
+    ``writeStream``; errors are as for ``_check_sink``."""
+    names = [name for name in options if name.lower().startswith(KAFKA) or name.lower() == "topic"]
+    sink = {name: options[name] for name in names}
+    _check_sink(sink, query, topics)
     return sink
+
+
+def _check_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> None:
+    """Raise UsageError if an option for the sinks of a query's topics does more, or nothing."""
+    if options and not topics:
+        raise UsageError(
+            f"the option {min(options)} is for topics, and query {query} writes none: leave it out"
+        )
+    check_sink_options(options)
 
 
 def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:

@@ -39,6 +39,9 @@ from stillframe.storage.location import Location
 
 _DELIVERY_S = 20.0
 """How long Kafka's producer tries to deliver a record. It does so even if its task has failed."""
+_REQUEST_S = _DELIVERY_S / 2
+LINGER_MS_MAX = int((_DELIVERY_S - _REQUEST_S) * 1000)
+"""How long a producer may collect records: Kafka wants time for one request after that."""
 SETTLING_S = _DELIVERY_S + 2
 """When records that were handed to a producer are in the topic, or never will be."""
 _POLLED_MAX = 5000
@@ -51,12 +54,17 @@ _FIXED = (
     "kafka.bootstrap.servers",
     "kafka.delivery.timeout.ms",
     "kafka.enable.idempotence",
+    "kafka.interceptor.classes",
+    "kafka.key.serializer",
     "kafka.max.in.flight.requests.per.connection",
     "kafka.request.timeout.ms",
     "kafka.retries",
     "kafka.transactional.id",
+    "kafka.value.serializer",
 )
-"""Settings of a producer that decide whether a record is written, once, and when it is known."""
+"""Settings of a producer that decide what is written, where, and whether once. An interceptor may
+add a header after the label."""
+_LINGER = "kafka.linger.ms"
 _ISOLATION = "kafka.isolation.level"
 _COMMITTED = "read_committed"
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
@@ -303,6 +311,7 @@ def topic_appender(
     def append(batch: DataFrame, number: int) -> None:
         nonlocal written, failed_at
         label = one.label(head.epoch, number)
+        labelled = _records(batch, topic, label)
         # An earlier run, or a call that failed, may have begun this micro-batch.
         is_new = written is not None and number > written and failed_at is None
         spans = {} if is_new else spans_of(label)
@@ -310,7 +319,7 @@ def topic_appender(
             if spans:
                 _write_missing(_records(batch, topic), one, label, spans, sink)
             else:
-                _write(_records(batch, topic, label), sink)
+                _write(labelled, sink)
         except BaseException:
             failed_at = time.monotonic()
             raise
@@ -400,29 +409,34 @@ def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
 
 
 def check_sink_options(options: Mapping[str, str]) -> None:
-    """Raise UsageError if a user's options for Spark's sink are not only about its speed."""
-    for name in options:
+    """Raise UsageError if a user's options for Spark's sink decide what is written, or where."""
+    for name, value in options.items():
         if name.lower().startswith(_LOGIN):
             raise UsageError(
                 f"the option {name} is part of a login: put it into the file that {VARIABLE} names"
             )
         if not name.lower().startswith(KAFKA) or name.lower() in _FIXED:
             raise UsageError(
-                f"the option {name} cannot be set for a topic of a pipeline, which decides where "
-                "records go, and that each is written once: leave it out"
+                f"the option {name} cannot be set for a topic of a pipeline, which decides what is "
+                "written, into which topic, and that it is written once: leave it out"
+            )
+        if name.lower() == _LINGER and not (value.isdecimal() and int(value) <= LINGER_MS_MAX):
+            raise UsageError(
+                f"the option {name} is {value!r}: set it to a number of milliseconds up to "
+                f"{LINGER_MS_MAX}, because delivery of a record may take {_DELIVERY_S:g} s in all"
             )
 
 
 def sink_options(topic: Topic, options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of Spark's sink for a topic, with those of the user."""
     return {
-        # A task ends with a flush, which waits for nothing. Until then large requests cost less.
-        "kafka.linger.ms": "100",
+        # Large requests cost less, and no micro-batch takes longer: its tasks end with a flush.
+        _LINGER: "100",
         "kafka.batch.size": str(2**16),
         **{name.lower(): value for name, value in options.items()},
         **_client_options(topic),
         "topic": topic.topic,
-        "kafka.request.timeout.ms": str(int(_DELIVERY_S * 500)),
+        "kafka.request.timeout.ms": str(int(_REQUEST_S * 1000)),
         "kafka.delivery.timeout.ms": str(int(_DELIVERY_S * 1000)),
     }
 
