@@ -32,6 +32,7 @@ from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.query_runs import first_checkpoint
 from stillframe.pipeline.topics import HEADER, TopicRecord, counting, join_topic
 from stillframe.spark import counted, kafka_options, start_query
+from stillframe.spark.topics import COLLECTED, POLLED
 from stillframe.storage.files import below, replace
 from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import requests_to
@@ -48,11 +49,6 @@ AHEAD_MAX = 3
 CUT_COUNT = 5
 WRITER = "5717ba6e5717ba6e"
 _SCHEMA = "k long, v long, pad string"
-_TUNED = {
-    "kafka.batch.size": "65536",
-    "kafka.linger.ms": "100",
-    "kafka.max.poll.records": "5000",
-}
 KINDS = ("filtered", "aggregated", "in Python")
 
 console = Console(stderr=True)
@@ -125,10 +121,10 @@ class Joining:
         topic = f"out-{self._count}"
         create_topics(self._address, topic)
         broker = {"kafka.bootstrap.servers": self._address}
-        tuned = _TUNED if is_tuned else {}
-        frame, mode = self._work(self._source({**broker, **tuned, "subscribe": "plain"}), kind)
+        polled, collected = (POLLED, COLLECTED) if is_tuned else ({}, {})
+        frame, mode = self._work(self._source({**broker, **polled, "subscribe": "plain"}), kind)
         sink = frame.writeStream.format("kafka").outputMode(mode).trigger(availableNow=True)
-        sink = sink.options(**broker, **tuned).option("topic", topic)
+        sink = sink.options(**broker, **collected).option("topic", topic)
         query = sink.option("checkpointLocation", str(self._root / topic)).start()
         return _seconds_of(query)
 

@@ -467,7 +467,8 @@ def test_without_cycles_each_channel_is_searched_once(graph: Graph) -> None:
 
 
 def calls_max(back: int) -> int:
-    """Return how often a channel is looked at if the line is so many versions back."""
+    """Return the maximum number of calls for a channel if the line is `back` versions before the
+    newest one."""
     return 2 + 2 * int(math.log2(back)) if back else 1
 
 

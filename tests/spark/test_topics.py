@@ -247,7 +247,7 @@ def test_settings_of_the_producer_are_the_users_if_they_are_about_speed(tmp_path
     set, in capitals neither."""
     topic = make_cycle(tmp_path / "options").dataflow.topic("calls")
     own = {"KAFKA.Linger.ms": "7", "kafka.compression.type": "lz4"}
-    topics.check_sink_options(own)
+    topics.check_sink_options(own, "start", [topic])
     options = topics.sink_options(topic, own)
     without = topics.sink_options(topic, {})
     changed = {"kafka.linger.ms": "7", "kafka.compression.type": "lz4"}
@@ -285,11 +285,14 @@ def test_settings_that_decide_more_than_speed_are_refused(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("value", ["-1", "", "soon", str(topics.LINGER_MS_MAX + 1)])
-def test_records_are_not_collected_for_longer_than_they_may_take(value: str) -> None:
+def test_records_are_not_collected_for_longer_than_they_may_take(
+    tmp_path: Path, value: str
+) -> None:
     """Kafka's producer would refuse it in the first micro-batch, and name settings of ours."""
-    topics.check_sink_options({"kafka.linger.ms": str(topics.LINGER_MS_MAX)})
+    written = [make_cycle(tmp_path / "options").dataflow.topic("calls")]
+    topics.check_sink_options({"kafka.linger.ms": str(topics.LINGER_MS_MAX)}, "start", written)
     with pytest.raises(UsageError, match=f"is '{value}': set it to a number of .* up to 10000,"):
-        topics.check_sink_options({"kafka.linger.ms": value})
+        topics.check_sink_options({"kafka.linger.ms": value}, "start", written)
 
 
 def test_a_micro_batch_that_was_written_or_failed_is_compared_when_it_comes_again(

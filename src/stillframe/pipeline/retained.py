@@ -411,7 +411,10 @@ class _Search:
         # Brokers answer while an object store does.
         with ThreadPoolExecutor(1) as pool:
             looking = pool.submit(self._look_at_topics)
-            queries = list(self._mapped(self._query, flow.queries))
+            retained = self._mapped(
+                lambda name: _Query(self._root, self._metadata, name), flow.queries
+            )
+            queries = list(retained)
             # What is there is known before more is read: if that is gone, it is looked for again.
             self._participants.update(zip(flow.queries, queries, strict=True))
             for _ in self._mapped(_Query.read_ahead, queries):
@@ -432,9 +435,6 @@ class _Search:
         if not has_joined(self._root, topic):
             return None
         return counting(self._root, self._metadata, topic)
-
-    def _query(self, name: str) -> _Query:
-        return _Query(self._root, self._metadata, name)
 
     def _service(self, name: str) -> _Participant | None:
         """Return what a service retains; None if it has not joined."""

@@ -173,7 +173,7 @@ def to_channel(
     if source is None:
         raise UsageError(f"no query of the pipeline writes channel {channel}: declare its source")
     flow.check_participant(source, "query")
-    _check_sink(options or {}, source, [] if topic is None else [topic])
+    check_sink_options(options or {}, source, [] if topic is None else [topic])
     key = (pipeline.path, source)
     if key not in _lent:
         if flow.topics:
@@ -545,20 +545,11 @@ def check_options(trigger: Mapping[str, Any], options: Mapping[str, str]) -> Non
 
 def _of_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> dict[str, str]:
     """Return those of a query's options that are for the sinks of its topics, and not for Spark's
-    ``writeStream``; errors are as for ``_check_sink``."""
+    ``writeStream``; errors are as for ``check_sink_options``."""
     names = [name for name in options if name.lower().startswith(KAFKA) or name.lower() == "topic"]
     sink = {name: options[name] for name in names}
-    _check_sink(sink, query, topics)
+    check_sink_options(sink, query, topics)
     return sink
-
-
-def _check_sink(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> None:
-    """Raise UsageError if an option for the sinks of a query's topics does more, or nothing."""
-    if options and not topics:
-        raise UsageError(
-            f"the option {min(options)} is for topics, and query {query} writes none: leave it out"
-        )
-    check_sink_options(options)
 
 
 def _check_reading(frame: DataFrame, root: Location, head: Metadata, query: str) -> None:

@@ -9,7 +9,7 @@ the missing ones are written.
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -44,7 +44,12 @@ LINGER_MS_MAX = int((_DELIVERY_S - _REQUEST_S) * 1000)
 """How long a producer may collect records: Kafka wants time for one request after that."""
 SETTLING_S = _DELIVERY_S + 2
 """When records that were handed to a producer are in the topic, or never will be."""
-_POLLED_MAX = 5000
+_LINGER = "kafka.linger.ms"
+COLLECTED = {_LINGER: "100", "kafka.batch.size": str(2**16)}
+"""How a sink collects records, unless its user says otherwise. Large requests cost less, and no
+micro-batch takes longer: its tasks end with a flush."""
+POLLED = {"kafka.max.poll.records": "5000"}
+"""How many records a source takes at a time: Spark does something for each poll."""
 _HEADERS = "array<struct<key:string,value:binary>>"
 KAFKA = "kafka."
 """What the options of Spark begin with that are settings of Kafka's client."""
@@ -64,7 +69,6 @@ _FIXED = (
 )
 """Settings of a producer that decide what is written, where, and whether once. An interceptor may
 add a header after the label."""
-_LINGER = "kafka.linger.ms"
 _ISOLATION = "kafka.isolation.level"
 _COMMITTED = "read_committed"
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
@@ -404,12 +408,17 @@ def kafka_options(pipeline: Pipeline, channel: str) -> dict[str, str]:
         "subscribe": topic.topic,
         "includeHeaders": "true",
         _ISOLATION: _COMMITTED,
-        "kafka.max.poll.records": str(_POLLED_MAX),
+        **POLLED,
     }
 
 
-def check_sink_options(options: Mapping[str, str]) -> None:
-    """Raise UsageError if a user's options for Spark's sink decide what is written, or where."""
+def check_sink_options(options: Mapping[str, str], query: str, topics: Sequence[Topic]) -> None:
+    """Raise UsageError if a user's options for the sinks of a query's topics decide what is
+    written, or where; or if it has no topics."""
+    if options and not topics:
+        raise UsageError(
+            f"the option {min(options)} is for topics, and query {query} writes none: leave it out"
+        )
     for name, value in options.items():
         if name.lower().startswith(_LOGIN):
             raise UsageError(
@@ -430,9 +439,7 @@ def check_sink_options(options: Mapping[str, str]) -> None:
 def sink_options(topic: Topic, options: Mapping[str, str]) -> dict[str, str]:
     """Return the options of Spark's sink for a topic, with those of the user."""
     return {
-        # Large requests cost less, and no micro-batch takes longer: its tasks end with a flush.
-        _LINGER: "100",
-        "kafka.batch.size": str(2**16),
+        **COLLECTED,
         **{name.lower(): value for name, value in options.items()},
         **_client_options(topic),
         "topic": topic.topic,
