@@ -1,0 +1,1259 @@
+"""Consistent cuts over calls: what each instance of a service keeps, and what a cut follows from.
+
+An *instance* is one operating-system process of a service. Instances *call* each other: a request,
+and later an answer, over any transport. Nothing is known of the order of messages, a load balancer
+chooses the instance that accepts a request, and any message may be lost or delivered twice. Each
+message carries the number of its sender's last observation, its *colour*.
+
+The rules (Lai & Yang, *On Distributed Snapshots*, Information Processing Letters 25, 1987; in our
+words) and why each is there:
+
+* *Capture before accepting.* An instance that meets a higher colour than its own captures its state
+  before it accepts the message. Otherwise the captured state would contain the effect of a message
+  that was sent after its sender's cut, and the cut would not be consistent. The same holds for
+  everything else that one instance learns of another, such as an acknowledgement.
+* *Requests.* A caller keeps each call until it has accepted the answer. If the caller stops
+  waiting, the call is *unresolved*, and is kept until its fate is known.
+* *Streams.* The messages of a streaming call are numbered in each direction and keep their order.
+  Each end counts what it has sent and accepted, and keeps the amounts that it has sent until an
+  observation has found them accepted.
+* *Answers.* An instance keeps each call that it has accepted while it serves it, and afterwards its
+  answer until that is acknowledged. A lost answer can carry value, which no state contains.
+  Answers are numbered for each caller, so that a caller can acknowledge a set of them.
+
+*The cut is complete when every instance has captured.* No message is waited for. A call that is
+open at its caller's cut was accepted before the cut of some instance, which still keeps it, or it
+was not accepted: then its request is in transit. So each open call is in exactly one place
+(`Place`). With Mattern's counts, as for a queue, one would wait until all messages from before the
+cut have arrived; a call needs no count, because both its ends keep it by its name.
+
+*What a cut cannot know.* An instance that died has taken along what it kept. A call that it may
+have accepted is `Place.UNKNOWN`. A target that has never answered with a colour may pass messages
+on to other instances without one. An observation after a call to it is partial and names it.
+
+*The check.* Each instance numbers its messages, and keeps the highest number that it has accepted
+from each other one. None is higher than the number that the other one had sent at its cut
+(`check_cut`).
+
+The host's duties, in order:
+
+1. Call `Instance.request` or `Instance.answer` in the same step of the event loop in which the
+   application changes its state for the message, and send the header with the message.
+2. Call `Instance.accept`, `Instance.accept_answer` and everything else that takes a colour before
+   the application sees the message, and let it continue in the same step.
+3. Send the `Fragment` that a call returns to the collector.
+"""
+
+import enum
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from stillframe.errors import NotConsistent, UsageError
+
+Amounts = Mapping[str, int]
+"""Conserved quantities that a message carries, by unit: ``{"EUR": 5}``."""
+NOTHING: Amounts = {}
+KEPT_COUNT_MAX = 10_000
+"""How many unacknowledged answers, and how many unresolved calls, an instance keeps. While a
+collector is connected there are as many as messages in transit."""
+GONE_COUNT_MAX = 1_000
+"""How many instances that are retired are remembered."""
+LEDGER_COUNT_MAX = 10_000
+"""How many calls of each kind the collector keeps that were not found accepted. If an older one is
+accepted after all, it is taken for a duplicate."""
+
+
+class CallId(msgspec.Struct, frozen=True, order=True):
+    """A call: its caller, and the number of its request among all messages of the caller."""
+
+    caller: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.caller}#{self.number}"
+
+
+class RequestHeader(msgspec.Struct, frozen=True):
+    """The header of a request: the colour of its caller, and its name."""
+
+    colour: int
+    call: CallId
+
+
+class AnswerHeader(msgspec.Struct, frozen=True):
+    """The header of an answer.
+
+    Attributes:
+        colour: the colour of its sender.
+        instance: its sender.
+        sent_count: its number among all messages of the sender.
+        call: the call that it answers. Whatever returns a stored answer for another call is found.
+        number: its number among the answers of the sender to this caller.
+        accepted_count: how many messages of the caller's stream the sender has accepted.
+    """
+
+    colour: int
+    instance: str
+    sent_count: int
+    call: CallId
+    number: int
+    accepted_count: int = 0
+
+
+class MessageHeader(msgspec.Struct, frozen=True):
+    """The header of a message of a stream.
+
+    Attributes:
+        colour: the colour of its sender.
+        instance: its sender.
+        sent_count: its number among all messages of the sender.
+        number: its number in its direction of the stream.
+    """
+
+    colour: int
+    instance: str
+    sent_count: int
+    number: int
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """The messages of a streaming call, as one of its ends counts them.
+
+    Attributes:
+        sent_count: how many it has sent.
+        accepted_count: how many it has accepted.
+        carried: the numbers and amounts of those that it has sent and not yet dropped, of those
+            that carry any.
+        forgotten_through: the newest one that it has dropped because there were too many.
+    """
+
+    sent_count: int = 0
+    accepted_count: int = 0
+    carried: tuple[tuple[int, Amounts], ...] = ()
+    forgotten_through: int = 0
+
+    def carried_after(self, count: int) -> dict[str, int]:
+        """Return the amounts of the messages that were sent after the first `count`."""
+        found: dict[str, int] = {}
+        for number, amounts in self.carried:
+            if number > count:
+                _add(found, amounts)
+        return found
+
+
+class Received(msgspec.Struct, frozen=True):
+    """The answers that a caller has accepted from an instance: all up to `highest`, without
+    `gaps`. Very old gaps, which the sender has long dropped, are left out."""
+
+    highest: int = 0
+    gaps: frozenset[int] = frozenset()
+
+    def __contains__(self, number: int) -> bool:
+        return number <= self.highest and number not in self.gaps
+
+
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """Tells an instance which of its answers a caller has accepted. It passes through the
+    collector."""
+
+    colour: int
+    caller: str
+    received: Received
+
+
+class OpenCall(msgspec.Struct, frozen=True):
+    """A call as its caller keeps it.
+
+    Attributes:
+        number: the number of the call.
+        target: the address to which the request was sent, such as a host and port.
+        carries: the amounts that the request carries.
+        serving: the call that the caller was serving when it made this one.
+        gone_count: how many disconnections and retirements of instances the caller had been
+            notified of.
+        is_awaited: False if the caller has stopped waiting.
+        was_answered: whether the caller had an answer without a header.
+        stream: its messages, if it is a streaming call.
+    """
+
+    number: int
+    target: str
+    carries: Amounts = NOTHING
+    serving: CallId | None = None
+    gone_count: int = 0
+    is_awaited: bool = True
+    was_answered: bool = False
+    stream: Stream = Stream()
+
+
+class ServedCall(msgspec.Struct, frozen=True):
+    """A call as the instance that has accepted it keeps it.
+
+    Attributes:
+        call: the call.
+        brought: the amounts that the request carried.
+        number: the number of the answer among those to this caller; 0 while the call is served.
+        answer: the amounts that the answer carries.
+        stream: its messages, if it is a streaming call.
+    """
+
+    call: CallId
+    brought: Amounts = NOTHING
+    number: int = 0
+    answer: Amounts = NOTHING
+    stream: Stream = Stream()
+
+
+class Fragment(msgspec.Struct, frozen=True):
+    """The share of one instance in an observation.
+
+    Attributes:
+        instance: the instance.
+        after: its colour before. The fragment is that of all observations above it.
+        observation: its colour from now on.
+        state: what the application captured.
+        sent_count: how many messages the instance has sent.
+        calls: its open and unresolved calls.
+        forgotten_through: the newest unresolved call that it has dropped because there were too
+            many.
+        served: the calls that it serves, and its answers that are not acknowledged.
+        answer_counts: how many answers it has sent to each caller.
+        heard: the highest number of a message that it has accepted from each instance.
+        received: the answers that it has accepted from each instance.
+        dropped: for each caller, the highest number of a call whose answer it has dropped because
+            there were too many.
+        targets: the targets that were called, and whether each has ever answered with a header.
+        lost: the amounts of messages of streams that were lost, since each call was answered before
+            they were accepted.
+        notes: why the fragment does not show everything.
+    """
+
+    instance: str
+    after: int
+    observation: int
+    state: Any
+    sent_count: int
+    calls: tuple[OpenCall, ...]
+    forgotten_through: int
+    served: tuple[ServedCall, ...]
+    answer_counts: dict[str, int]
+    heard: dict[str, int]
+    received: dict[str, Received]
+    dropped: dict[str, int]
+    targets: dict[str, bool]
+    lost: Amounts
+    notes: tuple[str, ...] = ()
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """A state, and why it may be incomplete."""
+
+    state: Any
+    notes: tuple[str, ...] = ()
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The collector requests an observation."""
+
+    observation: int
+    gone_count: int
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """Calls and answers that instances need not keep after an observation.
+
+    Attributes:
+        observation: the observation.
+        calls: unresolved calls that their callers drop.
+        answers: answers that their senders drop, and that their callers no longer miss: the sender,
+            the caller, and the number.
+        retired: instances that will not connect again under their names.
+        streams: streaming calls, and how many messages the instance that serves each of them and
+            its caller have accepted.
+    """
+
+    observation: int
+    calls: tuple[CallId, ...] = ()
+    answers: tuple[tuple[str, str, int], ...] = ()
+    retired: tuple[str, ...] = ()
+    streams: tuple[tuple[CallId, int, int], ...] = ()
+
+    def of(self, instance: str) -> "Settlement":
+        """Return the part of one instance. It may serve any of the streams."""
+        return Settlement(
+            self.observation,
+            tuple(call for call in self.calls if call.caller == instance),
+            tuple(one for one in self.answers if instance in one[:2]),
+            self.retired,
+            self.streams,
+        )
+
+
+class _Receipts:
+    """The answers of an instance that have arrived. A lost one leaves a gap."""
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._gaps: dict[int, None] = {}
+
+    def add(self, number: int) -> None:
+        if number > self._highest:
+            first = max(self._highest + 1, number - KEPT_COUNT_MAX)
+            self._gaps.update(dict.fromkeys(range(first, number)))
+            self._highest = number
+            _drop_oldest(self._gaps, len(self._gaps) - KEPT_COUNT_MAX)
+        else:
+            self._gaps.pop(number, None)
+
+    def record(self) -> Received:
+        return Received(self._highest, frozenset(self._gaps))
+
+
+class _OpenStream:
+    """The messages of a streaming call at one of its ends."""
+
+    def __init__(self) -> None:
+        self.sent_count = 0
+        self.accepted_count = 0
+        self.carried: dict[int, Amounts] = {}
+        self.forgotten_through = 0
+
+    def record(self) -> Stream:
+        carried = tuple(self.carried.items())
+        return Stream(self.sent_count, self.accepted_count, carried, self.forgotten_through)
+
+
+class _Other:
+    """The records of an instance about another one."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.receipts = _Receipts()
+        self.answer_count = 0
+        self.kept: dict[int, ServedCall] = {}
+        self.dropped = 0
+        self.retired_at: int | None = None
+        """The value of `heard` at the cut before the other one was retired."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is retired and was not heard of since."""
+        return self.retired_at == self.heard and not self.kept
+
+
+End = CallId | int
+"""An end of a call: its name at its caller, and the ticket where it is served."""
+
+
+class Instance:
+    """The rules of one instance.
+
+    Args:
+        name: the name of the instance, which no other one ever has.
+        capture: returns the state of the application. It is called at the cut.
+        kept_count_max: how many unacknowledged answers, how many unresolved calls, and how many
+            amounts of each stream are kept.
+    """
+
+    def __init__(
+        self, name: str, capture: Callable[[], Captured], *, kept_count_max: int = KEPT_COUNT_MAX
+    ) -> None:
+        self.name = name
+        self.colour = 0
+        self.gone_count = 0
+        self.unreported: dict[str, None] = {}
+        self._capture = capture
+        self._kept_count_max = kept_count_max
+        self._sent_count = 0
+        self._calls: dict[int, OpenCall] = {}
+        self._unresolved: dict[int, OpenCall] = {}
+        self._forgotten_through = 0
+        self._targets: dict[str, bool] = {}
+        self._serving: dict[int, ServedCall] = {}
+        self._ticket_count = 0
+        self._kept_count = 0
+        self._streams: dict[End, _OpenStream] = {}
+        self._lost: dict[str, int] = {}
+        self._others: dict[str, _Other] = {}
+        self._heard_at_cut: dict[str, int] = {}
+
+    # --- a caller
+
+    def request(
+        self, target: str, *, carries: Amounts = NOTHING, serving: CallId | None = None
+    ) -> RequestHeader:
+        """Open a call and return the header of its request.
+
+        Args:
+            target: the address to which the request is sent.
+            carries: the amounts that the state has lost to the request.
+            serving: the call that the application serves and makes this call for.
+        """
+        self._sent_count += 1
+        number = self._sent_count
+        self._calls[number] = OpenCall(number, target, carries, serving, self.gone_count)
+        self._targets.setdefault(target, False)
+        return RequestHeader(self.colour, CallId(self.name, number))
+
+    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+        """Close a call whose answer has arrived. Return the fragment if this instance has captured
+        its state for it. An answer to another call is one without a header."""
+        if header.call != CallId(self.name, number):
+            self.stop_waiting(number, was_answered=True)
+            return None
+        self._check_open(header.call)
+        fragment = self.meet(header.colour)
+        other = self._hear(header.instance, header.sent_count)
+        call = self._calls.pop(number)
+        stream = self._closed_stream(header.call)
+        _add(self._lost, stream.carried_after(header.accepted_count))
+        self._targets[call.target] = True
+        other.receipts.add(header.number)
+        self.unreported[header.instance] = None
+        return fragment
+
+    def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
+        """Mark a call as unresolved: its deadline has passed, it was cancelled, its connection
+        broke, or its answer had no header. The transport delivers no answer any more."""
+        call = self._calls.pop(number)
+        stream = self._closed_stream(CallId(self.name, number))
+        self._unresolved[number] = msgspec.structs.replace(
+            call, is_awaited=False, was_answered=was_answered, stream=stream
+        )
+        if len(self._unresolved) > self._kept_count_max:
+            forgotten = next(iter(self._unresolved))
+            del self._unresolved[forgotten]
+            self._forgotten_through = max(self._forgotten_through, forgotten)
+
+    def close(self, number: int) -> None:
+        """Close a call to a target that takes no part in observations, however it ended."""
+        del self._calls[number]
+        self._closed_stream(CallId(self.name, number))
+
+    def acknowledgements(self) -> dict[str, Acknowledgement]:
+        """Return what to send to instances, by name, about the answers that were accepted since the
+        last call."""
+        found = {
+            name: Acknowledgement(self.colour, self.name, self._others[name].receipts.record())
+            for name in self.unreported
+            if name in self._others
+        }
+        self.unreported.clear()
+        return found
+
+    # --- an instance that serves
+
+    def accept(
+        self, header: RequestHeader, *, brought: Amounts = NOTHING
+    ) -> tuple[int, Fragment | None]:
+        """Accept a request. Return a ticket for `answer`, and the fragment if this instance has
+        captured its state for it.
+
+        Args:
+            header: the header of the request.
+            brought: the amounts that the request carries.
+        """
+        fragment = self.meet(header.colour)
+        self._hear(header.call.caller, header.call.number)
+        self._ticket_count += 1
+        self._serving[self._ticket_count] = ServedCall(header.call, brought)
+        return self._ticket_count, fragment
+
+    def answer(self, ticket: int, *, carries: Amounts = NOTHING) -> AnswerHeader:
+        """Return the header of an answer.
+
+        Args:
+            ticket: what `accept` returned.
+            carries: the amounts that the state has lost to the answer.
+        """
+        served = self._serving.pop(ticket)
+        other = self._others.setdefault(served.call.caller, _Other())
+        other.answer_count += 1
+        stream = self._closed_stream(ticket)
+        number = other.answer_count
+        other.kept[number] = msgspec.structs.replace(
+            served, number=number, answer=carries, stream=stream
+        )
+        self._kept_count += 1
+        if self._kept_count > self._kept_count_max:
+            self._drop_kept()
+        self._sent_count += 1
+        return AnswerHeader(
+            self.colour, self.name, self._sent_count, served.call, number, stream.accepted_count
+        )
+
+    def _drop_kept(self) -> None:
+        """Drop the oldest answer to the caller with the most."""
+        other = max(self._others.values(), key=lambda one: len(one.kept))
+        dropped = other.kept.pop(next(iter(other.kept)))
+        other.dropped = max(other.dropped, dropped.call.number)
+        self._kept_count -= 1
+
+    def acknowledged(self, acknowledgement: Acknowledgement) -> Fragment | None:
+        """Drop the answers that a caller has accepted. Return the fragment if this instance has
+        captured its state before."""
+        fragment = self.meet(acknowledgement.colour)
+        other = self._others.get(acknowledgement.caller)
+        if other is not None:
+            received = acknowledgement.received
+            for number in [number for number in other.kept if number in received]:
+                self._forget(other, number)
+        return fragment
+
+    def _forget(self, other: _Other, number: int) -> None:
+        if other.kept.pop(number, None) is not None:
+            self._kept_count -= 1
+
+    # --- the messages of a streaming call
+
+    def send(self, end: End, *, carries: Amounts = NOTHING) -> MessageHeader:
+        """Return the header of the next message that one end of an open call sends."""
+        self._check_open(end)
+        stream = self._streams.setdefault(end, _OpenStream())
+        stream.sent_count += 1
+        if carries:
+            stream.carried[stream.sent_count] = carries
+            if len(stream.carried) > self._kept_count_max:
+                stream.forgotten_through = next(iter(stream.carried))
+                del stream.carried[stream.forgotten_through]
+        self._sent_count += 1
+        return MessageHeader(self.colour, self.name, self._sent_count, stream.sent_count)
+
+    def accept_message(self, end: End, header: MessageHeader) -> Fragment | None:
+        """Accept the next message of the other end of an open call. Return the fragment if this
+        instance has captured its state for it."""
+        self._check_open(end)
+        fragment = self.meet(header.colour)
+        self._hear(header.instance, header.sent_count)
+        self._streams.setdefault(end, _OpenStream()).accepted_count = header.number
+        return fragment
+
+    def _check_open(self, end: End) -> None:
+        is_open = end in self._serving if isinstance(end, int) else end.number in self._calls
+        if not is_open:
+            raise UsageError(f"call {end} of {self.name} is not open")
+
+    def _closed_stream(self, end: End) -> Stream:
+        stream = self._streams.pop(end, None)
+        return stream.record() if stream is not None else Stream()
+
+    # --- observations
+
+    def start(self, start: Start) -> Fragment | None:
+        """Capture for an observation that the collector has requested, unless a message has brought
+        its colour before."""
+        fragment = self.meet(start.observation)
+        self.gone_count = max(self.gone_count, start.gone_count)
+        return fragment
+
+    def meet(self, colour: int) -> Fragment | None:
+        """Capture if `colour` is higher than that of this instance."""
+        if colour <= self.colour:
+            return None
+        captured = self._capture()
+        others = {name: one for name, one in self._others.items() if not one.is_over}
+        self._heard_at_cut = {name: one.heard for name, one in others.items() if one.heard}
+        fragment = Fragment(
+            instance=self.name,
+            after=self.colour,
+            observation=colour,
+            state=captured.state,
+            sent_count=self._sent_count,
+            calls=(*map(self._open_record, self._calls.values()), *self._unresolved.values()),
+            forgotten_through=self._forgotten_through,
+            served=(
+                *itertools.starmap(self._served_record, self._serving.items()),
+                *itertools.chain.from_iterable(one.kept.values() for one in others.values()),
+            ),
+            answer_counts={name: one.answer_count for name, one in others.items()},
+            heard=self._heard_at_cut,
+            received={name: one.receipts.record() for name, one in others.items()},
+            dropped={name: one.dropped for name, one in others.items() if one.dropped},
+            targets=dict(self._targets),
+            lost=dict(self._lost),
+            notes=captured.notes,
+        )
+        self.colour = colour
+        return fragment
+
+    def _hear(self, instance: str, number: int) -> _Other:
+        other = self._others.setdefault(instance, _Other())
+        other.heard = max(other.heard, number)
+        return other
+
+    def _open_record(self, call: OpenCall) -> OpenCall:
+        stream = self._streams.get(CallId(self.name, call.number)) if self._streams else None
+        return msgspec.structs.replace(call, stream=stream.record()) if stream else call
+
+    def _served_record(self, ticket: int, served: ServedCall) -> ServedCall:
+        stream = self._streams.get(ticket)
+        return msgspec.structs.replace(served, stream=stream.record()) if stream else served
+
+    def settle(self, settlement: Settlement) -> Fragment | None:
+        """Drop what an observation has settled, and the oldest of what is kept about retired
+        instances."""
+        fragment = self.meet(settlement.observation)
+        for call in settlement.calls:
+            if call.caller == self.name:
+                self._unresolved.pop(call.number, None)
+        for instance, caller, number in settlement.answers:
+            if instance == self.name and caller in self._others:
+                self._forget(self._others[caller], number)
+            if caller == self.name:
+                self._others.setdefault(instance, _Other()).receipts.add(number)
+        if settlement.streams and self._streams:
+            self._drop_carried(settlement.streams)
+        self._retire(settlement.retired)
+        return fragment
+
+    def _drop_carried(self, streams: Iterable[tuple[CallId, int, int]]) -> None:
+        """Drop the amounts of messages that the other ends have accepted."""
+        tickets = {served.call: ticket for ticket, served in self._serving.items()}
+        for call, by_instance, by_caller in streams:
+            for end, count in ((call, by_instance), (tickets.get(call), by_caller)):
+                stream = self._streams.get(end) if end is not None else None
+                if stream is not None:
+                    accepted = [number for number in stream.carried if number <= count]
+                    _drop_oldest(stream.carried, len(accepted))
+
+    def _retire(self, names: Iterable[str]) -> None:
+        """Leave instances out of later fragments unless they are heard of again."""
+        for name in names:
+            if name in self._others:
+                other = self._others.pop(name)
+                other.retired_at = self._heard_at_cut.get(name, 0)
+                self._others[name] = other
+        over = [name for name, one in self._others.items() if one.is_over]
+        for name in over[:-GONE_COUNT_MAX]:
+            del self._others[name]
+
+
+# --- the collector
+
+
+class Place(enum.Enum):
+    """The place of a call at a cut."""
+
+    REQUESTED = "request in transit"
+    """No instance of the cut has accepted it. The request of an unresolved call may be lost."""
+    SERVED = "being served"
+    ANSWERED = "answer in transit"
+    """The answer of an unresolved call is lost, but the call took effect."""
+    UNKNOWN = "unknown"
+    """An instance that may have accepted it has died or has dropped it."""
+    OUTSIDE = "outside"
+    """No instance of the cut has accepted it, and its target has never answered with a header, or
+    has answered this call without one."""
+
+
+class Located(msgspec.Struct, frozen=True):
+    """A call that is open or unresolved at its caller's cut.
+
+    Attributes:
+        call: the call.
+        record: what its caller keeps.
+        place: where it is.
+        served: what the instances that have accepted it keep, by name. There are several if the
+            request was delivered twice.
+    """
+
+    call: CallId
+    record: OpenCall
+    place: Place
+    served: tuple[tuple[str, ServedCall], ...] = ()
+
+    def amounts(self) -> dict[str, int]:
+        """Return the amounts of its messages that no state contains, without those that were
+        brought more than once."""
+        found: dict[str, int] = {}
+        if self.place is Place.REQUESTED:
+            _add(found, self.record.carries)
+            _add(found, self.record.stream.carried_after(0))
+        if self.served:
+            stream = self.served[0][1].stream
+            _add(found, self.record.stream.carried_after(stream.accepted_count))
+            _add(found, stream.carried_after(self.record.stream.accepted_count))
+        for _, served in self.served:
+            _add(found, served.answer)
+        for _, served in self.served[1:]:
+            _add(found, served.brought, -1)
+        return found
+
+
+class Ledger(msgspec.Struct):
+    """The collector's record of calls that instances no longer keep.
+
+    Attributes:
+        not_accepted: unresolved calls that no instance had accepted.
+        unknown: unresolved calls that an instance may have accepted.
+        lost: the amounts of answers and messages of streams that were never accepted.
+        created: the amounts that requests brought that were accepted more than once.
+        settled: answers that were settled, until both ends have dropped them.
+        released: unresolved calls that were settled, until their callers have dropped them.
+        targets: the targets that were called, and whether each has ever answered with a header.
+        forgotten_through: the newest unresolved call that each caller is known to have dropped.
+        forgotten_counts: how many answers an instance is known to have dropped that its caller has
+            not accepted, by instance and caller.
+        members: the instances that are connected.
+        gone: the instances that were connected, and the highest number of a message of each that
+            others have accepted, by their names. They may be alive: an instance that is
+            disconnected follows the rules all the same.
+        gone_since: those that were disconnected since the newest observation.
+        gone_count: how often an instance was disconnected, retired, or heard of afterwards.
+        retired: those of them that may not connect again.
+        talking: those of them that others have heard of, after they were gone, and since they were
+            retired. Either they are alive, or that was the last that they had sent.
+    """
+
+    not_accepted: dict[CallId, OpenCall] = {}
+    unknown: dict[CallId, OpenCall] = {}
+    lost: dict[str, int] = {}
+    created: dict[str, int] = {}
+    settled: set[tuple[str, str, int]] = set()
+    released: set[CallId] = set()
+    targets: dict[str, bool] = {}
+    forgotten_through: dict[str, int] = {}
+    forgotten_counts: dict[tuple[str, str], int] = {}
+    members: set[str] = set()
+    gone: dict[str, dict[str, int]] = {}
+    gone_since: dict[str, None] = {}
+    gone_count: int = 0
+    retired: set[str] = set()
+    talking: set[str] = set()
+
+
+Accepted = tuple[str, ServedCall]
+"""An instance and a call that it has accepted."""
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """A consistent cut through all instances that were connected when it began.
+
+    Attributes:
+        number: its number.
+        fragments: what each instance captured.
+        calls: each open or unresolved call, and where it is.
+        late: unresolved calls that were accepted after an earlier observation had found them not
+            accepted.
+        duplicates: calls that were accepted once more than their callers made them.
+        orphans: calls whose callers are not connected.
+        gone: the instances that were disconnected since the observation before.
+        not_accepted: the amounts of earlier unresolved calls that no instance has accepted.
+        unknown: the amounts of earlier unresolved calls whose fate is unknown.
+        lost: the amounts of earlier answers, and of messages of streams, that were lost. Duplicates
+            of calls that were lost afterwards are subtracted.
+        created: the amounts that earlier duplicates brought.
+        forgotten_count: from how many instances and pairs of them something was dropped whose
+            amounts are not known.
+        partial: why the cut may be inconsistent or does not show everything. Empty if it does.
+    """
+
+    number: int
+    fragments: dict[str, Fragment]
+    calls: tuple[Located, ...]
+    late: tuple[Located, ...]
+    duplicates: tuple[Accepted, ...]
+    orphans: tuple[Accepted, ...]
+    gone: tuple[str, ...]
+    not_accepted: Amounts
+    unknown: Amounts
+    lost: Amounts
+    created: Amounts
+    forgotten_count: int
+    partial: tuple[str, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every amount is either in the state of an instance or in `outside_states`, as
+        long as no instance dies with what it has."""
+        is_located = all(
+            located.place not in (Place.UNKNOWN, Place.OUTSIDE) for located in self.calls
+        )
+        is_unknown = self.partial or any(self.unknown.values()) or self.forgotten_count
+        return is_located and not is_unknown
+
+    def outside_states(self) -> dict[str, int]:
+        """Return the amounts that are in no state: those in transit or lost, without those that
+        were brought more than once."""
+        found: dict[str, int] = {}
+        for located in itertools.chain(self.calls, self.late):
+            _add(found, located.amounts())
+        for _, served in itertools.chain(self.duplicates, self.orphans):
+            _add(found, served.answer)
+            _add(found, served.stream.carried_after(0))
+        for fragment in self.fragments.values():
+            _add(found, fragment.lost)
+        for _, served in self.duplicates:
+            _add(found, served.brought, -1)
+        _add(found, self.not_accepted)
+        _add(found, self.lost)
+        _add(found, self.created, -1)
+        return found
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """An observation that was abandoned because instances died first."""
+
+    number: int
+    instances: tuple[str, ...]
+
+
+class Collector:
+    """The rules of the collector: one observation after the other.
+
+    The host stores `ledger` after each call that changes it: with an observation before it sends
+    the settlement, and after `joined`, `left` and `retire` before it does anything else. When it
+    starts again, it calls `left` for those `members` that do not connect.
+
+    Args:
+        ledger: what the collector knew when it ended, if it had run before.
+        number: the newest observation so far.
+    """
+
+    def __init__(self, ledger: Ledger | None = None, number: int = 0) -> None:
+        self.ledger = ledger or Ledger()
+        self._number = number
+        self._pending: _Pending | None = None
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """The instances whose fragments the pending observation lacks."""
+        return tuple(sorted(self._pending.awaited)) if self._pending else ()
+
+    def joined(self, instance: str, colour: int, gone_count: int = 0) -> Start | None:
+        """Include an instance in observations. Return what to send to it if it takes part in the
+        pending one.
+
+        Args:
+            instance: its name.
+            colour: its colour.
+            gone_count: its count of disconnections. It is higher than ours if an earlier collector
+                has not stored its last ones.
+
+        Raises:
+            UsageError: it was retired.
+        """
+        ledger = self.ledger
+        if instance in ledger.retired:
+            raise UsageError(f"{instance} was disconnected for too long: it needs another name")
+        ledger.members.add(instance)
+        ledger.gone.pop(instance, None)
+        ledger.gone_since.pop(instance, None)
+        ledger.talking.discard(instance)
+        if gone_count > ledger.gone_count:
+            ledger.gone_count = gone_count + 1
+        self._number = max(self._number, colour)
+        pending = self._pending
+        if pending is None or colour >= pending.number or instance in pending.fragments:
+            return None
+        pending.awaited.add(instance)
+        return Start(pending.number, ledger.gone_count)
+
+    def left(self, instance: str) -> Missing | None:
+        """Note that an instance has died or is disconnected. Return the observation that it ends,
+        if it does."""
+        ledger = self.ledger
+        ledger.members.discard(instance)
+        ledger.gone[instance] = {}
+        ledger.gone_since[instance] = None
+        ledger.gone_count += 1
+        # It may have accepted any of them since.
+        ledger.unknown |= ledger.not_accepted
+        ledger.not_accepted.clear()
+        _drop_oldest(ledger.unknown, len(ledger.unknown) - LEDGER_COUNT_MAX)
+        if self._pending and instance in self._pending.awaited:
+            return self.abandon()
+        return None
+
+    def retire(self, instance: str) -> None:
+        """Settle what concerns an instance that is not connected. It must not connect again: if it
+        is alive it needs another name. Do so when others have not heard of it for some time."""
+        ledger = self.ledger
+        ledger.gone_count += 1
+        ledger.gone.setdefault(instance, {})
+        ledger.retired.add(instance)
+        ledger.talking.discard(instance)
+        retired = [name for name in ledger.gone if name in ledger.retired]
+        for oldest in retired[:-GONE_COUNT_MAX]:
+            del ledger.gone[oldest]
+            ledger.retired.remove(oldest)
+            ledger.talking.discard(oldest)
+
+    def begin(self) -> Start:
+        """Begin an observation. Return what to send to every instance."""
+        assert self._pending is None, "one observation at a time"
+        assert self.ledger.members, "there is nothing to observe"
+        self._number += 1
+        self._pending = _Pending(self._number, set(self.ledger.members))
+        return Start(self._number, self.ledger.gone_count)
+
+    def abandon(self) -> Missing | None:
+        """Abandon the pending observation, if there is one."""
+        if self._pending is None:
+            return None
+        missing = Missing(self._pending.number, self.awaited)
+        self._pending = None
+        return missing
+
+    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+        """Take a fragment. If it is the last one, return the observation, and what to send to every
+        instance after it is stored.
+
+        Raises:
+            NotConsistent: an instance has accepted a message that was sent after the cut. A rule
+                was broken, such as a duty of a host.
+        """
+        self._number = max(self._number, fragment.observation)
+        pending = self._pending
+        if pending is None or not fragment.after < pending.number <= fragment.observation:
+            return None
+        if fragment.instance not in pending.awaited:
+            return None
+        pending.awaited.remove(fragment.instance)
+        pending.fragments[fragment.instance] = fragment
+        if pending.awaited:
+            return None
+        self._pending = None
+        check_cut(pending.fragments)
+        return _Conclusion(pending, self.ledger).result()
+
+
+class _Pending:
+    """An observation whose fragments are awaited."""
+
+    def __init__(self, number: int, awaited: set[str]) -> None:
+        self.number = number
+        self.awaited = awaited
+        self.fragments: dict[str, Fragment] = {}
+
+
+def check_cut(fragments: Mapping[str, Fragment]) -> None:
+    """Raise NotConsistent if an instance has accepted a message that was sent after the cut."""
+    for name, fragment in fragments.items():
+        for sender, number in fragment.heard.items():
+            if sender in fragments and number > fragments[sender].sent_count:
+                raise NotConsistent(
+                    f"{name} had accepted message {number} of {sender} at its cut, but {sender} "
+                    "sent it after its own cut"
+                )
+
+
+class _Conclusion:
+    """Locates each call of a complete cut, and settles what need not be kept."""
+
+    def __init__(self, pending: _Pending, ledger: Ledger) -> None:
+        self._pending = pending
+        self._fragments = pending.fragments
+        self._ledger = ledger
+        self._partial: list[str] = []
+        self._closed: list[tuple[str, str, int]] = []
+        self._confirm()
+        self._settled: dict[tuple[str, str], set[int]] = {}
+        for name, caller, number in ledger.settled:
+            self._settled.setdefault((name, caller), set()).add(number)
+        self._open = {
+            CallId(name, call.number): call
+            for name, fragment in self._fragments.items()
+            for call in fragment.calls
+            if CallId(name, call.number) not in ledger.released
+        }
+        self._accepted: dict[CallId, list[Accepted]] = {}
+        for name, fragment in self._fragments.items():
+            for served in fragment.served:
+                if (name, served.call.caller, served.number) not in ledger.settled:
+                    self._accepted.setdefault(served.call, []).append((name, served))
+
+    def result(self) -> tuple[Observation, Settlement]:
+        ledger = self._ledger
+        self._look_outside()
+        calls = tuple(self._located(*item) for item in sorted(self._open.items()))
+        late, duplicates, orphans = self._unlisted()
+        self._look_at_calls(calls, duplicates)
+        not_accepted, unknown = self._ledger_amounts({one.call for one in late})
+        observation = Observation(
+            number=self._pending.number,
+            fragments=self._fragments,
+            calls=calls,
+            late=late,
+            duplicates=duplicates,
+            orphans=orphans,
+            gone=tuple(name for name in ledger.gone_since if name not in self._fragments),
+            not_accepted=not_accepted,
+            unknown=unknown,
+            lost=dict(ledger.lost),
+            created=dict(ledger.created),
+            forgotten_count=len(ledger.forgotten_through) + len(ledger.forgotten_counts),
+            partial=tuple(self._partial),
+        )
+        ledger.gone_since = {name: None for name in ledger.gone_since if name in self._fragments}
+        self._settle(observation)
+        return observation, Settlement(
+            observation=self._pending.number,
+            calls=tuple(sorted(ledger.released)),
+            answers=tuple(sorted({*ledger.settled, *self._closed})),
+            retired=tuple(sorted(ledger.retired & self._mentioned())),
+            streams=tuple(
+                (one.call, served.stream.accepted_count, one.record.stream.accepted_count)
+                for one in calls
+                for _, served in one.served[:1]
+                if served.stream != Stream() or one.record.stream != Stream()
+            ),
+        )
+
+    def _mentioned(self) -> set[str]:
+        """Return the instances about which others keep something."""
+        return {
+            name
+            for fragment in self._fragments.values()
+            for name in (*fragment.heard, *fragment.received, *fragment.answer_counts)
+        }
+
+    def _confirm(self) -> None:
+        """Forget what was settled and both ends have dropped."""
+        ledger = self._ledger
+        listed = {
+            CallId(name, call.number)
+            for name, fragment in self._fragments.items()
+            for call in fragment.calls
+        }
+        kept = {
+            (name, served.call.caller, served.number)
+            for name, fragment in self._fragments.items()
+            for served in fragment.served
+        }
+        ledger.settled = {
+            one
+            for one in ledger.settled
+            if one in kept or self._is_away(one[0]) or not self._is_received(*one)
+        }
+        ledger.released = {
+            call for call in ledger.released if call in listed or self._is_away(call.caller)
+        }
+
+    def _is_received(self, instance: str, caller: str, number: int) -> bool:
+        """Return whether a caller does not miss an answer, or never will."""
+        ledger = self._ledger
+        absent = {caller, instance} - self._fragments.keys()
+        if not absent.isdisjoint(ledger.retired):
+            return True
+        fragment = self._fragments.get(caller)
+        return fragment is not None and number in fragment.received.get(instance, Received())
+
+    def _is_away(self, name: str) -> bool:
+        """Return whether an instance is not part of this observation, but may be of a later one."""
+        return name not in self._fragments and name not in self._ledger.retired
+
+    def _look_outside(self) -> None:
+        """Collect why the cut may not show everything."""
+        ledger = self._ledger
+        for name, fragment in sorted(self._fragments.items()):
+            for target, has_answered in fragment.targets.items():
+                ledger.targets[target] = ledger.targets.get(target, False) or has_answered
+            for other in sorted(fragment.heard):
+                if other not in self._fragments and self._is_heard(fragment, other):
+                    self._partial.append(
+                        f"{name} exchanges messages with {other}, which is not connected"
+                    )
+            if fragment.forgotten_through > ledger.forgotten_through.get(name, 0):
+                ledger.forgotten_through[name] = fragment.forgotten_through
+                self._partial.append(
+                    f"{name} has dropped unresolved calls, because there were too many"
+                )
+            self._count_forgotten(fragment)
+            self._partial += [f"{name}: {note}" for note in fragment.notes]
+        self._partial += [
+            f"{target} has never answered with a header"
+            for target, has_answered in sorted(ledger.targets.items())
+            if not has_answered
+        ]
+
+    def _look_at_calls(self, calls: Iterable[Located], duplicates: Iterable[Accepted]) -> None:
+        """Collect why amounts of calls may be wrong."""
+        ledger = self._ledger
+        for one in calls:
+            if one.place is Place.OUTSIDE and ledger.targets.get(one.record.target, False):
+                self._partial.append(f"{one.record.target} has answered without a header")
+            streams = [one.record.stream, *(served.stream for _, served in one.served)]
+            if any(stream.forgotten_through for stream in streams):
+                self._partial.append(f"amounts of call {one.call} were dropped: too many messages")
+            if len(one.served) > 1 and any(stream != Stream() for stream in streams):
+                self._partial.append(f"call {one.call} has a stream and was accepted twice")
+        for _, served in duplicates:
+            if served.stream != Stream():
+                self._partial.append(f"call {served.call} has a stream and was accepted twice")
+
+    def _is_heard(self, fragment: Fragment, other: str) -> bool:
+        """Return whether an instance that is not connected has sent messages, to that of a
+        fragment, since the observation in which it was first missing."""
+        ledger = self._ledger
+        if other not in ledger.gone:
+            return True
+        known, now = ledger.gone[other].get(fragment.instance, 0), fragment.heard[other]
+        ledger.gone[other][fragment.instance] = max(known, now)
+        is_first = other in ledger.gone_since and other not in ledger.retired
+        if now <= known or is_first:
+            return False
+        ledger.talking.add(other)
+        ledger.gone_count += 1
+        return True
+
+    def _count_forgotten(self, fragment: Fragment) -> None:
+        """Report answers that an instance has dropped and that its caller has not accepted."""
+        name, ledger = fragment.instance, self._ledger
+        numbers: dict[str, set[int]] = {}
+        for served in fragment.served:
+            numbers.setdefault(served.call.caller, set()).add(served.number)
+        for caller, count in fragment.answer_counts.items():
+            if caller not in self._fragments:
+                continue
+            received = self._fragments[caller].received.get(name, Received())
+            kept = numbers.get(caller, set()) | self._settled.get((name, caller), set())
+            known = {number for number in kept - {0} if number not in received}
+            forgotten = count - received.highest + len(received.gaps) - len(known)
+            pair = name, caller
+            if forgotten > ledger.forgotten_counts.get(pair, 0):
+                self._partial.append(
+                    f"{name} has dropped {forgotten} answers that {caller} has "
+                    "not accepted, because there were too many"
+                )
+            ledger.forgotten_counts.pop(pair, None)
+            if forgotten:
+                ledger.forgotten_counts[pair] = forgotten
+
+    def _located(self, call: CallId, record: OpenCall) -> Located:
+        served = tuple(self._accepted.pop(call, ()))
+        if any(not one.number for _, one in served):
+            place = Place.SERVED
+        elif served:
+            place = Place.ANSWERED
+        elif record.was_answered or not self._ledger.targets.get(record.target, False):
+            place = Place.OUTSIDE
+        elif self._may_be_taken_along(record) or self._may_be_dropped(call):
+            place = Place.UNKNOWN
+        else:
+            place = Place.REQUESTED
+        return Located(call, record, place, served)
+
+    def _may_be_taken_along(self, record: OpenCall) -> bool:
+        """Return whether an instance that is not connected may have accepted a call: the call was
+        made before the caller was notified, or the instance may be alive."""
+        ledger = self._ledger
+        may_be_alive = ledger.talking or not ledger.gone.keys() <= ledger.retired
+        return record.gone_count < ledger.gone_count or bool(may_be_alive)
+
+    def _may_be_dropped(self, call: CallId) -> bool:
+        """Return whether an instance may have dropped its answer to this call."""
+        return any(
+            call.number <= fragment.dropped.get(call.caller, 0)
+            for fragment in self._fragments.values()
+        )
+
+    def _unlisted(self) -> tuple[tuple[Located, ...], tuple[Accepted, ...], tuple[Accepted, ...]]:
+        """Return what instances keep of calls that their callers do not: the late, the duplicates,
+        and the orphans."""
+        late: list[Located] = []
+        duplicates: list[Accepted] = []
+        orphans: list[Accepted] = []
+        for call, entries in sorted(self._accepted.items()):
+            fragment = self._fragments.get(call.caller)
+            if fragment is None:
+                orphans += entries
+                continue
+            rest = []
+            for name, served in entries:
+                if served.number and served.number in fragment.received.get(name, Received()):
+                    # Accepted, but its acknowledgement has not arrived, or was lost.
+                    self._closed.append((name, call.caller, served.number))
+                else:
+                    rest.append((name, served))
+            record = self._ledger.not_accepted.get(call) or self._ledger.unknown.get(call)
+            if record is None and call.number <= fragment.forgotten_through:
+                record = OpenCall(call.number, "", is_awaited=False)
+            if record is not None and rest:
+                is_answered = rest[0][1].number > 0
+                place = Place.ANSWERED if is_answered else Place.SERVED
+                late.append(Located(call, record, place, tuple(rest[:1])))
+                rest = rest[1:]
+            duplicates += rest
+        return tuple(late), tuple(duplicates), tuple(orphans)
+
+    def _ledger_amounts(self, late: Collection[CallId]) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the amounts of settled calls that no instance has accepted, and of those whose
+        fate is unknown. The late ones are neither."""
+        ledger = self._ledger
+        not_accepted: dict[str, int] = {}
+        unknown: dict[str, int] = {}
+        for call, record in itertools.chain(ledger.not_accepted.items(), ledger.unknown.items()):
+            if call not in late:
+                is_known = call in ledger.not_accepted and ledger.targets.get(record.target, False)
+                amounts = not_accepted if is_known else unknown
+                _add(amounts, record.carries)
+                _add(amounts, record.stream.carried_after(0))
+        return not_accepted, unknown
+
+    def _settle(self, observation: Observation) -> None:
+        """Move what is final into the ledger."""
+        ledger = self._ledger
+        for located in observation.calls:
+            if not located.record.is_awaited:
+                self._settle_call(located)
+        for located in observation.late:
+            if located.place is Place.ANSWERED:
+                ledger.not_accepted.pop(located.call, None)
+                ledger.unknown.pop(located.call, None)
+                self._settle_answers(located)
+        for name, served in observation.duplicates:
+            if served.number:
+                _add(ledger.created, served.brought)
+                self._settle_answer(name, served)
+        for name, served in observation.orphans:
+            if served.number and served.call.caller in ledger.retired:
+                self._settle_answer(name, served)
+
+    def _settle_call(self, located: Located) -> None:
+        """Settle an unresolved call, unless it is still served."""
+        ledger, record = self._ledger, located.record
+        if located.place is Place.SERVED:
+            return
+        if located.place is Place.ANSWERED:
+            self._settle_answers(located)
+        elif located.place is Place.UNKNOWN or record.was_answered:
+            ledger.unknown[located.call] = record
+        else:
+            ledger.not_accepted[located.call] = record
+        ledger.released.add(located.call)
+        for oldest in list(
+            itertools.islice(
+                ledger.not_accepted, max(0, len(ledger.not_accepted) - LEDGER_COUNT_MAX)
+            )
+        ):
+            forgotten = ledger.not_accepted.pop(oldest)
+            _add(ledger.lost, forgotten.carries)
+            _add(ledger.lost, forgotten.stream.carried_after(0))
+        _drop_oldest(ledger.unknown, len(ledger.unknown) - LEDGER_COUNT_MAX)
+
+    def _settle_answers(self, located: Located) -> None:
+        """Settle all that an unresolved call that was answered has left in no state."""
+        _add(self._ledger.lost, located.amounts())
+        for name, served in located.served:
+            self._ledger.settled.add((name, served.call.caller, served.number))
+
+    def _settle_answer(self, name: str, served: ServedCall) -> None:
+        _add(self._ledger.lost, served.answer)
+        _add(self._ledger.lost, served.stream.carried_after(0))
+        self._ledger.settled.add((name, served.call.caller, served.number))
+
+
+def _drop_oldest(items: dict[Any, Any], count: int) -> None:
+    """Drop the first `count` items of a dictionary."""
+    for key in list(itertools.islice(items, max(0, count))):
+        del items[key]
+
+
+def _add(amounts: dict[str, int], more: Amounts, sign: int = 1) -> None:
+    """Add amounts to others."""
+    for unit, amount in more.items():
+        amounts[unit] = amounts.get(unit, 0) + sign * amount

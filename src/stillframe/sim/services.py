@@ -1,0 +1,799 @@
+"""Simulated services that call each other: the rules of observations against what really happened.
+
+A `Services` world has the real rules (``protocol.calls``) and a network that loses, delays,
+disorders and doubles messages. A control connection leads from each instance to the collector.
+Every step is one atomic action of one of them, chosen from outside: by chance (`run_services`), or
+in every possible order (`explore_services`). The world keeps vector clocks that the rules do not
+see, and judges each observation with them.
+
+Each instance has money. A request brings some to the instance that accepts it, which answers with a
+part of it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stillframe.protocol.calls import (
+    KEPT_COUNT_MAX,
+    Acknowledgement,
+    AnswerHeader,
+    CallId,
+    Captured,
+    Collector,
+    End,
+    Fragment,
+    Instance,
+    Ledger,
+    Located,
+    MessageHeader,
+    Missing,
+    Observation,
+    Place,
+    RequestHeader,
+    Settlement,
+    Start,
+)
+
+BALANCE = 100
+UNIT = "EUR"
+OUTSIDE = "outside"
+"""The target that passes requests on without headers."""
+
+Clock = dict[str, int]
+Step = tuple[str, ...]
+"""A kind of step, and what takes it: ``("deliver", "A-1#3", "B-2")``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServicesConfig:
+    """The simulated services, and what may happen to them.
+
+    Attributes:
+        services: how many instances each service has at first.
+        started_count_max: how many instances may be started later.
+        call_counts: how many calls each instance of a service makes at most; those of others make
+            any number.
+        observation_count_max: how many observations are requested.
+        has_streams: whether half of the calls are streaming calls.
+        faults: what may happen too: ``stop``, ``lose``, ``double``, ``kill``, ``disconnect``,
+            ``outside``, and ``restart`` of the collector.
+        kept_count_max: how much an instance keeps of each kind.
+        weights: how likely steps are, where this differs from `WEIGHTS`.
+    """
+
+    services: dict[str, int] = field(default_factory=lambda: {"A": 1, "B": 2})
+    started_count_max: int = 0
+    call_counts: dict[str, int] = field(default_factory=dict)
+    observation_count_max: int = 10**9
+    has_streams: bool = False
+    faults: frozenset[str] = frozenset()
+    kept_count_max: int = KEPT_COUNT_MAX
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+class Request(NamedTuple):
+    """A request in the network."""
+
+    header: RequestHeader | None
+    call: CallId
+    target: str
+    amount: int
+    clock: Clock
+
+
+class Answer(NamedTuple):
+    """An answer in the network."""
+
+    header: AnswerHeader
+    call: CallId
+    amount: int
+    clock: Clock
+    sent: "SentAnswer"
+
+
+@dataclass
+class SentAnswer:
+    """An answer: its sender, at which of its actions, and at which of the caller's it was accepted,
+    if it was."""
+
+    sender: str
+    action: int
+    call: CallId
+    amount: int
+    accepted_at: int | None = None
+
+
+@dataclass
+class StreamInNetwork:
+    """The messages of a streaming call in the network, in both directions."""
+
+    up: deque[tuple[MessageHeader, Clock]] = field(default_factory=deque)
+    down: deque[tuple[MessageHeader, Clock]] = field(default_factory=deque)
+    served: tuple[str, int] | None = None
+    """Who serves the call, and its ticket."""
+
+
+class Simulated:
+    """An instance, and what really happened to it."""
+
+    def __init__(
+        self, name: str, service: str, rules: type[Instance], config: ServicesConfig
+    ) -> None:
+        self.name = name
+        self.service = service
+        self.balance = BALANCE
+        self.clock: Clock = {}
+        self.rules = rules(name, self.capture, kept_count_max=config.kept_count_max)
+        self.is_alive = True
+        self.is_connected = False
+        self.to_collector: deque[Any] = deque()
+        self.from_collector: deque[Any] = deque()
+        self.waiting: dict[int, str] = {}
+        self.call_count = 0
+        self.serving: dict[int, tuple[CallId, int]] = {}
+
+    def capture(self) -> Captured:
+        """Return the state at a cut, with what the judge needs."""
+        return Captured(
+            {
+                UNIT: self.balance,
+                "clock": dict(self.clock),
+                "waiting": dict(self.waiting),
+                "serving": Counter(call for call, _ in self.serving.values()),
+            }
+        )
+
+    def tick(self, *clocks: Clock) -> Clock:
+        """Count an action, which knows what `clocks` know; return the clock after it."""
+        for clock in clocks:
+            for name, count in clock.items():
+                self.clock[name] = max(self.clock.get(name, 0), count)
+        self.clock[self.name] = self.clock.get(self.name, 0) + 1
+        return dict(self.clock)
+
+
+def call_of(text: str) -> CallId:
+    """Return the call that is written so."""
+    caller, _, number = text.partition("#")
+    return CallId(caller, int(number))
+
+
+class Violation(AssertionError):
+    """An observation says what did not happen."""
+
+
+class Services:
+    """A world of services that call each other.
+
+    Args:
+        config: the services.
+        rules: the rules of an instance.
+        collector: the rules of the collector.
+    """
+
+    def __init__(
+        self,
+        config: ServicesConfig,
+        *,
+        rules: type[Instance] = Instance,
+        collector: type[Collector] = Collector,
+    ) -> None:
+        self.config = config
+        self.collector = collector()
+        self._make_collector = collector
+        self.instances: dict[str, Simulated] = {}
+        self.requests: dict[str, Request] = {}
+        self.answers: dict[str, Answer] = {}
+        self.streams: dict[CallId, StreamInNetwork] = {}
+        self.observations: list[Observation] = []
+        self.abandoned: list[Missing] = []
+        self.seen: Counter[str] = Counter()
+        self.logs: dict[str, list[Step]] = {}
+        self.begun_count = 0
+        self.retired_dead: set[str] = set()
+        self.accepted: dict[CallId, list[tuple[str, int]]] = {}
+        """For each call, who accepted it, and at which of its actions."""
+        self.sent: dict[CallId, tuple[str, int, int]] = {}
+        """For each call, its caller, at which of its actions, and the amount."""
+        self.answered: list[SentAnswer] = []
+        self._rules = rules
+        self._started_count = 0
+        self._copy_counts: Counter[CallId] = Counter()
+        self._has_gone = False
+        self._went_outside = False
+        for service, count in config.services.items():
+            for _ in range(count):
+                self._connect(self._start(service))
+
+    # --- steps
+
+    def steps(self) -> Iterator[Step]:
+        """Yield each step that is possible now."""
+        for one in self.instances.values():
+            if one.is_alive:
+                yield from self._steps_of(one)
+                yield from self._control_steps_of(one)
+            if one.to_collector:
+                yield "collect", one.name
+            if not one.is_alive and one.is_connected and not one.to_collector:
+                yield "notice", one.name
+        yield from self._steps_in_network()
+        for call in self.streams:
+            yield from self._steps_on(call)
+        yield from self._steps_of_collector()
+
+    def _steps_of(self, one: Simulated) -> Iterator[Step]:
+        config = self.config
+        count_max = config.call_counts.get(one.service, one.call_count + 1)
+        if one.call_count < count_max and one.balance > 0:
+            for service in config.services:
+                if service != one.service:
+                    yield "call", one.name, service
+            if "outside" in config.faults:
+                yield "call", one.name, OUTSIDE
+        for ticket in one.serving:
+            yield "answer", one.name, str(ticket)
+        for number, target in one.waiting.items():
+            if "stop" in config.faults:
+                yield "stop", one.name, str(number)
+            if target == OUTSIDE:
+                yield "close", one.name, str(number)
+        if "kill" in config.faults:
+            yield "kill", one.name
+
+    def _control_steps_of(self, one: Simulated) -> Iterator[Step]:
+        if one.from_collector:
+            yield "hear", one.name
+        if one.is_connected:
+            if one.rules.unreported:
+                yield "acknowledge", one.name
+            if "disconnect" in self.config.faults:
+                yield "disconnect", one.name
+        elif one.name not in self.collector.ledger.retired:
+            yield "connect", one.name
+
+    def _steps_in_network(self) -> Iterator[Step]:
+        faults = self.config.faults
+        for key, request in self.requests.items():
+            for one in self.instances.values():
+                if one.is_alive and one.service == request.target:
+                    yield "deliver", key, one.name
+            # What passes messages of a stream on does not send them again.
+            may_double = request.header is not None and request.call not in self.streams
+            if "double" in faults and may_double:
+                yield "double", key
+        for key, answer in self.answers.items():
+            stream = self.streams.get(answer.call)
+            if self._is_awaited(answer.call) and not (stream and stream.down):
+                yield "return", key
+        if "lose" in faults:
+            for key in (*self.requests, *self.answers):
+                yield "lose", key
+
+    def _steps_on(self, call: CallId) -> Iterator[Step]:
+        stream = self.streams[call]
+        is_awaited = self._is_awaited(call)
+        if is_awaited and self.instances[call.caller].balance > 0:
+            yield "send", str(call), "up"
+        if is_awaited and stream.down:
+            yield "pass", str(call), "down"
+        if stream.served is not None:
+            name, ticket = stream.served
+            one = self.instances[name]
+            is_served = one.is_alive and ticket in one.serving
+            if is_served and one.balance > 0:
+                yield "send", str(call), "down"
+            if is_served and stream.up:
+                yield "pass", str(call), "up"
+
+    def _steps_of_collector(self) -> Iterator[Step]:
+        ledger = self.collector.ledger
+        for name in ledger.gone:
+            if name not in ledger.retired or name in ledger.talking:
+                yield "retire", name
+        may_begin = self.begun_count < self.config.observation_count_max
+        if may_begin and ledger.members and not self.collector.awaited:
+            yield ("begin",)
+        if "restart" in self.config.faults:
+            yield ("restart",)
+        if self._started_count < self.config.started_count_max:
+            for service in self.config.services:
+                yield "start", service
+
+    def _is_awaited(self, call: CallId) -> bool:
+        caller = self.instances[call.caller]
+        return caller.is_alive and call.number in caller.waiting
+
+    def take(self, step: Step) -> None:
+        """Take a step that is possible."""
+        kind, *rest = step
+        self.logs.setdefault(self._place_of(step), []).append(step)
+        self.seen[kind] += 1
+        getattr(self, f"_{kind}")(*rest)
+
+    def _place_of(self, step: Step) -> str:
+        """Return what takes a step, or which message of the network is concerned."""
+        kind, *rest = step
+        if kind in ("begin", "collect", "notice", "retire", "restart"):
+            return "collector"
+        if kind in ("send", "pass"):
+            call = call_of(rest[0])
+            served = self.streams[call].served
+            at_caller = (kind, rest[1]) in {("send", "up"), ("pass", "down")}
+            return call.caller if at_caller or served is None else served[0]
+        return rest[1] if kind == "deliver" else rest[0]
+
+    def _call(self, name: str, target: str) -> None:
+        one = self.instances[name]
+        amount = min(one.balance, 5 + one.call_count % 3)
+        one.balance -= amount
+        one.call_count += 1
+        header = one.rules.request(target, carries={UNIT: amount})
+        clock = one.tick()
+        self.sent[header.call] = name, one.clock[name], amount
+        one.waiting[header.call.number] = target
+        if target == OUTSIDE:
+            self._went_outside = True
+            [service, *_] = [service for service in self.config.services if service != one.service]
+            self._put(Request(None, header.call, service, amount, clock))
+        else:
+            self._put(Request(header, header.call, target, amount, clock))
+            if self.config.has_streams and one.call_count % 2:
+                self.streams[header.call] = StreamInNetwork()
+
+    def _end_of(self, call: CallId, *, is_caller: bool) -> tuple[Simulated, End]:
+        if is_caller:
+            return self.instances[call.caller], call
+        served = self.streams[call].served
+        assert served is not None
+        return self.instances[served[0]], served[1]
+
+    def _send(self, text: str, direction: str) -> None:
+        call = call_of(text)
+        one, end = self._end_of(call, is_caller=direction == "up")
+        one.balance -= 1
+        header = one.rules.send(end, carries={UNIT: 1})
+        stream = self.streams[call]
+        (stream.up if direction == "up" else stream.down).append((header, one.tick()))
+
+    def _pass(self, text: str, direction: str) -> None:
+        call = call_of(text)
+        stream = self.streams[call]
+        header, clock = (stream.up if direction == "up" else stream.down).popleft()
+        one, end = self._end_of(call, is_caller=direction == "down")
+        self._report(one, one.rules.accept_message(end, header))
+        one.tick(clock)
+        one.balance += 1
+
+    def _put(self, request: Request) -> None:
+        self._copy_counts[request.call] += 1
+        self.requests[f"{request.call}.{self._copy_counts[request.call]}"] = request
+
+    def _deliver(self, key: str, name: str) -> None:
+        request, one = self.requests.pop(key), self.instances[name]
+        if request.header is not None:
+            ticket, fragment = one.rules.accept(request.header, brought={UNIT: request.amount})
+            self._report(one, fragment)
+            one.serving[ticket] = request.call, request.amount
+            if request.call in self.streams:
+                self.streams[request.call].served = name, ticket
+            self.accepted.setdefault(request.call, []).append((name, one.clock.get(name, 0) + 1))
+        one.tick(request.clock)
+        one.balance += request.amount
+
+    def _answer(self, name: str, ticket: str) -> None:
+        one = self.instances[name]
+        call, brought = one.serving.pop(int(ticket))
+        amount = min(one.balance, brought // 2)
+        one.balance -= amount
+        header = one.rules.answer(int(ticket), carries={UNIT: amount})
+        clock = one.tick()
+        sent = SentAnswer(name, one.clock[name], call, amount)
+        self.answered.append(sent)
+        key = f"{name}>{call.caller}:{header.number}"
+        self.answers[key] = Answer(header, call, amount, clock, sent)
+
+    def _return(self, key: str) -> None:
+        answer = self.answers.pop(key)
+        one = self.instances[answer.call.caller]
+        self._report(one, one.rules.accept_answer(answer.call.number, answer.header))
+        del one.waiting[answer.call.number]
+        self.streams.pop(answer.call, None)
+        one.tick(answer.clock)
+        answer.sent.accepted_at = one.clock[one.name]
+        one.balance += answer.amount
+
+    def _stop(self, name: str, number: str) -> None:
+        one = self.instances[name]
+        del one.waiting[int(number)]
+        one.rules.stop_waiting(int(number))
+        one.tick()
+
+    def _close(self, name: str, number: str) -> None:
+        one = self.instances[name]
+        del one.waiting[int(number)]
+        one.rules.close(int(number))
+        one.tick()
+
+    def _lose(self, key: str) -> None:
+        self.requests.pop(key, None)
+        self.answers.pop(key, None)
+
+    def _double(self, key: str) -> None:
+        self._put(self.requests[key])
+
+    def _kill(self, name: str) -> None:
+        self.instances[name].is_alive = False
+        self._has_gone = True
+
+    def _start(self, service: str) -> str:
+        count = sum(one.service == service for one in self.instances.values()) + 1
+        name = f"{service}-{count}"
+        self.instances[name] = Simulated(name, service, self._rules, self.config)
+        if self.logs:
+            self._started_count += 1
+        return name
+
+    # --- control connections
+
+    def _connect(self, name: str) -> None:
+        one = self.instances[name]
+        one.is_connected = True
+        start = self.collector.joined(name, one.rules.colour, one.rules.gone_count)
+        if start is not None:
+            one.from_collector.append(start)
+
+    def _disconnect(self, name: str) -> None:
+        one = self.instances[name]
+        one.is_connected = False
+        one.to_collector.clear()
+        one.from_collector.clear()
+        self._notice(name)
+
+    def _notice(self, name: str) -> None:
+        self.instances[name].is_connected = False
+        self._has_gone = True
+        missing = self.collector.left(name)
+        if missing is not None:
+            self.abandoned.append(missing)
+
+    def _retire(self, name: str) -> None:
+        self.collector.retire(name)
+        if not self.instances[name].is_alive:
+            self.retired_dead.add(name)
+
+    def _restart(self) -> None:
+        """End the collector, and start another one with what it had stored."""
+        stored = msgspec.msgpack.encode(self.collector.ledger)
+        ledger = msgspec.msgpack.decode(stored, type=Ledger)
+        number = max((one.number for one in self.observations), default=0)
+        self.collector = self._make_collector(ledger, number)
+        for one in self.instances.values():
+            one.from_collector.clear()
+            one.to_collector.clear()
+            if one.is_connected and one.is_alive:
+                self._connect(one.name)
+
+    def _begin(self) -> None:
+        self.begun_count += 1
+        self._broadcast(self.collector.begin())
+
+    def _broadcast(self, message: Start | Settlement) -> None:
+        for one in self.instances.values():
+            if one.is_connected and one.is_alive:
+                part = message if isinstance(message, Start) else message.of(one.name)
+                one.from_collector.append(part)
+
+    def _report(self, one: Simulated, message: object) -> None:
+        if message is not None and one.is_connected:
+            one.to_collector.append(message)
+
+    def _hear(self, name: str) -> None:
+        one = self.instances[name]
+        message = one.from_collector.popleft()
+        rules = one.rules
+        match message:
+            case Start():
+                self._report(one, rules.start(message))
+            case Settlement():
+                self._report(one, rules.settle(message))
+            case Acknowledgement():
+                self._report(one, rules.acknowledged(message))
+
+    def _acknowledge(self, name: str) -> None:
+        one = self.instances[name]
+        for instance, acknowledgement in one.rules.acknowledgements().items():
+            self._report(one, (instance, acknowledgement))
+
+    def _collect(self, name: str) -> None:
+        message = self.instances[name].to_collector.popleft()
+        if isinstance(message, Fragment):
+            result = self.collector.add(message)
+            if result is not None:
+                observation, settlement = result
+                self.judge(observation)
+                self.observations.append(observation)
+                self._broadcast(settlement)
+        else:
+            instance, acknowledgement = message
+            target = self.instances[instance]
+            if target.is_connected and target.is_alive:
+                target.from_collector.append(acknowledgement)
+
+    def end(self) -> None:
+        """Deliver and answer everything, without faults, and take three observations. After them no
+        end of a call keeps anything.
+
+        Raises:
+            Violation: an observation says what did not happen, or something is still kept.
+        """
+        for one in self.instances.values():
+            if one.is_alive and not one.is_connected:
+                if one.name not in self.collector.ledger.retired:
+                    self._connect(one.name)
+            elif one.is_connected and not one.is_alive:
+                one.to_collector.clear()
+                self._notice(one.name)
+        while self._take_all(*ENDING):
+            pass
+        self.requests.clear()
+        self.answers.clear()
+        for one in self.instances.values():
+            if one.is_alive:
+                for number in tuple(one.waiting):
+                    self._stop(one.name, str(number))
+        if not self.collector.ledger.members:
+            return
+        for _ in range(3):
+            self._begin()
+            while self._take_all("hear", "collect"):
+                pass
+        self._judge_rest(self.observations[-1])
+
+    def _judge_rest(self, last: Observation) -> None:
+        for name, fragment in last.fragments.items():
+            kept = [one for one in fragment.served if one.call.caller in last.fragments]
+            if kept or fragment.calls:
+                raise Violation(f"{name} still keeps {kept}, {fragment.calls}")
+        ledger = self.collector.ledger
+        if not ledger.gone and (ledger.settled or ledger.released):
+            raise Violation("the ledger is not empty")
+
+    def _take_all(self, *kinds: str) -> bool:
+        """Take steps of these kinds, as many as there are now; return whether there were any."""
+        steps = [step for step in self.steps() if step[0] in kinds]
+        for step in steps:
+            if step in self.steps():
+                self.take(step)
+        return bool(steps)
+
+    # --- the judge
+
+    def judge(self, observation: Observation) -> None:
+        """Raise a Violation if an observation says what did not happen."""
+        self._judge_cut(observation)
+        for located in observation.calls:
+            self._judge_place(observation, located)
+        self._judge_calls(observation)
+        self._judge_reasons(observation)
+        if observation.is_exact and not self._went_outside:
+            self._judge_total(observation)
+        self.seen["partial" if observation.partial else "complete"] += 1
+        self.seen["late"] += len(observation.late)
+        self.seen["messages in transit"] += sum(
+            one.record.stream.sent_count > served.stream.accepted_count
+            or served.stream.sent_count > one.record.stream.accepted_count
+            for one in observation.calls
+            for _, served in one.served[:1]
+        )
+        self.seen["messages lost"] += any(one.lost for one in observation.fragments.values())
+        self.seen["duplicates"] += len(observation.duplicates)
+
+    def _judge_total(self, observation: Observation) -> None:
+        """The total is what the instances had at first, if all are in the cut. Otherwise it lies
+        between bounds: an instance that is not may have taken money along or brought some."""
+        fragments = observation.fragments
+        total = sum(one.state[UNIT] for one in fragments.values())
+        total += observation.outside_states().get(UNIT, 0)
+        cut = {name: one.state["clock"].get(name, 0) for name, one in fragments.items()}
+        least = most = BALANCE * len(fragments)
+        for call, (caller, action, amount) in self.sent.items():
+            accepted = self.accepted.get(call, ())
+            count = sum(name in cut and at <= cut[name] for name, at in accepted)
+            if caller not in cut:
+                most += count * amount
+                least += amount if count else 0
+            elif action <= cut[caller] and any(name not in cut for name, _ in accepted):
+                least -= amount
+        for one in self.answered:
+            caller = one.call.caller
+            if one.sender not in cut:
+                most += one.amount
+                if caller in cut and one.accepted_at and one.accepted_at <= cut[caller]:
+                    least += one.amount
+            elif one.action <= cut[one.sender] and caller not in cut and one.accepted_at:
+                least -= one.amount
+        if self.config.has_streams and least != most:
+            return
+        if not least <= total <= most:
+            raise Violation(f"the total is {total}, not between {least} and {most}")
+        self.seen["exact totals"] += 1
+        self.seen["totals after deaths"] += self._has_gone
+
+    def _judge_cut(self, observation: Observation) -> None:
+        fragments = observation.fragments
+        for name, fragment in fragments.items():
+            for other, count in fragment.state["clock"].items():
+                if other not in fragments:
+                    # Where all are connected, or will be: what one that is gone has seen is not in
+                    # the cut.
+                    if count and not (self._has_gone or observation.partial):
+                        raise Violation(f"{name} has seen {other}, which is not named")
+                elif count > fragments[other].state["clock"].get(other, 0):
+                    if not (self._went_outside and observation.partial):
+                        raise Violation(f"{name} depends on what {other} did after its cut")
+                    self.seen["hidden"] += 1
+
+    def _judge_place(self, observation: Observation, located: Located) -> None:
+        call, place = located.call, located.place
+        self.seen[place.value] += 1
+        is_forgetful = self.config.kept_count_max < KEPT_COUNT_MAX
+        before = []
+        is_taken_along = False
+        for name, action in self.accepted.get(call, []):
+            fragment = observation.fragments.get(name)
+            if fragment is None:
+                one = self.instances[name]
+                # What a retired instance does that is alive after all is unknowable.
+                is_retired = name in self.collector.ledger.retired
+                is_known = name in self.collector.ledger.gone
+                is_known = is_known and (not is_retired or name in self.retired_dead)
+                is_taken_along |= (is_known and not one.is_alive) or any(
+                    known.state["clock"].get(name, 0) >= action
+                    for known in observation.fragments.values()
+                )
+            elif action <= fragment.state["clock"].get(name, 0):
+                before.append(fragment)
+        if before:
+            is_served = any(one.state["serving"][call] for one in before)
+            expected = {Place.SERVED if is_served else Place.ANSWERED}
+            if is_forgetful:
+                expected |= {Place.UNKNOWN, Place.OUTSIDE}
+            self.seen["doubled"] += len(before) > 1
+        elif located.record.target == OUTSIDE:
+            expected = {Place.OUTSIDE}
+        else:
+            expected = set() if is_taken_along and not observation.partial else {Place.REQUESTED}
+            if self._has_gone or is_forgetful:
+                expected.add(Place.UNKNOWN)
+            if observation.partial:
+                expected.add(Place.OUTSIDE)
+        if place not in expected:
+            raise Violation(f"{call} is not {place.value}, but {expected}")
+
+    def _judge_reasons(self, observation: Observation) -> None:
+        """An observation is partial only if there is a reason."""
+        for reason in observation.partial:
+            if "too many" in reason:
+                is_true = self.config.kept_count_max < KEPT_COUNT_MAX
+            elif "not connected" in reason:
+                is_true = self._has_gone or self._started_count > 0
+            else:
+                target = reason.partition(" ")[0]
+                is_true = target == OUTSIDE or not any(
+                    fragment.targets.get(target) for fragment in observation.fragments.values()
+                )
+            if not is_true:
+                raise Violation(f"an observation is partial without a reason: {reason}")
+
+    def _judge_calls(self, observation: Observation) -> None:
+        located = {one.call: one for one in observation.calls}
+        for name, fragment in observation.fragments.items():
+            for number in fragment.state["waiting"]:
+                one = located.get(CallId(name, number))
+                if one is None or not one.record.is_awaited:
+                    raise Violation(f"{name}#{number} is open and not named")
+        for one in observation.calls:
+            is_waiting = one.call.number in observation.fragments[one.call.caller].state["waiting"]
+            if one.record.is_awaited != is_waiting:
+                raise Violation(f"{one.call} is not awaited")
+
+
+ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "hear")
+"""The steps that end what is open."""
+WEIGHTS = {
+    "collect": 0.3,
+    "hear": 0.15,
+    "begin": 0.5,
+    "call": 1.0,
+    "deliver": 1.0,
+    "answer": 1.0,
+    "return": 1.5,
+    "acknowledge": 0.3,
+    "stop": 0.05,
+    "close": 0.3,
+    "lose": 0.05,
+    "double": 0.05,
+    "send": 0.7,
+    "pass": 1.0,
+    "kill": 0.003,
+    "disconnect": 0.003,
+    "notice": 0.3,
+    "connect": 0.3,
+    "retire": 0.02,
+    "restart": 0.005,
+    "start": 0.02,
+}
+"""How likely steps are. Control messages are slow: otherwise every instance would capture at the
+same time, and no wrong rule would show."""
+
+
+def run_services(
+    config: ServicesConfig,
+    seed: int,
+    step_count: int,
+    make: Callable[[ServicesConfig], Services] = Services,
+) -> Services:
+    """Return a world after random steps; each observation was judged.
+
+    Raises:
+        Violation: an observation says what did not happen.
+        NotConsistent: the collector found that itself.
+    """
+    chance = Random(seed)
+    likely = WEIGHTS | config.weights
+    world = make(config)
+    for _ in range(step_count):
+        steps = list(world.steps())
+        if not steps:
+            break
+        weights = [likely[step[0]] for step in steps]
+        world.take(chance.choices(steps, weights)[0])
+    return world
+
+
+class ExploredServices(NamedTuple):
+    """The number of histories, the number of those that cannot be continued, and what was seen."""
+
+    history_count: int
+    end_count: int
+    seen: Counter[str]
+
+
+def explore_services(
+    config: ServicesConfig,
+    make: Callable[[ServicesConfig], Services] = Services,
+    progress: Callable[[int], None] = lambda count: None,
+) -> ExploredServices:
+    """Take every possible step in every possible order. Orders in which each part does the same are
+    one history.
+
+    Raises:
+        Violation: an observation says what did not happen.
+        NotConsistent: the collector found that itself.
+    """
+    known: set[Any] = {()}
+    runs: list[tuple[tuple[Step, ...], list[Step]]] = [((), list(make(config).steps()))]
+    seen: Counter[str] = Counter()
+    end_count = 0
+    for count, (run, steps) in enumerate(runs):
+        if not steps:
+            end_count += 1
+        for step in steps:
+            world = make(config)
+            for earlier in (*run, step):
+                world.take(earlier)
+            key = tuple(sorted((name, tuple(log)) for name, log in world.logs.items()))
+            if key not in known:
+                known.add(key)
+                next_steps = list(world.steps())
+                runs.append(((*run, step), next_steps))
+                if not next_steps:
+                    seen += world.seen
+        progress(count)
+    return ExploredServices(len(runs), end_count, seen)

@@ -1,0 +1,667 @@
+"""Each rule of observations alone; ``tests/sim/test_services.py`` judges all of them together."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import msgspec
+import pytest
+
+from stillframe.errors import NotConsistent, UsageError
+from stillframe.protocol import calls
+from stillframe.protocol.calls import (
+    Acknowledgement,
+    CallId,
+    Captured,
+    Collector,
+    Fragment,
+    Instance,
+    Ledger,
+    Observation,
+    Place,
+    Received,
+    RequestHeader,
+    Settlement,
+    Start,
+)
+
+
+class Pair:
+    """A caller A and an instance B that serves it, with money, and their collector."""
+
+    def __init__(self, *names: str, kept_count_max: int = 10) -> None:
+        self.money: dict[str, int] = dict.fromkeys(names or ("A", "B"), 100)
+        self.instances = {
+            name: Instance(name, partial(self.capture, name), kept_count_max=kept_count_max)
+            for name in self.money
+        }
+        self.collector = Collector()
+        for name in self.instances:
+            self.collector.joined(name, 0)
+
+    def capture(self, name: str) -> Captured:
+        """Return the money of an instance."""
+        return Captured(self.money[name])
+
+    @property
+    def caller(self) -> Instance:
+        """Instance A."""
+        return self.instances["A"]
+
+    @property
+    def target(self) -> Instance:
+        """Instance B."""
+        return self.instances["B"]
+
+    def request(self, amount: int = 5) -> RequestHeader:
+        """Let A send money to B."""
+        self.money["A"] -= amount
+        return self.caller.request("b:80", carries={"EUR": amount})
+
+    def accept(self, header: RequestHeader, amount: int = 5) -> int:
+        """Let B accept it."""
+        ticket, _ = self.target.accept(header, brought={"EUR": amount})
+        self.money["B"] += amount
+        return ticket
+
+    def exchange(self) -> None:
+        """Call once, so that B is known."""
+        header = self.request(0)
+        answer = self.target.answer(self.accept(header, 0))
+        self.caller.accept_answer(header.call.number, answer)
+
+    def observe(self) -> Observation:
+        """Take an observation, and let every instance settle it."""
+        observation, settlement = self.unsettled()
+        for name, one in self.instances.items():
+            one.settle(settlement.of(name))
+        return observation
+
+    def unsettled(self) -> tuple[Observation, Settlement]:
+        """Take an observation."""
+        start = self.collector.begin()
+        result = None
+        for one in self.instances.values():
+            fragment = one.start(start)
+            assert fragment is not None
+            result = self.collector.add(fragment)
+        assert result is not None
+        return result
+
+    def total(self, observation: Observation) -> int:
+        """Return the money in states, in transit and lost."""
+        states: int = sum(fragment.state for fragment in observation.fragments.values())
+        return states + observation.outside_states().get("EUR", 0)
+
+
+def places(observation: Observation) -> dict[int, Place]:
+    """Return the place of each call of A by its number."""
+    return {one.call.number: one.place for one in observation.calls}
+
+
+def kept(fragments: Iterable[Fragment]) -> int:
+    """Return how many calls and answers instances keep."""
+    return sum(len(one.calls) + len(one.served) for one in fragments)
+
+
+def test_a_call_is_in_one_place_after_the_other() -> None:
+    """Its request, then the instance that serves it, then its answer, have the money."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    number = header.call.number
+    assert places(first := pair.observe()) == {number: Place.REQUESTED}
+    ticket = pair.accept(header)
+    assert places(second := pair.observe()) == {number: Place.SERVED}
+    pair.money["B"] -= 3
+    answer = pair.target.answer(ticket, carries={"EUR": 3})
+    assert places(third := pair.observe()) == {number: Place.ANSWERED}
+    pair.caller.accept_answer(number, answer)
+    pair.money["A"] += 3
+    last = pair.observe()
+    assert places(last) == {}
+    assert [pair.total(one) for one in (first, second, third, last)] == [200] * 4
+    assert [one.is_exact for one in (first, second, third, last)] == [True] * 4
+
+
+@pytest.mark.parametrize("what", ["request", "answer", "message", "acknowledgement", "settlement"])
+def test_whatever_has_a_higher_colour_is_accepted_after_a_capture(what: str) -> None:
+    """The captured state is that before it, and what is kept, too."""
+    pair = Pair()
+    pair.exchange()
+    header, late = pair.request(), pair.request()
+    ticket = pair.accept(header)
+    pair.caller.start(pair.collector.begin())
+    match what:
+        case "request":
+            _, fragment = pair.target.accept(
+                msgspec.structs.replace(late, colour=pair.caller.colour)
+            )
+        case "message":
+            fragment = pair.target.accept_message(ticket, pair.caller.send(header.call))
+        case "acknowledgement":
+            pair.target.answer(ticket)
+            acknowledgement = Acknowledgement(1, "A", Received(2))
+            fragment = pair.target.acknowledged(acknowledgement)
+        case "settlement":
+            pair.target.answer(ticket)
+            fragment = pair.target.settle(Settlement(1, answers=(("B", "A", 2),)))
+        case _:
+            other = Pair()
+            mine = other.request()
+            stranger = Instance("C", lambda: Captured(0))
+            stranger.meet(1)
+            ticket, _ = stranger.accept(mine)
+            fragment = other.caller.accept_answer(mine.call.number, stranger.answer(ticket))
+            assert fragment is not None
+            assert [call.number for call in fragment.calls] == [mine.call.number]
+            return
+    assert fragment is not None
+    assert header.call in {served.call for served in fragment.served}
+    assert late.call not in {served.call for served in fragment.served}
+    assert all(served.stream.accepted_count == 0 for served in fragment.served)
+
+
+def test_one_capture_is_that_of_every_observation_that_was_missed() -> None:
+    """An instance that meets a colour that is higher by three has been silent for long enough."""
+    pair = Pair()
+    pair.exchange()
+    start = pair.collector.begin()
+    pair.collector.add(pair.caller.start(start) or pytest.fail("no fragment"))
+    fragment = pair.target.meet(start.observation + 3)
+    assert fragment is not None
+    result = pair.collector.add(fragment)
+    assert result is not None
+    assert pair.collector.begin().observation > start.observation + 3
+
+
+def test_a_late_fragment_changes_nothing() -> None:
+    """It is of an observation that was abandoned."""
+    pair = Pair()
+    fragment = pair.caller.start(pair.collector.begin())
+    assert fragment is not None
+    missing = pair.collector.abandon()
+    assert missing is not None
+    assert missing.instances == ("A", "B")
+    assert pair.collector.abandon() is None
+    pair.collector.begin()
+    assert pair.collector.add(fragment) is None
+    assert pair.collector.awaited == ("A", "B")
+
+
+@pytest.mark.parametrize("fate", ["lost", "served", "answered"])
+def test_the_fate_of_an_unresolved_call_is_told(fate: str) -> None:
+    """Once it is final, neither end keeps the call, and the money is counted as lost."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    pair.caller.stop_waiting(header.call.number)
+    expected = Place.REQUESTED
+    if fate != "lost":
+        ticket, expected = pair.accept(header), Place.SERVED
+        assert places(pair.observe())[header.call.number] is Place.SERVED
+        if fate == "answered":
+            pair.money["B"] -= 5
+            pair.target.answer(ticket, carries={"EUR": 5})
+            expected = Place.ANSWERED
+    first, second = pair.observe(), pair.observe()
+    assert places(first)[header.call.number] is expected
+    assert (header.call.number in places(second)) is (fate == "served")
+    assert kept(second.fragments.values()) == (2 if fate == "served" else 0)
+    assert pair.total(first) == pair.total(second) == 200
+
+
+def test_a_request_that_arrives_after_all_is_late_and_not_lost() -> None:
+    """Its money is where it was accepted."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    pair.caller.stop_waiting(header.call.number)
+    pair.observe()
+    assert pair.observe().not_accepted == {"EUR": 5}
+    ticket = pair.accept(header)
+    served = pair.observe()
+    assert [one.call for one in served.late] == [header.call]
+    assert served.not_accepted == {}
+    pair.money["B"] -= 2
+    pair.target.answer(ticket, carries={"EUR": 2})
+    answered, last = pair.observe(), pair.observe()
+    assert [pair.total(one) for one in (served, answered, last)] == [200] * 3
+    assert last.lost == {"EUR": 2}
+    assert kept(last.fragments.values()) == 0
+
+
+def test_a_request_that_is_served_twice_is_named() -> None:
+    """The money that the second one brought was created."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    tickets = [pair.accept(header), pair.accept(header)]
+    twice = pair.observe()
+    assert len(twice.calls[0].served) == 2
+    answers = [pair.target.answer(ticket) for ticket in tickets]
+    pair.caller.accept_answer(header.call.number, answers[0])
+    named, last = pair.observe(), pair.observe()
+    assert [served.call for _, served in named.duplicates] == [header.call]
+    assert last.created == {"EUR": 5}
+    assert [pair.total(one) for one in (twice, named, last)] == [200] * 3
+
+
+def test_messages_of_a_stream_are_in_transit_until_they_are_accepted() -> None:
+    """In both directions; those that an answer overtakes are lost."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    ticket = pair.accept(header)
+    up = [pair.caller.send(header.call, carries={"EUR": 1}) for _ in range(3)]
+    pair.money["A"] -= 3
+    down = pair.target.send(ticket, carries={"EUR": 10})
+    pair.money["B"] -= 10
+    assert pair.total(pair.observe()) == 200
+    pair.target.accept_message(ticket, up[0])
+    pair.money["B"] += 1
+    pair.caller.accept_message(header.call, down)
+    pair.money["A"] += 10
+    middle = pair.observe()
+    assert middle.outside_states() == {"EUR": 2}
+    pair.caller.accept_answer(header.call.number, pair.target.answer(ticket))
+    last = pair.observe()
+    assert last.fragments["A"].lost == {"EUR": 2}
+    assert pair.total(middle) == pair.total(last) == 200
+
+
+def test_a_target_that_never_answers_with_a_header_makes_observations_partial() -> None:
+    """A call to it is outside; no observation is complete again."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.caller.request("stripe:443")
+    assert places(pair.observe()) == {header.call.number: Place.OUTSIDE}
+    pair.caller.stop_waiting(header.call.number)
+    pair.observe()
+    assert pair.observe().partial == ("stripe:443 has never answered with a header",)
+
+
+def test_a_call_to_a_target_outside_leaves_nothing_behind() -> None:
+    """Whoever knows that a target takes no part closes the call, however it ended."""
+    pair = Pair()
+    pair.exchange()
+    pair.caller.close(pair.caller.request("stripe:443").call.number)
+    observation = pair.observe()
+    assert observation.calls == ()
+    assert observation.partial == ("stripe:443 has never answered with a header",)
+
+
+def test_what_a_fragment_does_not_show_makes_an_observation_partial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host says why."""
+    pair = Pair()
+    pair.exchange()
+    torn = Captured(0, ("/pay runs in a thread",))
+    monkeypatch.setattr(pair.target, "_capture", lambda: torn)
+    assert pair.observe().partial == ("B: /pay runs in a thread",)
+
+
+def test_an_instance_that_others_have_heard_of_must_be_connected() -> None:
+    """Its share of the cut is missing, and it is named."""
+    pair = Pair()
+    pair.exchange()
+    stranger = Instance("C", lambda: Captured(0))
+    pair.target.accept(stranger.request("b:80"))
+    assert pair.observe().partial == ("B exchanges messages with C, which is not connected",)
+
+
+def test_a_call_that_a_dead_instance_may_have_accepted_is_unknown() -> None:
+    """One that was made after the caller was notified that the dead one was retired is not."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    before = pair.request()
+    assert pair.collector.left("C") is None
+    del pair.instances["C"]
+    unknown = pair.observe()
+    assert unknown.gone == ("C",)
+    between = pair.request()
+    pair.collector.retire("C")
+    pair.observe()
+    after = pair.request()
+    assert places(pair.observe()) == {
+        before.call.number: Place.UNKNOWN,
+        between.call.number: Place.UNKNOWN,
+        after.call.number: Place.REQUESTED,
+    }
+
+
+def test_calls_that_were_not_accepted_are_unknown_after_a_death() -> None:
+    """The dead instance may have accepted them meanwhile."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    pair.caller.stop_waiting(pair.request().call.number)
+    pair.observe()
+    assert pair.observe().not_accepted == {"EUR": 5}
+    pair.collector.left("C")
+    del pair.instances["C"]
+    observation = pair.observe()
+    assert (observation.not_accepted, observation.unknown) == ({}, {"EUR": 5})
+    assert not observation.is_exact
+
+
+def test_a_death_ends_an_observation_that_needs_its_fragment() -> None:
+    """Not one that has it."""
+    pair = Pair()
+    fragment = pair.caller.start(pair.collector.begin())
+    assert fragment is not None
+    pair.collector.add(fragment)
+    assert pair.collector.left("A") is None
+    missing = pair.collector.left("B")
+    assert missing is not None
+    assert missing.instances == ("B",)
+
+
+def test_a_retired_instance_that_is_heard_of_makes_observations_partial() -> None:
+    """And calls unknown, until it is retired again."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    silent = pair.instances.pop("C")
+    pair.collector.left("C")
+    pair.observe()
+    pair.collector.retire("C")
+    assert pair.observe().partial == ()
+    pair.target.accept(silent.request("b:80"))
+    header = pair.request()
+    assert pair.observe().partial == ("B exchanges messages with C, which is not connected",)
+    assert places(pair.observe())[header.call.number] is Place.UNKNOWN
+
+
+def test_what_an_instance_keeps_is_bounded() -> None:
+    """Without a collector nothing is settled. What is dropped is named when one comes."""
+    pair = Pair(kept_count_max=4)
+    for _ in range(20):
+        header = pair.request()
+        pair.target.answer(pair.accept(header), carries={"EUR": 0})
+        pair.caller.stop_waiting(header.call.number)
+    first, _ = pair.unsettled()
+    assert len(first.fragments["A"].calls) == len(first.fragments["B"].served) == 4
+    assert first.partial == (
+        "A has dropped unresolved calls, because there were too many",
+        "B has dropped 16 answers that A has not accepted, because there were too many",
+        "b:80 has never answered with a header",
+    )
+    assert not first.is_exact
+
+
+def test_acknowledged_answers_are_dropped() -> None:
+    """Those between them that were not accepted are kept."""
+    pair = Pair()
+    headers = [pair.request() for _ in range(3)]
+    answers = [pair.target.answer(pair.accept(header)) for header in headers]
+    for place in (2, 0):
+        pair.caller.accept_answer(headers[place].call.number, answers[place])
+    acknowledgement = pair.caller.acknowledgements()["B"]
+    assert acknowledgement.received == Received(3, frozenset({2}))
+    assert pair.caller.acknowledgements() == {}
+    pair.target.acknowledged(acknowledgement)
+    fragment = pair.target.meet(1)
+    assert fragment is not None
+    assert [served.number for served in fragment.served] == [2]
+
+
+def test_a_cut_with_a_message_from_after_it_is_refused() -> None:
+    """It names both instances, and the message."""
+    pair = Pair()
+    start = pair.collector.begin()
+    first = pair.caller.start(start)
+    assert first is not None
+    pair.collector.add(first)
+    pair.target.accept(msgspec.structs.replace(pair.request(), colour=0))
+    second = pair.target.start(start)
+    assert second is not None
+    with pytest.raises(NotConsistent, match="B had accepted message 1 of A at its cut"):
+        pair.collector.add(second)
+
+
+def test_a_collector_that_starts_again_knows_what_was_settled() -> None:
+    """Its ledger is stored with the observation."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.request()
+    pair.caller.stop_waiting(header.call.number)
+    observation, _ = pair.unsettled()
+    stored = msgspec.msgpack.encode(pair.collector.ledger)
+    pair.collector = Collector(
+        msgspec.msgpack.decode(stored, type=Ledger), number=observation.number
+    )
+    again = pair.observe()
+    assert again.number == observation.number + 1
+    assert (again.calls, again.not_accepted) == ((), {"EUR": 5})
+
+
+def test_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The money of calls that it forgets counts as lost."""
+    monkeypatch.setattr(calls, "LEDGER_COUNT_MAX", 2)
+    pair = Pair()
+    pair.exchange()
+    for _ in range(5):
+        pair.caller.stop_waiting(pair.request().call.number)
+        pair.observe()
+    last = pair.observe()
+    assert (last.not_accepted, last.lost) == ({"EUR": 10}, {"EUR": 15})
+    assert pair.total(last) == 200
+
+
+def test_a_call_is_written_with_its_caller() -> None:
+    """As messages are elsewhere."""
+    assert str(CallId("A-1", 7)) == "A-1#7"
+
+
+def gone(pair: Pair, name: str) -> Instance:
+    """Disconnect an instance, and return it."""
+    pair.collector.left(name)
+    return pair.instances.pop(name)
+
+
+def back(pair: Pair, instance: Instance) -> None:
+    """Connect an instance again."""
+    pair.collector.joined(instance.name, instance.colour, instance.gone_count)
+    pair.instances[instance.name] = instance
+
+
+def test_an_answer_is_settled_once_though_its_sender_missed_it() -> None:
+    """The caller has heard of the settlement and is retired before the sender returns."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    header = pair.request()
+    ticket = pair.accept(header)
+    pair.money["B"] -= 3
+    pair.target.answer(ticket, carries={"EUR": 3})
+    pair.caller.stop_waiting(header.call.number)
+    _, settlement = pair.unsettled()
+    pair.caller.settle(settlement.of("A"))
+    sender = gone(pair, "B")
+    pair.observe()
+    gone(pair, "A")
+    back(pair, sender)
+    pair.observe()
+    pair.collector.retire("A")
+    last = pair.observe()
+    assert last.lost == {"EUR": 3}
+    assert last.outside_states() == {"EUR": 3}
+
+
+def test_a_call_is_unknown_if_an_instance_is_retired_before_the_last_fragment() -> None:
+    """Its death came after the observation had begun."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    gone(pair, "C")
+    pair.observe()
+    header = pair.request()
+    start = pair.collector.begin()
+    pair.collector.retire("C")
+    results = [pair.collector.add(one.start(start)) for one in pair.instances.values()]  # type: ignore[arg-type]
+    assert results[-1] is not None
+    assert places(results[-1][0])[header.call.number] is Place.UNKNOWN
+
+
+def test_answers_to_a_retired_caller_keep_their_numbers() -> None:
+    """A request that arrives late is not taken for one that was settled."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    caller = pair.instances["C"]
+    delayed, quick = caller.request("b:80"), caller.request("b:80")
+    pair.target.answer(pair.target.accept(quick)[0], carries={"EUR": 2})
+    gone(pair, "C")
+    pair.observe()
+    pair.collector.retire("C")
+    pair.observe()
+    pair.observe()
+    pair.target.answer(pair.target.accept(delayed)[0], carries={"EUR": 3})
+    assert pair.observe().outside_states() == {"EUR": 5}
+    assert pair.observe().lost == {"EUR": 5}
+
+
+def test_a_settlement_does_not_hide_that_a_retired_instance_is_alive() -> None:
+    """A message that came between the cut and the settlement is reported with the next cut."""
+    pair = Pair("A", "B", "C")
+    pair.exchange()
+    alive = pair.instances["C"]
+    pair.target.accept(alive.request("b:80"))
+    gone(pair, "C")
+    pair.observe()
+    pair.collector.retire("C")
+    _, settlement = pair.unsettled()
+    pair.target.accept(alive.request("b:80"))
+    pair.target.settle(settlement.of("B"))
+    assert pair.observe().partial == ("B exchanges messages with C, which is not connected",)
+
+
+def test_an_answer_to_another_call_is_none() -> None:
+    """Such as one that a cache has stored."""
+    pair = Pair()
+    first, second = pair.request(), pair.request()
+    stored = pair.target.answer(pair.accept(first))
+    assert pair.caller.accept_answer(second.call.number, stored) is None
+    fragment = pair.caller.meet(1)
+    assert fragment is not None
+    assert [(call.number, call.is_awaited) for call in fragment.calls] == [(1, True), (2, False)]
+
+
+def test_a_target_that_answers_without_a_header_at_times_makes_observations_partial() -> None:
+    """Some of the instances behind its address take no part."""
+    pair = Pair()
+    pair.exchange()
+    number = pair.request().call.number
+    pair.caller.stop_waiting(number, was_answered=True)
+    observation = pair.observe()
+    assert places(observation) == {number: Place.OUTSIDE}
+    assert observation.partial == ("b:80 has answered without a header",)
+    assert not pair.observe().is_exact
+
+
+def test_messages_that_were_streamed_to_a_dead_caller_are_lost() -> None:
+    """They are in no state."""
+    pair = Pair()
+    pair.exchange()
+    ticket = pair.accept(pair.request())
+    pair.target.send(ticket, carries={"EUR": 10})
+    gone(pair, "A")
+    assert pair.observe().outside_states() == {"EUR": 10}
+    pair.target.answer(ticket)
+    pair.collector.retire("A")
+    pair.observe()
+    assert pair.observe().lost == {"EUR": 10}
+
+
+def test_a_message_on_a_call_that_is_over_is_refused() -> None:
+    """Its amounts would be nowhere. The colour of this instance stays."""
+    pair = Pair()
+    header = pair.request()
+    pair.caller.stop_waiting(header.call.number)
+    message = Pair().caller.request("b:80")
+    with pytest.raises(UsageError, match="call A#1 of A is not open"):
+        pair.caller.send(header.call)
+    ticket, _ = pair.target.accept(message)
+    with pytest.raises(UsageError, match="is not open"):
+        pair.caller.accept_message(header.call, pair.target.send(ticket))
+    assert pair.caller.colour == 0
+
+
+def test_an_instance_that_joins_meanwhile_takes_part() -> None:
+    """Unless it has the colour of the observation already."""
+    pair = Pair()
+    pair.exchange()
+    start = pair.collector.begin()
+    joining = Instance("C", lambda: Captured(0))
+    assert pair.collector.joined("D", start.observation) is None
+    assert pair.collector.joined("C", 0) == start
+    assert pair.collector.awaited == ("A", "B", "C")
+    assert joining.start(start) is not None
+
+
+def test_a_retired_instance_may_not_connect_again() -> None:
+    """Not under its name."""
+    pair = Pair("A", "B", "C")
+    gone(pair, "C")
+    pair.collector.retire("C")
+    with pytest.raises(UsageError, match="C was disconnected for too long"):
+        pair.collector.joined("C", 0)
+
+
+def test_an_instance_that_is_gone_is_named_by_the_next_observation() -> None:
+    """Though one was abandoned in between; not if it has returned."""
+    pair = Pair("A", "B", "C")
+    gone(pair, "C")
+    pair.collector.begin()
+    pair.collector.abandon()
+    assert pair.observe().gone == ("C",)
+    away = gone(pair, "B")
+    back(pair, away)
+    assert pair.observe().gone == ()
+    start = pair.collector.begin()
+    fragments = [one.start(start) for one in pair.instances.values()]
+    pair.collector.add(fragments[1])  # type: ignore[arg-type]
+    gone(pair, "B")
+    pair.collector.add(fragments[0])  # type: ignore[arg-type]
+    assert pair.observe().gone == ("B",)
+
+
+def test_counts_of_disconnections_never_fall() -> None:
+    """A collector that has lost its ledger learns them from the instances."""
+    pair = Pair()
+    pair.caller.start(Start(1, gone_count=7))
+    pair.collector.joined("A", 1, pair.caller.gone_count)
+    assert pair.collector.begin().gone_count == 8
+
+
+def test_the_amounts_of_a_stream_are_bounded() -> None:
+    """What is dropped is named."""
+    pair = Pair(kept_count_max=2)
+    pair.exchange()
+    header = pair.request()
+    pair.accept(header)
+    for _ in range(5):
+        pair.caller.send(header.call, carries={"EUR": 1})
+    observation = pair.observe()
+    assert observation.calls[0].record.stream.carried == ((4, {"EUR": 1}), (5, {"EUR": 1}))
+    assert observation.partial == (
+        f"amounts of call {header.call} were dropped: too many messages",
+    )
+
+
+def test_retired_instances_are_forgotten_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest first, where nothing of it is kept."""
+    monkeypatch.setattr(calls, "GONE_COUNT_MAX", 2)
+    pair = Pair()
+    pair.exchange()
+    for number in range(5):
+        name = f"C{number}"
+        one = pair.instances[name] = Instance(name, lambda: Captured(0))
+        pair.collector.joined(name, pair.target.colour)
+        header = one.request("b:80")
+        pair.target.accept(header)
+        pair.observe()
+        gone(pair, name)
+        pair.observe()
+        pair.collector.retire(name)
+        pair.observe()
+    assert [*pair.collector.ledger.gone] == ["C3", "C4"]
+    assert {*pair.target._others} == {"A", "C3", "C4"}

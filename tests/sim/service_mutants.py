@@ -1,0 +1,200 @@
+"""Rules of observations with one thing wrong each; the judge of ``sim.services`` must find it."""
+
+# ruff: noqa: D102 - each class says which rule its methods change
+
+from typing import Any
+
+import msgspec
+
+from stillframe.protocol import calls
+from stillframe.protocol.calls import (
+    Acknowledgement,
+    Amounts,
+    AnswerHeader,
+    Collector,
+    End,
+    Fragment,
+    Instance,
+    MessageHeader,
+    Observation,
+    Received,
+    RequestHeader,
+    Settlement,
+    Start,
+)
+
+changed = msgspec.structs.replace
+
+
+class RequestsWithoutColour(Instance):
+    """Does not look at the colour of a request."""
+
+    def accept(
+        self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
+    ) -> tuple[int, Fragment | None]:
+        return super().accept(changed(header, colour=0), brought=brought)
+
+
+class AnswersWithoutColour(Instance):
+    """Does not look at the colour of an answer."""
+
+    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+        return super().accept_answer(number, changed(header, colour=0))
+
+
+class CapturesBehindRequests(Instance):
+    """Captures after it has accepted a request."""
+
+    def accept(
+        self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
+    ) -> tuple[int, Fragment | None]:
+        ticket, _ = super().accept(changed(header, colour=0), brought=brought)
+        return ticket, self.meet(header.colour)
+
+
+class CapturesBehindAnswers(Instance):
+    """Captures after it has accepted an answer."""
+
+    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+        super().accept_answer(number, changed(header, colour=0))
+        return self.meet(header.colour)
+
+
+class OldColour(Instance):
+    """Answers with the colour that the instance had when the request came."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._colours: dict[int, int] = {}
+
+    def accept(
+        self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
+    ) -> tuple[int, Fragment | None]:
+        accepted = super().accept(header, brought=brought)
+        self._colours[accepted[0]] = self.colour
+        return accepted
+
+    def answer(self, ticket: int, *, carries: Amounts = calls.NOTHING) -> AnswerHeader:
+        return changed(super().answer(ticket, carries=carries), colour=self._colours.pop(ticket))
+
+
+class AnswersNotKept(Instance):
+    """Forgets an answer when it is sent."""
+
+    def answer(self, ticket: int, *, carries: Amounts = calls.NOTHING) -> AnswerHeader:
+        header = super().answer(ticket, carries=carries)
+        for other in self._others.values():
+            other.kept.clear()
+        return header
+
+
+class UnresolvedNotKept(Instance):
+    """Forgets a call when its caller stops waiting."""
+
+    def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
+        super().stop_waiting(number, was_answered=was_answered)
+        self._unresolved.clear()
+
+
+class GapsAcknowledged(Instance):
+    """Takes the highest answer that was accepted for all up to it."""
+
+    def acknowledged(self, acknowledgement: Acknowledgement) -> Fragment | None:
+        received = Received(acknowledgement.received.highest)
+        return super().acknowledged(changed(acknowledgement, received=received))
+
+
+class DeathsUnnoticed(Instance):
+    """Takes every call for one that was made after the last disconnection."""
+
+    def start(self, start: Start) -> Fragment | None:
+        return super().start(changed(start, gone_count=10**6))
+
+
+class AnswersNeverDropped(Instance):
+    """Keeps answers that are settled."""
+
+    def settle(self, settlement: Settlement) -> Fragment | None:
+        return super().settle(changed(settlement, answers=()))
+
+
+class CallsNeverDropped(Instance):
+    """Keeps unresolved calls that are settled."""
+
+    def settle(self, settlement: Settlement) -> Fragment | None:
+        return super().settle(changed(settlement, calls=()))
+
+
+class ReturnsUnnoticed(Collector):
+    """Takes an instance that connects again for a new one: what it settled is forgotten."""
+
+    def joined(self, instance: str, colour: int, gone_count: int = 0) -> Start | None:
+        start = super().joined(instance, colour, gone_count)
+        self.ledger.settled.clear()
+        self.ledger.released.clear()
+        return start
+
+
+class SettledAtOnce(Collector):
+    """Does not remember what is settled until both ends have dropped it."""
+
+    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.settled.clear()
+        self.ledger.released.clear()
+        return result
+
+
+class LateUnnoticed(Collector):
+    """Forgets unresolved calls that were not accepted."""
+
+    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.not_accepted.clear()
+        return result
+
+
+class StragglersTaken(Collector):
+    """Takes a fragment of an earlier observation."""
+
+    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+        if self.awaited and fragment.observation < self._number:
+            fragment = changed(fragment, observation=self._number)
+        return super().add(fragment)
+
+
+class MessagesWithoutColour(Instance):
+    """Does not look at the colour of a message of a stream."""
+
+    def accept_message(self, end: End, header: MessageHeader) -> Fragment | None:
+        return super().accept_message(end, changed(header, colour=0))
+
+
+class CapturesBehindMessages(Instance):
+    """Captures after it has accepted a message of a stream."""
+
+    def accept_message(self, end: End, header: MessageHeader) -> Fragment | None:
+        super().accept_message(end, changed(header, colour=0))
+        return self.meet(header.colour)
+
+
+class MessagesNotKept(Instance):
+    """Keeps no amounts of messages of streams."""
+
+    def send(self, end: End, *, carries: Amounts = calls.NOTHING) -> MessageHeader:
+        return super().send(end)
+
+
+class MessagesDroppedTooSoon(Instance):
+    """Drops the newest message of a stream that it has sent with those that were accepted."""
+
+    def settle(self, settlement: Settlement) -> Fragment | None:
+        more = tuple((call, up + 1, down + 1) for call, up, down in settlement.streams)
+        return super().settle(changed(settlement, streams=more))
+
+
+class LostMessagesForgotten(Instance):
+    """Does not count messages that the other end did not accept before it answered."""
+
+    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+        return super().accept_answer(number, changed(header, accepted_count=10**6))

@@ -1,0 +1,170 @@
+"""Observations of simulated services: no seed shows a wrong one, every order of a small system
+neither, and rules with a mistake are found."""
+
+from collections import Counter
+from functools import cache, partial
+
+import pytest
+
+from stillframe.errors import NotConsistent
+from stillframe.protocol.calls import Collector, Instance
+from stillframe.sim.services import (
+    Services,
+    ServicesConfig,
+    Violation,
+    explore_services,
+    run_services,
+)
+from tests.nightly import Figure, by_night, seeds
+from tests.sim import service_mutants
+
+STEP_COUNT = 600
+PLAIN: frozenset[str] = frozenset()
+LOSSES = frozenset({"stop", "lose", "double"})
+DEATHS = LOSSES | {"kill", "disconnect"}
+KINDS = {
+    "plain": ServicesConfig(),
+    "losses": ServicesConfig(faults=LOSSES),
+    "deaths": ServicesConfig(faults=DEATHS, started_count_max=2),
+    "retirements": ServicesConfig(
+        faults=DEATHS,
+        started_count_max=4,
+        weights={"kill": 0.01, "disconnect": 0.005, "retire": 0.3, "hear": 0.4, "collect": 0.6},
+    ),
+    "starts": ServicesConfig(faults=LOSSES, started_count_max=3),
+    "restarts": ServicesConfig(faults=DEATHS | {"restart"}, started_count_max=2),
+    "outside": ServicesConfig(faults=DEATHS | {"outside"}, started_count_max=2),
+    "overflow": ServicesConfig(faults=LOSSES, kept_count_max=4),
+    "streams": ServicesConfig(has_streams=True),
+    "broken streams": ServicesConfig(has_streams=True, faults=DEATHS, started_count_max=2),
+    "lost streams": ServicesConfig(has_streams=True, faults=LOSSES),
+    "three": ServicesConfig(services={"A": 2, "B": 2, "C": 1}, faults=LOSSES),
+}
+SEED_COUNT = 15
+
+
+def seeds_of(kind: str) -> range:
+    """Return so many seeds; at night many more, from a fresh one on."""
+    (first,) = seeds(f"calls, {kind}", night=1) or (1,)
+    return range(first, first + by_night(100 * SEED_COUNT, check=SEED_COUNT))
+
+
+@cache
+def seen(kind: str) -> Counter[str]:
+    """Run every seed of a kind to its end; return what was seen."""
+    found: Counter[str] = Counter()
+    for seed in seeds_of(kind):
+        world = run_services(KINDS[kind], seed, STEP_COUNT)
+        world.end()
+        found += world.seen
+        found["observations"] += len(world.observations)
+        found["abandoned"] += len(world.abandoned)
+    return found
+
+
+@pytest.mark.nightly(part="simulator")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_seed_shows_a_wrong_observation(kind: str, figure: Figure) -> None:
+    """Every cut is consistent, every call is where it really was, every total exact, and in the end
+    nothing is kept."""
+    found = seen(kind)
+    figure("observations", f"{found['observations']:,}")
+    figure("exact totals", f"{found['exact totals']:,}")
+    assert found["observations"] > SEED_COUNT
+
+
+EXPECTED = {
+    "plain": ["request in transit", "being served", "answer in transit", "exact totals"],
+    "losses": ["request in transit", "being served", "answer in transit", "doubled", "late"],
+    "deaths": ["kill", "disconnect", "retire", "abandoned", "unknown", "complete", "partial"],
+    "retirements": [
+        "totals after deaths",
+        "kill",
+        "retire",
+        "unknown",
+        "complete",
+        "request in transit",
+    ],
+    "starts": ["start", "connect", "partial", "exact totals"],
+    "restarts": ["restart", "unknown", "complete", "exact totals"],
+    "outside": ["hidden", "outside", "close", "partial"],
+    "overflow": ["partial", "unknown", "complete"],
+    "streams": ["exact totals", "pass", "messages in transit"],
+    "broken streams": ["unknown", "messages in transit"],
+    "lost streams": ["exact totals", "messages in transit", "messages lost"],
+    "three": ["exact totals", "doubled", "duplicates"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_must_be_judged_happens(kind: str) -> None:
+    """A judge that never sees a lost answer would not know one."""
+    assert [what for what in EXPECTED[kind] if not seen(kind)[what]] == []
+
+
+def small(*, faults: frozenset[str] = PLAIN, replicas: int = 1, calls: int = 1) -> ServicesConfig:
+    """Return a system in which A calls B while one observation is taken."""
+    return ServicesConfig(
+        services={"A": 1, "B": replicas},
+        call_counts={"A": calls, "B": 0},
+        observation_count_max=1,
+        faults=faults,
+    )
+
+
+@pytest.mark.nightly(part="simulator")
+@pytest.mark.parametrize(
+    ("config", "history_count"),
+    [
+        (small(), 922),
+        (small(faults=LOSSES - {"double"}), 1704),
+        *by_night([(small(replicas=2), 11188), (small(calls=2), 119933)], check=[]),
+    ],
+    ids=["one call", "losses", *by_night(["replicas", "two calls"], check=[])],
+)
+def test_no_order_of_a_small_system_shows_a_wrong_observation(
+    config: ServicesConfig, history_count: int
+) -> None:
+    """The number of histories shows that none is left out."""
+    assert explore_services(config).history_count == history_count
+
+
+MUTANTS: dict[type[Instance] | type[Collector], str] = {
+    service_mutants.RequestsWithoutColour: "plain",
+    service_mutants.AnswersWithoutColour: "plain",
+    service_mutants.CapturesBehindRequests: "plain",
+    service_mutants.CapturesBehindAnswers: "plain",
+    service_mutants.OldColour: "plain",
+    service_mutants.AnswersNotKept: "plain",
+    service_mutants.UnresolvedNotKept: "losses",
+    service_mutants.GapsAcknowledged: "losses",
+    service_mutants.DeathsUnnoticed: "retirements",
+    service_mutants.AnswersNeverDropped: "losses",
+    service_mutants.CallsNeverDropped: "losses",
+    service_mutants.ReturnsUnnoticed: "deaths",
+    service_mutants.SettledAtOnce: "losses",
+    service_mutants.LateUnnoticed: "losses",
+    service_mutants.StragglersTaken: "deaths",
+    service_mutants.MessagesWithoutColour: "streams",
+    service_mutants.CapturesBehindMessages: "streams",
+    service_mutants.MessagesNotKept: "streams",
+    service_mutants.MessagesDroppedTooSoon: "streams",
+    service_mutants.LostMessagesForgotten: "streams",
+}
+MUTANT_SEED_COUNT = 400
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_mistake_in_the_rules_is_found(mutant: type[Instance] | type[Collector]) -> None:
+    """By the judge, or by the check of the rules themselves."""
+    make = (
+        partial(Services, rules=mutant)
+        if issubclass(mutant, Instance)
+        else partial(Services, collector=mutant)
+    )
+    for seed in range(1, MUTANT_SEED_COUNT):
+        try:
+            run_services(KINDS[MUTANTS[mutant]], seed, STEP_COUNT, make).end()
+        except (Violation, NotConsistent):
+            return
+    pytest.fail(f"{mutant.__name__} was not found")
