@@ -512,7 +512,7 @@ class Soak(KillSoak):
         whole = {n: Counter(record.label for record in found[n]) for n in WRITERS}
         for label, count in self.cut_short:
             total = sum(counts[label] for counts in whole.values())
-            self.done["micro-batches of which the rest was written later"] += 0 < count < total
+            self.done["micro-batches whose rest was written later"] += 0 < count < total
         self.done["orders"] = self.feed.count
         self.done["records that count"] = sum(map(len, found.values()))
         every = sum(1 for name in WRITERS for _ in self.seen.of(name))
