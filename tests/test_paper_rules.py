@@ -100,6 +100,11 @@ RULES: dict[str, Rules] = {
             f"{CL}::test_the_recorded_state_can_be_reached_and_left",
         ),
     },
+    "protocol/calls.py": {
+        "Capture before accepting": (
+            "protocol/test_calls::test_whatever_has_a_higher_colour_is_accepted_after_a_capture",
+        ),
+    },
     "protocol/lai_yang.py": {
         "Colouring": (f"{COLOUR}::test_a_message_has_the_colour_of_its_sender",),
         "Receiving": (

@@ -125,7 +125,8 @@ def test_a_call_is_in_one_place_after_the_other() -> None:
 
 @pytest.mark.parametrize("what", ["request", "answer", "message", "acknowledgement", "settlement"])
 def test_whatever_has_a_higher_colour_is_accepted_after_a_capture(what: str) -> None:
-    """The captured state is that before it, and what is kept, too."""
+    """L&Y 1987: nothing that was sent after a cut is accepted before one. So the captured state is
+    that before the message, and what is kept is, too."""
     pair = Pair()
     pair.exchange()
     header, late = pair.request(), pair.request()

@@ -5,19 +5,22 @@ and later an answer, over any transport. Nothing is known of the order of messag
 chooses the instance that accepts a request, and any message may be lost or delivered twice. Each
 message carries the number of its sender's last observation, its *colour*.
 
-The rules (Lai & Yang, *On Distributed Snapshots*, Information Processing Letters 25, 1987; in our
-words) and why each is there:
+The rule (Lai & Yang, *On Distributed Snapshots*, Information Processing Letters 25, 1987; in our
+words):
 
 * *Capture before accepting.* An instance that meets a higher colour than its own captures its state
   before it accepts the message. Otherwise the captured state would contain the effect of a message
   that was sent after its sender's cut, and the cut would not be consistent. The same holds for
   everything else that one instance learns of another, such as an acknowledgement.
-* *Requests.* A caller keeps each call until it has accepted the answer. If the caller stops
+
+What we add says where the messages are that no state contains:
+
+* A caller keeps each call until it has accepted the answer. If the caller stops
   waiting, the call is *unresolved*, and is kept until its fate is known.
-* *Streams.* The messages of a streaming call are numbered in each direction and keep their order.
+* The messages of a streaming call are numbered in each direction and keep their order.
   Each end counts what it has sent and accepted, and keeps the amounts that it has sent until an
   observation has found them accepted.
-* *Answers.* An instance keeps each call that it has accepted while it serves it, and afterwards its
+* An instance keeps each call that it has accepted while it serves it, and afterwards its
   answer until that is acknowledged. A lost answer can carry value, which no state contains.
   Answers are numbered for each caller, so that a caller can acknowledge a set of them.
 
