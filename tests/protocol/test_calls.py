@@ -11,17 +11,17 @@ from stillframe.protocol import calls
 from stillframe.protocol.calls import (
     Acknowledgement,
     CallId,
+    CallLedger,
+    CallPlace,
     Captured,
     Collector,
-    Fragment,
     Instance,
-    Ledger,
+    InstanceFragment,
     Observation,
-    Place,
-    Received,
+    ObservationStart,
+    ReceivedAnswers,
     RequestHeader,
     Settlement,
-    Start,
 )
 
 
@@ -93,12 +93,12 @@ class Pair:
         return states + observation.outside_states().get("EUR", 0)
 
 
-def places(observation: Observation) -> dict[int, Place]:
+def places(observation: Observation) -> dict[int, CallPlace]:
     """Return the place of each call of A by its number."""
     return {one.call.number: one.place for one in observation.calls}
 
 
-def kept(fragments: Iterable[Fragment]) -> int:
+def kept(fragments: Iterable[InstanceFragment]) -> int:
     """Return how many calls and answers instances keep."""
     return sum(len(one.calls) + len(one.served) for one in fragments)
 
@@ -109,12 +109,12 @@ def test_a_call_is_in_one_place_after_the_other() -> None:
     pair.exchange()
     header = pair.request()
     number = header.call.number
-    assert places(first := pair.observe()) == {number: Place.REQUESTED}
+    assert places(first := pair.observe()) == {number: CallPlace.REQUESTED}
     ticket = pair.accept(header)
-    assert places(second := pair.observe()) == {number: Place.SERVED}
+    assert places(second := pair.observe()) == {number: CallPlace.SERVED}
     pair.money["B"] -= 3
     answer = pair.target.answer(ticket, carries={"EUR": 3})
-    assert places(third := pair.observe()) == {number: Place.ANSWERED}
+    assert places(third := pair.observe()) == {number: CallPlace.ANSWERED}
     pair.caller.accept_answer(number, answer)
     pair.money["A"] += 3
     last = pair.observe()
@@ -141,7 +141,7 @@ def test_whatever_has_a_higher_colour_is_accepted_after_a_capture(what: str) -> 
             fragment = pair.target.accept_message(ticket, pair.caller.send(header.call))
         case "acknowledgement":
             pair.target.answer(ticket)
-            acknowledgement = Acknowledgement(1, "A", Received(2))
+            acknowledgement = Acknowledgement(1, "A", ReceivedAnswers(2))
             fragment = pair.target.acknowledged(acknowledgement)
         case "settlement":
             pair.target.answer(ticket)
@@ -196,14 +196,14 @@ def test_the_fate_of_an_unresolved_call_is_told(fate: str) -> None:
     pair.exchange()
     header = pair.request()
     pair.caller.stop_waiting(header.call.number)
-    expected = Place.REQUESTED
+    expected = CallPlace.REQUESTED
     if fate != "lost":
-        ticket, expected = pair.accept(header), Place.SERVED
-        assert places(pair.observe())[header.call.number] is Place.SERVED
+        ticket, expected = pair.accept(header), CallPlace.SERVED
+        assert places(pair.observe())[header.call.number] is CallPlace.SERVED
         if fate == "answered":
             pair.money["B"] -= 5
             pair.target.answer(ticket, carries={"EUR": 5})
-            expected = Place.ANSWERED
+            expected = CallPlace.ANSWERED
     first, second = pair.observe(), pair.observe()
     assert places(first)[header.call.number] is expected
     assert (header.call.number in places(second)) is (fate == "served")
@@ -275,14 +275,14 @@ def test_a_target_that_never_answers_with_a_header_makes_observations_partial() 
     pair = Pair()
     pair.exchange()
     header = pair.caller.request("stripe:443")
-    assert places(pair.observe()) == {header.call.number: Place.OUTSIDE}
+    assert places(pair.observe()) == {header.call.number: CallPlace.OUTSIDE}
     pair.caller.stop_waiting(header.call.number)
     pair.observe()
     assert pair.observe().partial == ("stripe:443 has never answered with a header",)
 
 
 def test_a_call_to_a_target_outside_leaves_nothing_behind() -> None:
-    """Whoever knows that a target takes no part closes the call, however it ended."""
+    """Its caller closes it, however it ended."""
     pair = Pair()
     pair.exchange()
     pair.caller.close(pair.caller.request("stripe:443").call.number)
@@ -325,9 +325,9 @@ def test_a_call_that_a_dead_instance_may_have_accepted_is_unknown() -> None:
     pair.observe()
     after = pair.request()
     assert places(pair.observe()) == {
-        before.call.number: Place.UNKNOWN,
-        between.call.number: Place.UNKNOWN,
-        after.call.number: Place.REQUESTED,
+        before.call.number: CallPlace.UNKNOWN,
+        between.call.number: CallPlace.UNKNOWN,
+        after.call.number: CallPlace.REQUESTED,
     }
 
 
@@ -369,7 +369,7 @@ def test_a_retired_instance_that_is_heard_of_makes_observations_partial() -> Non
     pair.target.accept(silent.request("b:80"))
     header = pair.request()
     assert pair.observe().partial == ("B exchanges messages with C, which is not connected",)
-    assert places(pair.observe())[header.call.number] is Place.UNKNOWN
+    assert places(pair.observe())[header.call.number] is CallPlace.UNKNOWN
 
 
 def test_what_an_instance_keeps_is_bounded() -> None:
@@ -397,7 +397,7 @@ def test_acknowledged_answers_are_dropped() -> None:
     for place in (2, 0):
         pair.caller.accept_answer(headers[place].call.number, answers[place])
     acknowledgement = pair.caller.acknowledgements()["B"]
-    assert acknowledgement.received == Received(3, frozenset({2}))
+    assert acknowledgement.received == ReceivedAnswers(3, frozenset({2}))
     assert pair.caller.acknowledgements() == {}
     pair.target.acknowledged(acknowledgement)
     fragment = pair.target.meet(1)
@@ -428,7 +428,7 @@ def test_a_collector_that_starts_again_knows_what_was_settled() -> None:
     observation, _ = pair.unsettled()
     stored = msgspec.msgpack.encode(pair.collector.ledger)
     pair.collector = Collector(
-        msgspec.msgpack.decode(stored, type=Ledger), number=observation.number
+        msgspec.msgpack.decode(stored, type=CallLedger), number=observation.number
     )
     again = pair.observe()
     assert again.number == observation.number + 1
@@ -498,7 +498,7 @@ def test_a_call_is_unknown_if_an_instance_is_retired_before_the_last_fragment() 
     pair.collector.retire("C")
     results = [pair.collector.add(one.start(start)) for one in pair.instances.values()]  # type: ignore[arg-type]
     assert results[-1] is not None
-    assert places(results[-1][0])[header.call.number] is Place.UNKNOWN
+    assert places(results[-1][0])[header.call.number] is CallPlace.UNKNOWN
 
 
 def test_answers_to_a_retired_caller_keep_their_numbers() -> None:
@@ -551,7 +551,7 @@ def test_a_target_that_answers_without_a_header_at_times_makes_observations_part
     number = pair.request().call.number
     pair.caller.stop_waiting(number, was_answered=True)
     observation = pair.observe()
-    assert places(observation) == {number: Place.OUTSIDE}
+    assert places(observation) == {number: CallPlace.OUTSIDE}
     assert observation.partial == ("b:80 has answered without a header",)
     assert not pair.observe().is_exact
 
@@ -626,7 +626,7 @@ def test_an_instance_that_is_gone_is_named_by_the_next_observation() -> None:
 def test_counts_of_disconnections_never_fall() -> None:
     """A collector that has lost its ledger learns them from the instances."""
     pair = Pair()
-    pair.caller.start(Start(1, gone_count=7))
+    pair.caller.start(ObservationStart(1, gone_count=7))
     pair.collector.joined("A", 1, pair.caller.gone_count)
     assert pair.collector.begin().gone_count == 8
 

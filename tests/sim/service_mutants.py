@@ -13,14 +13,14 @@ from stillframe.protocol.calls import (
     AnswerHeader,
     Collector,
     End,
-    Fragment,
     Instance,
+    InstanceFragment,
     MessageHeader,
     Observation,
-    Received,
+    ObservationStart,
+    ReceivedAnswers,
     RequestHeader,
     Settlement,
-    Start,
 )
 
 changed = msgspec.structs.replace
@@ -31,14 +31,14 @@ class RequestsWithoutColour(Instance):
 
     def accept(
         self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
-    ) -> tuple[int, Fragment | None]:
+    ) -> tuple[int, InstanceFragment | None]:
         return super().accept(changed(header, colour=0), brought=brought)
 
 
 class AnswersWithoutColour(Instance):
     """Does not look at the colour of an answer."""
 
-    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+    def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         return super().accept_answer(number, changed(header, colour=0))
 
 
@@ -47,7 +47,7 @@ class CapturesBehindRequests(Instance):
 
     def accept(
         self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
-    ) -> tuple[int, Fragment | None]:
+    ) -> tuple[int, InstanceFragment | None]:
         ticket, _ = super().accept(changed(header, colour=0), brought=brought)
         return ticket, self.meet(header.colour)
 
@@ -55,7 +55,7 @@ class CapturesBehindRequests(Instance):
 class CapturesBehindAnswers(Instance):
     """Captures after it has accepted an answer."""
 
-    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+    def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         super().accept_answer(number, changed(header, colour=0))
         return self.meet(header.colour)
 
@@ -69,7 +69,7 @@ class OldColour(Instance):
 
     def accept(
         self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
-    ) -> tuple[int, Fragment | None]:
+    ) -> tuple[int, InstanceFragment | None]:
         accepted = super().accept(header, brought=brought)
         self._colours[accepted[0]] = self.colour
         return accepted
@@ -99,36 +99,36 @@ class UnresolvedNotKept(Instance):
 class GapsAcknowledged(Instance):
     """Takes the highest answer that was accepted for all up to it."""
 
-    def acknowledged(self, acknowledgement: Acknowledgement) -> Fragment | None:
-        received = Received(acknowledgement.received.highest)
+    def acknowledged(self, acknowledgement: Acknowledgement) -> InstanceFragment | None:
+        received = ReceivedAnswers(acknowledgement.received.highest)
         return super().acknowledged(changed(acknowledgement, received=received))
 
 
 class DeathsUnnoticed(Instance):
     """Takes every call for one that was made after the last disconnection."""
 
-    def start(self, start: Start) -> Fragment | None:
+    def start(self, start: ObservationStart) -> InstanceFragment | None:
         return super().start(changed(start, gone_count=10**6))
 
 
 class AnswersNeverDropped(Instance):
     """Keeps answers that are settled."""
 
-    def settle(self, settlement: Settlement) -> Fragment | None:
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
         return super().settle(changed(settlement, answers=()))
 
 
 class CallsNeverDropped(Instance):
     """Keeps unresolved calls that are settled."""
 
-    def settle(self, settlement: Settlement) -> Fragment | None:
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
         return super().settle(changed(settlement, calls=()))
 
 
 class ReturnsUnnoticed(Collector):
     """Takes an instance that connects again for a new one: what it settled is forgotten."""
 
-    def joined(self, instance: str, colour: int, gone_count: int = 0) -> Start | None:
+    def joined(self, instance: str, colour: int, gone_count: int = 0) -> ObservationStart | None:
         start = super().joined(instance, colour, gone_count)
         self.ledger.settled.clear()
         self.ledger.released.clear()
@@ -138,7 +138,7 @@ class ReturnsUnnoticed(Collector):
 class SettledAtOnce(Collector):
     """Does not remember what is settled until both ends have dropped it."""
 
-    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         result = super().add(fragment)
         self.ledger.settled.clear()
         self.ledger.released.clear()
@@ -148,7 +148,7 @@ class SettledAtOnce(Collector):
 class LateUnnoticed(Collector):
     """Forgets unresolved calls that were not accepted."""
 
-    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         result = super().add(fragment)
         self.ledger.not_accepted.clear()
         return result
@@ -157,7 +157,7 @@ class LateUnnoticed(Collector):
 class StragglersTaken(Collector):
     """Takes a fragment of an earlier observation."""
 
-    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         if self.awaited and fragment.observation < self._number:
             fragment = changed(fragment, observation=self._number)
         return super().add(fragment)
@@ -166,14 +166,14 @@ class StragglersTaken(Collector):
 class MessagesWithoutColour(Instance):
     """Does not look at the colour of a message of a stream."""
 
-    def accept_message(self, end: End, header: MessageHeader) -> Fragment | None:
+    def accept_message(self, end: End, header: MessageHeader) -> InstanceFragment | None:
         return super().accept_message(end, changed(header, colour=0))
 
 
 class CapturesBehindMessages(Instance):
     """Captures after it has accepted a message of a stream."""
 
-    def accept_message(self, end: End, header: MessageHeader) -> Fragment | None:
+    def accept_message(self, end: End, header: MessageHeader) -> InstanceFragment | None:
         super().accept_message(end, changed(header, colour=0))
         return self.meet(header.colour)
 
@@ -188,7 +188,7 @@ class MessagesNotKept(Instance):
 class MessagesDroppedTooSoon(Instance):
     """Drops the newest message of a stream that it has sent with those that were accepted."""
 
-    def settle(self, settlement: Settlement) -> Fragment | None:
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
         more = tuple((call, up + 1, down + 1) for call, up, down in settlement.streams)
         return super().settle(changed(settlement, streams=more))
 
@@ -196,5 +196,5 @@ class MessagesDroppedTooSoon(Instance):
 class LostMessagesForgotten(Instance):
     """Does not count messages that the other end did not accept before it answered."""
 
-    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+    def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         return super().accept_answer(number, changed(header, accepted_count=10**6))

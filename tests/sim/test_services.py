@@ -11,7 +11,7 @@ from stillframe.protocol.calls import Collector, Instance
 from stillframe.sim.services import (
     Services,
     ServicesConfig,
-    Violation,
+    WrongObservation,
     explore_services,
     run_services,
 )
@@ -44,7 +44,7 @@ SEED_COUNT = 15
 
 
 def seeds_of(kind: str) -> range:
-    """Return so many seeds; at night many more, from a fresh one on."""
+    """Return the seeds of a kind: a fixed range, and at night a longer one from a fresh seed."""
     (first,) = seeds(f"calls, {kind}", night=1) or (1,)
     return range(first, first + by_night(100 * SEED_COUNT, check=SEED_COUNT))
 
@@ -126,7 +126,7 @@ def test_no_order_of_a_small_system_shows_a_wrong_observation(
     config: ServicesConfig, history_count: int
 ) -> None:
     """The number of histories shows that none is left out."""
-    assert explore_services(config).history_count == history_count
+    assert explore_services(config) == history_count
 
 
 MUTANTS: dict[type[Instance] | type[Collector], str] = {
@@ -165,6 +165,6 @@ def test_a_mistake_in_the_rules_is_found(mutant: type[Instance] | type[Collector
     for seed in range(1, MUTANT_SEED_COUNT):
         try:
             run_services(KINDS[MUTANTS[mutant]], seed, STEP_COUNT, make).end()
-        except (Violation, NotConsistent):
+        except (WrongObservation, NotConsistent):
             return
     pytest.fail(f"{mutant.__name__} was not found")

@@ -15,24 +15,25 @@ words):
 
 What we add says where the messages are that no state contains:
 
-* A caller keeps each call until it has accepted the answer. If the caller stops
-  waiting, the call is *unresolved*, and is kept until its fate is known.
-* The messages of a streaming call are numbered in each direction and keep their order.
-  Each end counts what it has sent and accepted, and keeps the amounts that it has sent until an
-  observation has found them accepted.
-* An instance keeps each call that it has accepted while it serves it, and afterwards its
-  answer until that is acknowledged. A lost answer can carry value, which no state contains.
-  Answers are numbered for each caller, so that a caller can acknowledge a set of them.
+* A caller keeps each call until it has accepted the answer. If the caller stops waiting, the call
+  is *unresolved*, and is kept until its fate is known.
+* An instance keeps each call that it has accepted while it serves it, and afterwards its answer
+  until that is acknowledged. A lost answer can carry value, which no state contains. Answers are
+  numbered for each caller, so that a caller can acknowledge a set of them.
+* The messages of a streaming call are numbered in each direction and keep their order. Each end
+  counts what it has sent and accepted, and keeps the amounts that it has sent until an observation
+  has found them accepted.
 
 *The cut is complete when every instance has captured.* No message is waited for. A call that is
 open at its caller's cut was accepted before the cut of some instance, which still keeps it, or it
 was not accepted: then its request is in transit. So each open call is in exactly one place
-(`Place`). With Mattern's counts, as for a queue, one would wait until all messages from before the
-cut have arrived; a call needs no count, because both its ends keep it by its name.
+(`CallPlace`). With Mattern's counts, as for a queue, one would wait until all messages from before
+the cut have arrived; a call needs no count, because both its ends keep it by its name.
 
 *What a cut cannot know.* An instance that died has taken along what it kept. A call that it may
-have accepted is `Place.UNKNOWN`. A target that has never answered with a colour may pass messages
-on to other instances without one. An observation after a call to it is partial and names it.
+have accepted is `CallPlace.UNKNOWN`. A target that has never answered with a colour may pass
+messages on to other instances without one. An observation after a call to it is partial and names
+it.
 
 *The check.* Each instance numbers its messages, and keeps the highest number that it has accepted
 from each other one. None is higher than the number that the other one had sent at its cut
@@ -44,13 +45,13 @@ The host's duties, in order:
    application changes its state for the message, and send the header with the message.
 2. Call `Instance.accept`, `Instance.accept_answer` and everything else that takes a colour before
    the application sees the message, and let it continue in the same step.
-3. Send the `Fragment` that a call returns to the collector.
+3. Send the `InstanceFragment` that a call returns to the collector.
 """
 
 import enum
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -59,9 +60,10 @@ from stillframe.errors import NotConsistent, UsageError
 Amounts = Mapping[str, int]
 """Conserved quantities that a message carries, by unit: ``{"EUR": 5}``."""
 NOTHING: Amounts = {}
+_Item = TypeVar("_Item")
 KEPT_COUNT_MAX = 10_000
-"""How many unacknowledged answers, and how many unresolved calls, an instance keeps. While a
-collector is connected there are as many as messages in transit."""
+"""How many unacknowledged answers, and how many unresolved calls, an instance keeps. Answers are
+acknowledged while a collector is connected; unresolved calls wait for the next observation."""
 GONE_COUNT_MAX = 1_000
 """How many instances that are retired are remembered."""
 LEDGER_COUNT_MAX = 10_000
@@ -93,7 +95,7 @@ class AnswerHeader(msgspec.Struct, frozen=True):
         colour: the colour of its sender.
         instance: its sender.
         sent_count: its number among all messages of the sender.
-        call: the call that it answers. Whatever returns a stored answer for another call is found.
+        call: the call that it answers. A cache that returns it for another call is found by this.
         number: its number among the answers of the sender to this caller.
         accepted_count: how many messages of the caller's stream the sender has accepted.
     """
@@ -147,7 +149,7 @@ class Stream(msgspec.Struct, frozen=True):
         return found
 
 
-class Received(msgspec.Struct, frozen=True):
+class ReceivedAnswers(msgspec.Struct, frozen=True):
     """The answers that a caller has accepted from an instance: all up to `highest`, without
     `gaps`. Very old gaps, which the sender has long dropped, are left out."""
 
@@ -164,7 +166,7 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
     colour: int
     caller: str
-    received: Received
+    received: ReceivedAnswers
 
 
 class OpenCall(msgspec.Struct, frozen=True):
@@ -191,6 +193,12 @@ class OpenCall(msgspec.Struct, frozen=True):
     was_answered: bool = False
     stream: Stream = Stream()
 
+    def amounts(self) -> dict[str, int]:
+        """Return the amounts of the request and of the messages that the caller keeps."""
+        found = self.stream.carried_after(0)
+        _add(found, self.carries)
+        return found
+
 
 class ServedCall(msgspec.Struct, frozen=True):
     """A call as the instance that has accepted it keeps it.
@@ -209,8 +217,14 @@ class ServedCall(msgspec.Struct, frozen=True):
     answer: Amounts = NOTHING
     stream: Stream = Stream()
 
+    def amounts(self) -> dict[str, int]:
+        """Return the amounts of the answer and of the messages that the instance keeps."""
+        found = self.stream.carried_after(0)
+        _add(found, self.answer)
+        return found
 
-class Fragment(msgspec.Struct, frozen=True):
+
+class InstanceFragment(msgspec.Struct, frozen=True):
     """The share of one instance in an observation.
 
     Attributes:
@@ -244,7 +258,7 @@ class Fragment(msgspec.Struct, frozen=True):
     served: tuple[ServedCall, ...]
     answer_counts: dict[str, int]
     heard: dict[str, int]
-    received: dict[str, Received]
+    received: dict[str, ReceivedAnswers]
     dropped: dict[str, int]
     targets: dict[str, bool]
     lost: Amounts
@@ -258,7 +272,7 @@ class Captured(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Start(msgspec.Struct, frozen=True):
+class ObservationStart(msgspec.Struct, frozen=True):
     """The collector requests an observation."""
 
     observation: int
@@ -307,12 +321,12 @@ class _Receipts:
             first = max(self._highest + 1, number - KEPT_COUNT_MAX)
             self._gaps.update(dict.fromkeys(range(first, number)))
             self._highest = number
-            _drop_oldest(self._gaps, len(self._gaps) - KEPT_COUNT_MAX)
+            _drop_oldest(self._gaps, KEPT_COUNT_MAX)
         else:
             self._gaps.pop(number, None)
 
-    def record(self) -> Received:
-        return Received(self._highest, frozenset(self._gaps))
+    def record(self) -> ReceivedAnswers:
+        return ReceivedAnswers(self._highest, frozenset(self._gaps))
 
 
 class _OpenStream:
@@ -401,7 +415,7 @@ class Instance:
         self._targets.setdefault(target, False)
         return RequestHeader(self.colour, CallId(self.name, number))
 
-    def accept_answer(self, number: int, header: AnswerHeader) -> Fragment | None:
+    def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         """Close a call whose answer has arrived. Return the fragment if this instance has captured
         its state for it. An answer to another call is one without a header."""
         if header.call != CallId(self.name, number):
@@ -426,10 +440,8 @@ class Instance:
         self._unresolved[number] = msgspec.structs.replace(
             call, is_awaited=False, was_answered=was_answered, stream=stream
         )
-        if len(self._unresolved) > self._kept_count_max:
-            forgotten = next(iter(self._unresolved))
-            del self._unresolved[forgotten]
-            self._forgotten_through = max(self._forgotten_through, forgotten)
+        for forgotten in _drop_oldest(self._unresolved, self._kept_count_max):
+            self._forgotten_through = max(self._forgotten_through, forgotten.number)
 
     def close(self, number: int) -> None:
         """Close a call to a target that takes no part in observations, however it ended."""
@@ -451,7 +463,7 @@ class Instance:
 
     def accept(
         self, header: RequestHeader, *, brought: Amounts = NOTHING
-    ) -> tuple[int, Fragment | None]:
+    ) -> tuple[int, InstanceFragment | None]:
         """Accept a request. Return a ticket for `answer`, and the fragment if this instance has
         captured its state for it.
 
@@ -495,7 +507,7 @@ class Instance:
         other.dropped = max(other.dropped, dropped.call.number)
         self._kept_count -= 1
 
-    def acknowledged(self, acknowledgement: Acknowledgement) -> Fragment | None:
+    def acknowledged(self, acknowledgement: Acknowledgement) -> InstanceFragment | None:
         """Drop the answers that a caller has accepted. Return the fragment if this instance has
         captured its state before."""
         fragment = self.meet(acknowledgement.colour)
@@ -525,7 +537,7 @@ class Instance:
         self._sent_count += 1
         return MessageHeader(self.colour, self.name, self._sent_count, stream.sent_count)
 
-    def accept_message(self, end: End, header: MessageHeader) -> Fragment | None:
+    def accept_message(self, end: End, header: MessageHeader) -> InstanceFragment | None:
         """Accept the next message of the other end of an open call. Return the fragment if this
         instance has captured its state for it."""
         self._check_open(end)
@@ -545,21 +557,21 @@ class Instance:
 
     # --- observations
 
-    def start(self, start: Start) -> Fragment | None:
+    def start(self, start: ObservationStart) -> InstanceFragment | None:
         """Capture for an observation that the collector has requested, unless a message has brought
         its colour before."""
         fragment = self.meet(start.observation)
         self.gone_count = max(self.gone_count, start.gone_count)
         return fragment
 
-    def meet(self, colour: int) -> Fragment | None:
+    def meet(self, colour: int) -> InstanceFragment | None:
         """Capture if `colour` is higher than that of this instance."""
         if colour <= self.colour:
             return None
         captured = self._capture()
         others = {name: one for name, one in self._others.items() if not one.is_over}
         self._heard_at_cut = {name: one.heard for name, one in others.items() if one.heard}
-        fragment = Fragment(
+        fragment = InstanceFragment(
             instance=self.name,
             after=self.colour,
             observation=colour,
@@ -595,7 +607,7 @@ class Instance:
         stream = self._streams.get(ticket)
         return msgspec.structs.replace(served, stream=stream.record()) if stream else served
 
-    def settle(self, settlement: Settlement) -> Fragment | None:
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
         """Drop what an observation has settled, and the oldest of what is kept about retired
         instances."""
         fragment = self.meet(settlement.observation)
@@ -619,8 +631,8 @@ class Instance:
             for end, count in ((call, by_instance), (tickets.get(call), by_caller)):
                 stream = self._streams.get(end) if end is not None else None
                 if stream is not None:
-                    accepted = [number for number in stream.carried if number <= count]
-                    _drop_oldest(stream.carried, len(accepted))
+                    for number in [number for number in stream.carried if number <= count]:
+                        del stream.carried[number]
 
     def _retire(self, names: Iterable[str]) -> None:
         """Leave instances out of later fragments unless they are heard of again."""
@@ -637,7 +649,7 @@ class Instance:
 # --- the collector
 
 
-class Place(enum.Enum):
+class CallPlace(enum.Enum):
     """The place of a call at a cut."""
 
     REQUESTED = "request in transit"
@@ -665,16 +677,15 @@ class Located(msgspec.Struct, frozen=True):
 
     call: CallId
     record: OpenCall
-    place: Place
+    place: CallPlace
     served: tuple[tuple[str, ServedCall], ...] = ()
 
     def amounts(self) -> dict[str, int]:
         """Return the amounts of its messages that no state contains, without those that were
         brought more than once."""
         found: dict[str, int] = {}
-        if self.place is Place.REQUESTED:
-            _add(found, self.record.carries)
-            _add(found, self.record.stream.carried_after(0))
+        if self.place is CallPlace.REQUESTED:
+            _add(found, self.record.amounts())
         if self.served:
             stream = self.served[0][1].stream
             _add(found, self.record.stream.carried_after(stream.accepted_count))
@@ -686,7 +697,7 @@ class Located(msgspec.Struct, frozen=True):
         return found
 
 
-class Ledger(msgspec.Struct):
+class CallLedger(msgspec.Struct):
     """The collector's record of calls that instances no longer keep.
 
     Attributes:
@@ -755,7 +766,7 @@ class Observation(msgspec.Struct, frozen=True):
     """
 
     number: int
-    fragments: dict[str, Fragment]
+    fragments: dict[str, InstanceFragment]
     calls: tuple[Located, ...]
     late: tuple[Located, ...]
     duplicates: tuple[Accepted, ...]
@@ -773,7 +784,7 @@ class Observation(msgspec.Struct, frozen=True):
         """Whether every amount is either in the state of an instance or in `outside_states`, as
         long as no instance dies with what it has."""
         is_located = all(
-            located.place not in (Place.UNKNOWN, Place.OUTSIDE) for located in self.calls
+            located.place not in (CallPlace.UNKNOWN, CallPlace.OUTSIDE) for located in self.calls
         )
         is_unknown = self.partial or any(self.unknown.values()) or self.forgotten_count
         return is_located and not is_unknown
@@ -785,8 +796,7 @@ class Observation(msgspec.Struct, frozen=True):
         for located in itertools.chain(self.calls, self.late):
             _add(found, located.amounts())
         for _, served in itertools.chain(self.duplicates, self.orphans):
-            _add(found, served.answer)
-            _add(found, served.stream.carried_after(0))
+            _add(found, served.amounts())
         for fragment in self.fragments.values():
             _add(found, fragment.lost)
         for _, served in self.duplicates:
@@ -816,17 +826,17 @@ class Collector:
         number: the newest observation so far.
     """
 
-    def __init__(self, ledger: Ledger | None = None, number: int = 0) -> None:
-        self.ledger = ledger or Ledger()
+    def __init__(self, ledger: CallLedger | None = None, number: int = 0) -> None:
+        self.ledger = ledger or CallLedger()
         self._number = number
-        self._pending: _Pending | None = None
+        self._pending: _PendingObservation | None = None
 
     @property
     def awaited(self) -> tuple[str, ...]:
         """The instances whose fragments the pending observation lacks."""
         return tuple(sorted(self._pending.awaited)) if self._pending else ()
 
-    def joined(self, instance: str, colour: int, gone_count: int = 0) -> Start | None:
+    def joined(self, instance: str, colour: int, gone_count: int = 0) -> ObservationStart | None:
         """Include an instance in observations. Return what to send to it if it takes part in the
         pending one.
 
@@ -853,7 +863,7 @@ class Collector:
         if pending is None or colour >= pending.number or instance in pending.fragments:
             return None
         pending.awaited.add(instance)
-        return Start(pending.number, ledger.gone_count)
+        return ObservationStart(pending.number, ledger.gone_count)
 
     def left(self, instance: str) -> Missing | None:
         """Note that an instance has died or is disconnected. Return the observation that it ends,
@@ -866,7 +876,7 @@ class Collector:
         # It may have accepted any of them since.
         ledger.unknown |= ledger.not_accepted
         ledger.not_accepted.clear()
-        _drop_oldest(ledger.unknown, len(ledger.unknown) - LEDGER_COUNT_MAX)
+        _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
         if self._pending and instance in self._pending.awaited:
             return self.abandon()
         return None
@@ -885,13 +895,13 @@ class Collector:
             ledger.retired.remove(oldest)
             ledger.talking.discard(oldest)
 
-    def begin(self) -> Start:
+    def begin(self) -> ObservationStart:
         """Begin an observation. Return what to send to every instance."""
         assert self._pending is None, "one observation at a time"
         assert self.ledger.members, "there is nothing to observe"
         self._number += 1
-        self._pending = _Pending(self._number, set(self.ledger.members))
-        return Start(self._number, self.ledger.gone_count)
+        self._pending = _PendingObservation(self._number, set(self.ledger.members))
+        return ObservationStart(self._number, self.ledger.gone_count)
 
     def abandon(self) -> Missing | None:
         """Abandon the pending observation, if there is one."""
@@ -901,7 +911,7 @@ class Collector:
         self._pending = None
         return missing
 
-    def add(self, fragment: Fragment) -> tuple[Observation, Settlement] | None:
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         """Take a fragment. If it is the last one, return the observation, and what to send to every
         instance after it is stored.
 
@@ -924,16 +934,16 @@ class Collector:
         return _Conclusion(pending, self.ledger).result()
 
 
-class _Pending:
+class _PendingObservation:
     """An observation whose fragments are awaited."""
 
     def __init__(self, number: int, awaited: set[str]) -> None:
         self.number = number
         self.awaited = awaited
-        self.fragments: dict[str, Fragment] = {}
+        self.fragments: dict[str, InstanceFragment] = {}
 
 
-def check_cut(fragments: Mapping[str, Fragment]) -> None:
+def check_cut(fragments: Mapping[str, InstanceFragment]) -> None:
     """Raise NotConsistent if an instance has accepted a message that was sent after the cut."""
     for name, fragment in fragments.items():
         for sender, number in fragment.heard.items():
@@ -947,7 +957,7 @@ def check_cut(fragments: Mapping[str, Fragment]) -> None:
 class _Conclusion:
     """Locates each call of a complete cut, and settles what need not be kept."""
 
-    def __init__(self, pending: _Pending, ledger: Ledger) -> None:
+    def __init__(self, pending: _PendingObservation, ledger: CallLedger) -> None:
         self._pending = pending
         self._fragments = pending.fragments
         self._ledger = ledger
@@ -1043,7 +1053,7 @@ class _Conclusion:
         if not absent.isdisjoint(ledger.retired):
             return True
         fragment = self._fragments.get(caller)
-        return fragment is not None and number in fragment.received.get(instance, Received())
+        return fragment is not None and number in fragment.received.get(instance, ReceivedAnswers())
 
     def _is_away(self, name: str) -> bool:
         """Return whether an instance is not part of this observation, but may be of a later one."""
@@ -1077,7 +1087,7 @@ class _Conclusion:
         """Collect why amounts of calls may be wrong."""
         ledger = self._ledger
         for one in calls:
-            if one.place is Place.OUTSIDE and ledger.targets.get(one.record.target, False):
+            if one.place is CallPlace.OUTSIDE and ledger.targets.get(one.record.target, False):
                 self._partial.append(f"{one.record.target} has answered without a header")
             streams = [one.record.stream, *(served.stream for _, served in one.served)]
             if any(stream.forgotten_through for stream in streams):
@@ -1088,7 +1098,7 @@ class _Conclusion:
             if served.stream != Stream():
                 self._partial.append(f"call {served.call} has a stream and was accepted twice")
 
-    def _is_heard(self, fragment: Fragment, other: str) -> bool:
+    def _is_heard(self, fragment: InstanceFragment, other: str) -> bool:
         """Return whether an instance that is not connected has sent messages, to that of a
         fragment, since the observation in which it was first missing."""
         ledger = self._ledger
@@ -1103,7 +1113,7 @@ class _Conclusion:
         ledger.gone_count += 1
         return True
 
-    def _count_forgotten(self, fragment: Fragment) -> None:
+    def _count_forgotten(self, fragment: InstanceFragment) -> None:
         """Report answers that an instance has dropped and that its caller has not accepted."""
         name, ledger = fragment.instance, self._ledger
         numbers: dict[str, set[int]] = {}
@@ -1112,7 +1122,7 @@ class _Conclusion:
         for caller, count in fragment.answer_counts.items():
             if caller not in self._fragments:
                 continue
-            received = self._fragments[caller].received.get(name, Received())
+            received = self._fragments[caller].received.get(name, ReceivedAnswers())
             kept = numbers.get(caller, set()) | self._settled.get((name, caller), set())
             known = {number for number in kept - {0} if number not in received}
             forgotten = count - received.highest + len(received.gaps) - len(known)
@@ -1129,15 +1139,15 @@ class _Conclusion:
     def _located(self, call: CallId, record: OpenCall) -> Located:
         served = tuple(self._accepted.pop(call, ()))
         if any(not one.number for _, one in served):
-            place = Place.SERVED
+            place = CallPlace.SERVED
         elif served:
-            place = Place.ANSWERED
+            place = CallPlace.ANSWERED
         elif record.was_answered or not self._ledger.targets.get(record.target, False):
-            place = Place.OUTSIDE
+            place = CallPlace.OUTSIDE
         elif self._may_be_taken_along(record) or self._may_be_dropped(call):
-            place = Place.UNKNOWN
+            place = CallPlace.UNKNOWN
         else:
-            place = Place.REQUESTED
+            place = CallPlace.REQUESTED
         return Located(call, record, place, served)
 
     def _may_be_taken_along(self, record: OpenCall) -> bool:
@@ -1167,7 +1177,9 @@ class _Conclusion:
                 continue
             rest = []
             for name, served in entries:
-                if served.number and served.number in fragment.received.get(name, Received()):
+                if served.number and served.number in fragment.received.get(
+                    name, ReceivedAnswers()
+                ):
                     # Accepted, but its acknowledgement has not arrived, or was lost.
                     self._closed.append((name, call.caller, served.number))
                 else:
@@ -1177,7 +1189,7 @@ class _Conclusion:
                 record = OpenCall(call.number, "", is_awaited=False)
             if record is not None and rest:
                 is_answered = rest[0][1].number > 0
-                place = Place.ANSWERED if is_answered else Place.SERVED
+                place = CallPlace.ANSWERED if is_answered else CallPlace.SERVED
                 late.append(Located(call, record, place, tuple(rest[:1])))
                 rest = rest[1:]
             duplicates += rest
@@ -1192,9 +1204,7 @@ class _Conclusion:
         for call, record in itertools.chain(ledger.not_accepted.items(), ledger.unknown.items()):
             if call not in late:
                 is_known = call in ledger.not_accepted and ledger.targets.get(record.target, False)
-                amounts = not_accepted if is_known else unknown
-                _add(amounts, record.carries)
-                _add(amounts, record.stream.carried_after(0))
+                _add(not_accepted if is_known else unknown, record.amounts())
         return not_accepted, unknown
 
     def _settle(self, observation: Observation) -> None:
@@ -1204,56 +1214,45 @@ class _Conclusion:
             if not located.record.is_awaited:
                 self._settle_call(located)
         for located in observation.late:
-            if located.place is Place.ANSWERED:
+            if located.place is CallPlace.ANSWERED:
                 ledger.not_accepted.pop(located.call, None)
                 ledger.unknown.pop(located.call, None)
-                self._settle_answers(located)
+                self._settle_answers(located.amounts(), *located.served)
         for name, served in observation.duplicates:
             if served.number:
                 _add(ledger.created, served.brought)
-                self._settle_answer(name, served)
+                self._settle_answers(served.amounts(), (name, served))
         for name, served in observation.orphans:
             if served.number and served.call.caller in ledger.retired:
-                self._settle_answer(name, served)
+                self._settle_answers(served.amounts(), (name, served))
 
     def _settle_call(self, located: Located) -> None:
         """Settle an unresolved call, unless it is still served."""
         ledger, record = self._ledger, located.record
-        if located.place is Place.SERVED:
+        if located.place is CallPlace.SERVED:
             return
-        if located.place is Place.ANSWERED:
-            self._settle_answers(located)
-        elif located.place is Place.UNKNOWN or record.was_answered:
+        if located.place is CallPlace.ANSWERED:
+            self._settle_answers(located.amounts(), *located.served)
+        elif located.place is CallPlace.UNKNOWN or record.was_answered:
             ledger.unknown[located.call] = record
         else:
             ledger.not_accepted[located.call] = record
         ledger.released.add(located.call)
-        for oldest in list(
-            itertools.islice(
-                ledger.not_accepted, max(0, len(ledger.not_accepted) - LEDGER_COUNT_MAX)
-            )
-        ):
-            forgotten = ledger.not_accepted.pop(oldest)
-            _add(ledger.lost, forgotten.carries)
-            _add(ledger.lost, forgotten.stream.carried_after(0))
-        _drop_oldest(ledger.unknown, len(ledger.unknown) - LEDGER_COUNT_MAX)
+        for forgotten in _drop_oldest(ledger.not_accepted, LEDGER_COUNT_MAX):
+            _add(ledger.lost, forgotten.amounts())
+        _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
 
-    def _settle_answers(self, located: Located) -> None:
-        """Settle all that an unresolved call that was answered has left in no state."""
-        _add(self._ledger.lost, located.amounts())
-        for name, served in located.served:
+    def _settle_answers(self, amounts: Amounts, *answers: Accepted) -> None:
+        """Settle answers that were never accepted, and the amounts that are in no state since."""
+        _add(self._ledger.lost, amounts)
+        for name, served in answers:
             self._ledger.settled.add((name, served.call.caller, served.number))
 
-    def _settle_answer(self, name: str, served: ServedCall) -> None:
-        _add(self._ledger.lost, served.answer)
-        _add(self._ledger.lost, served.stream.carried_after(0))
-        self._ledger.settled.add((name, served.call.caller, served.number))
 
-
-def _drop_oldest(items: dict[Any, Any], count: int) -> None:
-    """Drop the first `count` items of a dictionary."""
-    for key in list(itertools.islice(items, max(0, count))):
-        del items[key]
+def _drop_oldest(items: dict[Any, _Item], count_max: int) -> list[_Item]:
+    """Drop the first items of a dictionary that has more than `count_max`; return them."""
+    count = max(0, len(items) - count_max)
+    return [items.pop(key) for key in list(itertools.islice(items, count))]
 
 
 def _add(amounts: dict[str, int], more: Amounts, sign: int = 1) -> None:

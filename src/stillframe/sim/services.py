@@ -23,20 +23,20 @@ from stillframe.protocol.calls import (
     Acknowledgement,
     AnswerHeader,
     CallId,
+    CallLedger,
+    CallPlace,
     Captured,
     Collector,
     End,
-    Fragment,
     Instance,
-    Ledger,
+    InstanceFragment,
     Located,
     MessageHeader,
     Missing,
     Observation,
-    Place,
+    ObservationStart,
     RequestHeader,
     Settlement,
-    Start,
 )
 
 BALANCE = 100
@@ -76,7 +76,7 @@ class ServicesConfig:
     weights: dict[str, float] = field(default_factory=dict)
 
 
-class Request(NamedTuple):
+class RequestInNetwork(NamedTuple):
     """A request in the network."""
 
     header: RequestHeader | None
@@ -86,12 +86,10 @@ class Request(NamedTuple):
     clock: Clock
 
 
-class Answer(NamedTuple):
+class AnswerInNetwork(NamedTuple):
     """An answer in the network."""
 
     header: AnswerHeader
-    call: CallId
-    amount: int
     clock: Clock
     sent: "SentAnswer"
 
@@ -163,7 +161,7 @@ def call_of(text: str) -> CallId:
     return CallId(caller, int(number))
 
 
-class Violation(AssertionError):
+class WrongObservation(AssertionError):
     """An observation says what did not happen."""
 
 
@@ -187,8 +185,8 @@ class Services:
         self.collector = collector()
         self._make_collector = collector
         self.instances: dict[str, Simulated] = {}
-        self.requests: dict[str, Request] = {}
-        self.answers: dict[str, Answer] = {}
+        self.requests: dict[str, RequestInNetwork] = {}
+        self.answers: dict[str, AnswerInNetwork] = {}
         self.streams: dict[CallId, StreamInNetwork] = {}
         self.observations: list[Observation] = []
         self.abandoned: list[Missing] = []
@@ -268,8 +266,9 @@ class Services:
             if "double" in faults and may_double:
                 yield "double", key
         for key, answer in self.answers.items():
-            stream = self.streams.get(answer.call)
-            if self._is_awaited(answer.call) and not (stream and stream.down):
+            call = answer.header.call
+            stream = self.streams.get(call)
+            if self._is_awaited(call) and not (stream and stream.down):
                 yield "return", key
         if "lose" in faults:
             for key in (*self.requests, *self.answers):
@@ -340,9 +339,9 @@ class Services:
         if target == OUTSIDE:
             self._went_outside = True
             [service, *_] = [service for service in self.config.services if service != one.service]
-            self._put(Request(None, header.call, service, amount, clock))
+            self._put(RequestInNetwork(None, header.call, service, amount, clock))
         else:
-            self._put(Request(header, header.call, target, amount, clock))
+            self._put(RequestInNetwork(header, header.call, target, amount, clock))
             if self.config.has_streams and one.call_count % 2:
                 self.streams[header.call] = StreamInNetwork()
 
@@ -370,7 +369,7 @@ class Services:
         one.tick(clock)
         one.balance += 1
 
-    def _put(self, request: Request) -> None:
+    def _put(self, request: RequestInNetwork) -> None:
         self._copy_counts[request.call] += 1
         self.requests[f"{request.call}.{self._copy_counts[request.call]}"] = request
 
@@ -396,17 +395,17 @@ class Services:
         sent = SentAnswer(name, one.clock[name], call, amount)
         self.answered.append(sent)
         key = f"{name}>{call.caller}:{header.number}"
-        self.answers[key] = Answer(header, call, amount, clock, sent)
+        self.answers[key] = AnswerInNetwork(header, clock, sent)
 
     def _return(self, key: str) -> None:
-        answer = self.answers.pop(key)
-        one = self.instances[answer.call.caller]
-        self._report(one, one.rules.accept_answer(answer.call.number, answer.header))
-        del one.waiting[answer.call.number]
-        self.streams.pop(answer.call, None)
-        one.tick(answer.clock)
-        answer.sent.accepted_at = one.clock[one.name]
-        one.balance += answer.amount
+        header, clock, sent = self.answers.pop(key)
+        one, number = self.instances[header.call.caller], header.call.number
+        self._report(one, one.rules.accept_answer(number, header))
+        del one.waiting[number]
+        self.streams.pop(header.call, None)
+        one.tick(clock)
+        sent.accepted_at = one.clock[one.name]
+        one.balance += sent.amount
 
     def _stop(self, name: str, number: str) -> None:
         one = self.instances[name]
@@ -470,7 +469,7 @@ class Services:
     def _restart(self) -> None:
         """End the collector, and start another one with what it had stored."""
         stored = msgspec.msgpack.encode(self.collector.ledger)
-        ledger = msgspec.msgpack.decode(stored, type=Ledger)
+        ledger = msgspec.msgpack.decode(stored, type=CallLedger)
         number = max((one.number for one in self.observations), default=0)
         self.collector = self._make_collector(ledger, number)
         for one in self.instances.values():
@@ -483,10 +482,10 @@ class Services:
         self.begun_count += 1
         self._broadcast(self.collector.begin())
 
-    def _broadcast(self, message: Start | Settlement) -> None:
+    def _broadcast(self, message: ObservationStart | Settlement) -> None:
         for one in self.instances.values():
             if one.is_connected and one.is_alive:
-                part = message if isinstance(message, Start) else message.of(one.name)
+                part = message if isinstance(message, ObservationStart) else message.of(one.name)
                 one.from_collector.append(part)
 
     def _report(self, one: Simulated, message: object) -> None:
@@ -498,7 +497,7 @@ class Services:
         message = one.from_collector.popleft()
         rules = one.rules
         match message:
-            case Start():
+            case ObservationStart():
                 self._report(one, rules.start(message))
             case Settlement():
                 self._report(one, rules.settle(message))
@@ -512,7 +511,7 @@ class Services:
 
     def _collect(self, name: str) -> None:
         message = self.instances[name].to_collector.popleft()
-        if isinstance(message, Fragment):
+        if isinstance(message, InstanceFragment):
             result = self.collector.add(message)
             if result is not None:
                 observation, settlement = result
@@ -530,7 +529,7 @@ class Services:
         end of a call keeps anything.
 
         Raises:
-            Violation: an observation says what did not happen, or something is still kept.
+            WrongObservation: an observation says what did not happen, or something is still kept.
         """
         for one in self.instances.values():
             if one.is_alive and not one.is_connected:
@@ -559,10 +558,10 @@ class Services:
         for name, fragment in last.fragments.items():
             kept = [one for one in fragment.served if one.call.caller in last.fragments]
             if kept or fragment.calls:
-                raise Violation(f"{name} still keeps {kept}, {fragment.calls}")
+                raise WrongObservation(f"{name} still keeps {kept}, {fragment.calls}")
         ledger = self.collector.ledger
         if not ledger.gone and (ledger.settled or ledger.released):
-            raise Violation("the ledger is not empty")
+            raise WrongObservation("the ledger is not empty")
 
     def _take_all(self, *kinds: str) -> bool:
         """Take steps of these kinds, as many as there are now; return whether there were any."""
@@ -575,7 +574,7 @@ class Services:
     # --- the judge
 
     def judge(self, observation: Observation) -> None:
-        """Raise a Violation if an observation says what did not happen."""
+        """Raise a WrongObservation if an observation says what did not happen."""
         self._judge_cut(observation)
         for located in observation.calls:
             self._judge_place(observation, located)
@@ -621,7 +620,7 @@ class Services:
         if self.config.has_streams and least != most:
             return
         if not least <= total <= most:
-            raise Violation(f"the total is {total}, not between {least} and {most}")
+            raise WrongObservation(f"the total is {total}, not between {least} and {most}")
         self.seen["exact totals"] += 1
         self.seen["totals after deaths"] += self._has_gone
 
@@ -633,10 +632,10 @@ class Services:
                     # Where all are connected, or will be: what one that is gone has seen is not in
                     # the cut.
                     if count and not (self._has_gone or observation.partial):
-                        raise Violation(f"{name} has seen {other}, which is not named")
+                        raise WrongObservation(f"{name} has seen {other}, which is not named")
                 elif count > fragments[other].state["clock"].get(other, 0):
                     if not (self._went_outside and observation.partial):
-                        raise Violation(f"{name} depends on what {other} did after its cut")
+                        raise WrongObservation(f"{name} depends on what {other} did after its cut")
                     self.seen["hidden"] += 1
 
     def _judge_place(self, observation: Observation, located: Located) -> None:
@@ -661,20 +660,22 @@ class Services:
                 before.append(fragment)
         if before:
             is_served = any(one.state["serving"][call] for one in before)
-            expected = {Place.SERVED if is_served else Place.ANSWERED}
+            expected = {CallPlace.SERVED if is_served else CallPlace.ANSWERED}
             if is_forgetful:
-                expected |= {Place.UNKNOWN, Place.OUTSIDE}
+                expected |= {CallPlace.UNKNOWN, CallPlace.OUTSIDE}
             self.seen["doubled"] += len(before) > 1
         elif located.record.target == OUTSIDE:
-            expected = {Place.OUTSIDE}
+            expected = {CallPlace.OUTSIDE}
         else:
-            expected = set() if is_taken_along and not observation.partial else {Place.REQUESTED}
+            expected = (
+                set() if is_taken_along and not observation.partial else {CallPlace.REQUESTED}
+            )
             if self._has_gone or is_forgetful:
-                expected.add(Place.UNKNOWN)
+                expected.add(CallPlace.UNKNOWN)
             if observation.partial:
-                expected.add(Place.OUTSIDE)
+                expected.add(CallPlace.OUTSIDE)
         if place not in expected:
-            raise Violation(f"{call} is not {place.value}, but {expected}")
+            raise WrongObservation(f"{call} is not {place.value}, but {expected}")
 
     def _judge_reasons(self, observation: Observation) -> None:
         """An observation is partial only if there is a reason."""
@@ -689,7 +690,7 @@ class Services:
                     fragment.targets.get(target) for fragment in observation.fragments.values()
                 )
             if not is_true:
-                raise Violation(f"an observation is partial without a reason: {reason}")
+                raise WrongObservation(f"an observation is partial without a reason: {reason}")
 
     def _judge_calls(self, observation: Observation) -> None:
         located = {one.call: one for one in observation.calls}
@@ -697,11 +698,11 @@ class Services:
             for number in fragment.state["waiting"]:
                 one = located.get(CallId(name, number))
                 if one is None or not one.record.is_awaited:
-                    raise Violation(f"{name}#{number} is open and not named")
+                    raise WrongObservation(f"{name}#{number} is open and not named")
         for one in observation.calls:
             is_waiting = one.call.number in observation.fragments[one.call.caller].state["waiting"]
             if one.record.is_awaited != is_waiting:
-                raise Violation(f"{one.call} is not awaited")
+                raise WrongObservation(f"{one.call} is not awaited")
 
 
 ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "hear")
@@ -742,7 +743,7 @@ def run_services(
     """Return a world after random steps; each observation was judged.
 
     Raises:
-        Violation: an observation says what did not happen.
+        WrongObservation: an observation says what did not happen.
         NotConsistent: the collector found that itself.
     """
     chance = Random(seed)
@@ -757,33 +758,19 @@ def run_services(
     return world
 
 
-class ExploredServices(NamedTuple):
-    """The number of histories, the number of those that cannot be continued, and what was seen."""
-
-    history_count: int
-    end_count: int
-    seen: Counter[str]
-
-
 def explore_services(
-    config: ServicesConfig,
-    make: Callable[[ServicesConfig], Services] = Services,
-    progress: Callable[[int], None] = lambda count: None,
-) -> ExploredServices:
-    """Take every possible step in every possible order. Orders in which each part does the same are
-    one history.
+    config: ServicesConfig, make: Callable[[ServicesConfig], Services] = Services
+) -> int:
+    """Take every possible step in every possible order; return in how many histories. Orders in
+    which each part does the same are one history.
 
     Raises:
-        Violation: an observation says what did not happen.
+        WrongObservation: an observation says what did not happen.
         NotConsistent: the collector found that itself.
     """
     known: set[Any] = {()}
     runs: list[tuple[tuple[Step, ...], list[Step]]] = [((), list(make(config).steps()))]
-    seen: Counter[str] = Counter()
-    end_count = 0
-    for count, (run, steps) in enumerate(runs):
-        if not steps:
-            end_count += 1
+    for run, steps in runs:  # grows meanwhile
         for step in steps:
             world = make(config)
             for earlier in (*run, step):
@@ -791,9 +778,5 @@ def explore_services(
             key = tuple(sorted((name, tuple(log)) for name, log in world.logs.items()))
             if key not in known:
                 known.add(key)
-                next_steps = list(world.steps())
-                runs.append(((*run, step), next_steps))
-                if not next_steps:
-                    seen += world.seen
-        progress(count)
-    return ExploredServices(len(runs), end_count, seen)
+                runs.append(((*run, step), list(world.steps())))
+    return len(runs)
