@@ -1,8 +1,10 @@
 """Many seeds: no promise is broken, everything rare is seen, and what fails is named."""
 
+import gc
 import os
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -201,6 +203,31 @@ def test_many_seeds_end_soon_after_one_that_breaks_a_promise(
     tally = run_seeds(mutant, range(1, 10_000), ignore)
     assert tally.broken
     assert tally.seed_count < 1000
+
+
+class Handle:
+    """A part of a cycle whose finalizer writes the number of the process that runs it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.itself = self
+
+    def __del__(self) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+@pytest.mark.slow
+def test_garbage_is_finalized_in_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that run seeds do not finalize objects of their parent."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for _ in range(1000):
+        Handle(tmp_path / "finalized")
+    run_seeds(short, range(1, 1 + 2 * CHUNK_COUNT), ignore)
+    gc.collect()
+    assert set((tmp_path / "finalized").read_text().split()) == {str(os.getpid())}
 
 
 @pytest.mark.parametrize("seed_count", [1, pytest.param(50, marks=pytest.mark.slow)])

@@ -1,6 +1,7 @@
 """Simulated runs from seeds: one, replayed or shrunk when it fails; or many, and their coverage."""
 
 import ctypes
+import gc
 import os
 import re
 import signal
@@ -275,7 +276,13 @@ def run_chunk(make_config: Callable[[], RunConfig], seeds: range) -> Tally:
 
 def _start_chunk_runner() -> None:
     """Prepare a process that runs chunks: it ends with the one that started it, and what handlers
-    print does not get between the data."""
+    print does not get between the data.
+
+    It never collects garbage of its parent. A finalizer would run here, too, and one of a library
+    whose threads do not exist here can end the process.
+    """
+    gc.freeze()
+    gc.enable()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.dup2(_STDERR, _STDOUT)
 
@@ -306,7 +313,13 @@ def _tallies(make_config: Callable[[], RunConfig], seeds: range) -> Generator[Ta
         yield from map(run, chunks)
         return
     with ProcessPoolExecutor(core_count, initializer=_start_chunk_runner) as pool:
-        running = deque(pool.submit(run, chunk) for chunk in islice(chunks, 2 * core_count))
+        is_enabled = gc.isenabled()
+        gc.disable()  # in the processes, which begin now, until their first step
+        try:
+            running = deque(pool.submit(run, chunk) for chunk in islice(chunks, 2 * core_count))
+        finally:
+            if is_enabled:
+                gc.enable()
         try:
             while running:
                 tally = running.popleft().result()
