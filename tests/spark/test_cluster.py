@@ -1,4 +1,8 @@
-"""A real cluster: Spark's own processes on this machine, and executors that know nothing of us."""
+"""A real cluster: Spark's own processes on this machine, and executors that know nothing of us.
+
+By day, ``test_cluster_page`` compacts a store on it; the other functions for whole stores run there
+at night.
+"""
 
 import json
 from pathlib import Path
@@ -45,6 +49,7 @@ def test_verdicts_on_a_cluster_are_the_same_also_if_an_executor_is_killed(
     assert said["with one killed"] == said["alone"]
 
 
+@pytest.mark.nightly(part="verdicts", only=True)
 def test_the_history_of_a_store_is_read_and_compacted_on_a_cluster(
     cluster: Cluster, driver: Driver, tmp_path: Path
 ) -> None:
