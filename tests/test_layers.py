@@ -22,7 +22,7 @@ LAYERS = (
     ("detect",),
     ("pipeline", "migration", "snapshot_store"),
     ("sim", "runtime"),
-    ("spark", "pages", "running_system"),
+    ("spark", "pages", "running_system", "services"),
     ("analytics",),
     ("watch",),
     ("cli",),

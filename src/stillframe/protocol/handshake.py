@@ -113,13 +113,14 @@ class Connector:
 class Listener:
     """The side that listens: pass each greeting to ``receive``, and send its result. `target` is
     who we are, None for the coordinator; one of `sources` must name it, the epoch, and the
-    topology. The nonce must be fresh random bytes."""
+    topology. `sources` None stands for everyone who has the secret. The nonce must be fresh
+    random bytes."""
 
     secret: bytes
     epoch: int
     topology_hash: str
     target: ProcessId | None
-    sources: tuple[ProcessId, ...]
+    sources: tuple[ProcessId, ...] | None
     nonce: bytes
     _hello: Hello | None = field(default=None, init=False)
 
@@ -146,7 +147,7 @@ class Listener:
                 f"this is {us}, not {_shown(hello.target or 'the coordinator')}: "
                 "the address is out of date"
             )
-        if hello.source not in self.sources:
+        if self.sources is not None and hello.source not in self.sources:
             raise Refused(
                 f"there is no channel from {hello.source!r} to {us}; known sources: "
                 f"{', '.join(self.sources) or 'none'}"

@@ -1,0 +1,1 @@
+"""Observations of services that keep their transports, such as HTTP and gRPC."""

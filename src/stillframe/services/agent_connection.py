@@ -1,0 +1,200 @@
+"""The connection of an agent to the collector. It never delays or fails a request."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+
+from stillframe.errors import ProtocolViolation, StillframeError, describe
+from stillframe.model import DECODING_ERRORS
+from stillframe.protocol import wire
+from stillframe.protocol.calls import Fragment
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.connection import Credentials, OutboundConnection, protocol_of
+from stillframe.services import control
+from stillframe.services.agent import Agent
+
+FRAGMENT_COUNT_MAX = 4
+"""How many fragments wait for the connection. Older ones belong to observations that are over."""
+ACKNOWLEDGE_S = 0.25
+"""How often answers are acknowledged."""
+CONNECT_TIMEOUT_S = 5.0
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 2.0
+PROTOCOL = "observations 1"
+_decode: Callable[[bytes], control.ToAgent] = msgspec.msgpack.Decoder(control.ToAgent).decode
+
+
+class _CollectorConnection(OutboundConnection):
+    """One connection to the collector."""
+
+    def __init__(self, me: Credentials, agent: Agent, waiting: deque[Fragment]) -> None:
+        super().__init__(me, None)
+        self.closed = asyncio.Event()
+        self.error: StillframeError | None = None
+        self.must_rename = False
+        self._agent = agent
+        self._waiting = waiting
+
+    def take(self, frame: wire.Frame) -> None:
+        """Act on a message of the collector."""
+        if isinstance(frame, wire.Control):
+            try:
+                message = _decode(frame.encoded)
+            except DECODING_ERRORS as error:
+                raise ProtocolViolation(f"the message cannot be read: {error}") from error
+            self._act(message)
+        elif self.greet(frame) is not None:
+            self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+            agent = self._agent
+            self.send(
+                control.Join(
+                    agent.rules.name,
+                    agent.service,
+                    agent.rules.colour,
+                    agent.rules.gone_count,
+                    agent.was_connected,
+                )
+            )
+
+    def _act(self, message: control.ToAgent) -> None:
+        agent = self._agent
+        match message:
+            case control.Welcome():
+                self.is_open = agent.was_connected = True
+                self.flush()
+            case control.Rename():
+                self.must_rename = True
+                self.close()
+            case control.Begin(start):
+                agent.report(agent.rules.start(start))
+            case control.Settle(settlement):
+                agent.report(agent.rules.settle(settlement))
+            case control.Acknowledged(acknowledgement):
+                agent.report(agent.rules.acknowledged(acknowledgement))
+
+    def send(self, message: control.FromAgent) -> None:
+        """Send a message."""
+        if self.transport is not None:
+            self.transport.write(wire.encode_control(message))
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while self._waiting and self.is_open:
+            self.send(control.Captured(self._waiting.popleft()))
+
+    def acknowledge(self) -> None:
+        """Send the acknowledgements that are due."""
+        if self.is_open:
+            for instance, acknowledgement in self._agent.rules.acknowledgements().items():
+                self.send(control.Forward(instance, acknowledgement))
+
+    def broken(self, error: StillframeError) -> None:
+        """Keep why the connection ends."""
+        self.error = error
+
+    def crashed(self, error: Exception) -> None:
+        """Keep an unexpected error."""
+        self.error = StillframeError(describe(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that it was closed."""
+        self.is_open = False
+        self.closed.set()
+        super().connection_lost(exc)
+
+
+class CollectorLink:
+    """Keeps an agent connected to the collector.
+
+    Args:
+        agent: the agent; its `report` becomes this one's.
+        collector: the address of the collector.
+        certificates: the directory of certificates; needed unless the address is a loopback one.
+        warn: takes a sentence about a connection that failed.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        collector: Address,
+        *,
+        certificates: str | None = None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._agent = agent
+        self._address = collector
+        self._certificates = certificates
+        self._warn = warn
+        self._waiting: deque[Fragment] = deque(maxlen=FRAGMENT_COUNT_MAX)
+        self._connection: _CollectorConnection | None = None
+        agent.on_fragment = self._report
+
+    def _report(self, fragment: Fragment) -> None:
+        self._waiting.append(fragment)
+        if self._connection is not None:
+            self._connection.flush()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many fragments wait for a connection."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    async def run(self) -> None:
+        """Connect, again and again, until cancelled."""
+        retry_s, last = RETRY_S_MIN, ""
+        while True:
+            connection = await self._connect()
+            if connection is not None:
+                async with _every(ACKNOWLEDGE_S, connection.acknowledge):
+                    await connection.closed.wait()
+                self._connection = None
+                if connection.must_rename:
+                    self._agent.rename()
+                elif connection.error is not None and str(connection.error) != last:
+                    last = str(connection.error)
+                    self._warn(f"the connection to the collector was closed: {last}")
+                if self._agent.was_connected:
+                    retry_s = RETRY_S_MIN
+            await asyncio.sleep(retry_s)
+            retry_s = min(retry_s * 2, RETRY_S_MAX)
+
+    async def _connect(self) -> _CollectorConnection | None:
+        agent = self._agent
+        me = Credentials(agent.rules.name, 0, PROTOCOL, agent.secret, self._certificates)
+        connection = _CollectorConnection(me, agent, self._waiting)
+        protocol = protocol_of(connection, self._certificates, is_listening=False)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: protocol, self._address.host, self._address.port
+                )
+        except (OSError, ValueError):
+            return None
+        self._connection = connection
+        return connection
+
+
+@contextlib.asynccontextmanager
+async def _every(seconds: float, act: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `act` at this interval while the body runs."""
+
+    async def repeat() -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            act()
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,214 @@
+"""Observations of services that are ASGI applications, such as those of FastAPI and Starlette.
+
+Accepting a request must be one step with the application's first step for it, and answering one
+with its last. So the middleware is the innermost one. It reads the whole body first, and gives it
+to the application without another suspension. It sees the answer in the step in which the
+application makes it, and sends its start when the body is whole.
+
+FastAPI runs dependencies that are ordinary functions in threads before it calls an endpoint. There
+the request is accepted when the endpoint is called (`accept_where_endpoints_begin`): until then it
+is in transit. Observations are partial while an endpoint runs in a thread, and always if there is
+other middleware inside, which may suspend.
+
+Some answers have no whole body: their headers are sent first, then parts of the body, as the
+application makes them. The same holds for WebSockets. Their parts cannot carry a colour, so an
+observation that such a stream crosses is partial and names it.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from stillframe.protocol.calls import RequestHeader
+from stillframe.services.agent import BODY_BYTES_MAX, SERVING, Agent, IncomingCall, Message
+from stillframe.services.headers import NAME
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+_NAME = NAME.encode()
+_ACCEPT: ContextVar[Callable[[], None] | None] = ContextVar("stillframe_accept", default=None)
+_OF_FRAMEWORKS = ("starlette.middleware.exceptions", "fastapi.middleware.asyncexitstack")
+"""The modules of middleware that does not suspend."""
+
+
+class ObservedApplication:
+    """An ASGI application whose requests and answers take part in observations.
+
+    Args:
+        application: the application, without its other middleware.
+        agent: the agent of this instance.
+        accepts_in_endpoint: whether something calls `accept_request` when an endpoint begins.
+            Otherwise, a request is accepted before the application is called.
+    """
+
+    def __init__(
+        self, application: Application, agent: Agent, *, accepts_in_endpoint: bool = False
+    ) -> None:
+        self._application = application
+        self._agent = agent
+        self._accepts_in_endpoint = accepts_in_endpoint
+        self._inner = _inner_middleware(application)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection or a request."""
+        kind = scope["type"]
+        if kind == "websocket":
+            with self._agent.noted(lambda: f"a WebSocket on {scope['path']} crosses the cut"):
+                await self._application(scope, receive, send)
+        elif kind != "http" or (header := self._header(scope)) is None:
+            await self._application(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send, header)
+
+    def _header(self, scope: Scope) -> RequestHeader | None:
+        for name, value in scope["headers"]:
+            if name == _NAME:
+                header = self._agent.headers.decode(RequestHeader, value.decode("latin-1"))
+                if header is None:
+                    self._agent.ignored_count += 1
+                return header
+        return None
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, header: RequestHeader
+    ) -> None:
+        agent = self._agent
+        body, rest = await _read(receive)
+        request = Message(method=scope["method"], path=scope["path"], body=body)
+        call = _ServedCall(agent, header, request, send)
+        serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
+        if not self._accepts_in_endpoint:
+            call.accept()
+        try:
+            with agent.noted(lambda: self._why_torn(scope, is_whole=rest is None)):
+                await self._application(scope, _replay(body, receive, rest), call.send)
+        finally:
+            _ACCEPT.reset(accepting)
+            SERVING.reset(serving)
+            call.close()
+
+    def _why_torn(self, scope: Scope, *, is_whole: bool) -> str:
+        """Return why a capture while a request is served may not be between two steps."""
+        path = scope["path"]
+        if self._inner:
+            return f"{self._inner} is inside the middleware that takes part in observations"
+        if not is_whole:
+            return f"the body of {path} is too long to be accepted in one step"
+        endpoint = scope.get("endpoint")
+        if inspect.isfunction(endpoint) and not inspect.iscoroutinefunction(endpoint):
+            return f"{path} runs in a thread, so the state may be torn"
+        return ""
+
+
+class _ServedCall:
+    """The answer of one call."""
+
+    def __init__(self, agent: Agent, header: RequestHeader, request: Message, send: Send) -> None:
+        self._agent = agent
+        self._header: RequestHeader | None = header
+        self._incoming: IncomingCall | None = None
+        self._request = request
+        self._send = send
+        self._start: Event | None = None
+        self._stream: Any = None
+
+    def accept(self) -> None:
+        """Accept the request, unless it is accepted."""
+        if self._header is not None:
+            header, self._header = self._header, None
+            self._incoming = self._agent.accept(header, self._request)
+
+    async def send(self, event: Event) -> None:
+        """Send a part of the answer; the header with its start."""
+        kind = event["type"]
+        if kind == "http.response.start":
+            self._start = event
+            return
+        if kind == "http.response.body" and self._start is not None:
+            start, self._start = self._start, None
+            is_whole = not event.get("more_body", False)
+            header = self._answer(start, event.get("body", b"") if is_whole else None)
+            if not is_whole:
+                path = self._request.path
+                self._stream = self._agent.noted(lambda: f"the answer of {path} crosses the cut")
+                self._stream.__enter__()
+            headers = [*start.get("headers", ()), (_NAME, header.encode())]
+            await self._send({**start, "headers": headers})
+        await self._send(event)
+
+    def _answer(self, start: Event, body: bytes | None) -> str:
+        self.accept()
+        message = None
+        if body is not None:
+            message = msgspec.structs.replace(
+                self._request, body=bytes(body), is_answer=True, status=start["status"]
+            )
+        incoming, self._incoming = self._incoming, None
+        assert incoming is not None
+        return incoming.answer(message)
+
+    def close(self) -> None:
+        """End the call, also if the application made no answer."""
+        if self._stream is not None:
+            self._stream.__exit__(None, None, None)
+        self.accept()
+        if self._incoming is not None:
+            incoming, self._incoming = self._incoming, None
+            incoming.answer(None)
+
+
+def accept_request() -> None:
+    """Accept the request that the current task serves, unless it is accepted. Call this in the step
+    in which an endpoint begins."""
+    accept = _ACCEPT.get()
+    if accept is not None:
+        accept()
+
+
+def _inner_middleware(application: Any) -> str:
+    """Return the name of middleware that an application has, except that of its framework."""
+    while not hasattr(application, "routes"):
+        inner = getattr(application, "app", None)
+        if inner is None:
+            break
+        kind = type(application)
+        if kind.__module__ not in _OF_FRAMEWORKS:
+            return kind.__name__
+        application = inner
+    return ""
+
+
+async def _read(receive: Receive) -> tuple[bytes, Event | None]:
+    """Return the whole body. If it is too long, or the client has disconnected, return the next
+    event, too."""
+    parts: list[bytes] = []
+    length = 0
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            return b"".join(parts), event
+        parts.append(event.get("body", b""))
+        length += len(parts[-1])
+        if not event.get("more_body", False):
+            return b"".join(parts), None
+        if length > BODY_BYTES_MAX:
+            return b"".join(parts[:-1]), event
+
+
+def _replay(body: bytes, receive: Receive, rest: Event | None) -> Receive:
+    """Return a function that returns what was read, and then the rest."""
+    events = [{"type": "http.request", "body": body, "more_body": rest is not None}]
+    if rest is not None:
+        events.append(dict(rest))
+    events.reverse()
+
+    async def replayed() -> Event:
+        return events.pop() if events else await receive()
+
+    return replayed

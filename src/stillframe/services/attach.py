@@ -1,0 +1,109 @@
+"""Attach observations to a service: ``attach(app, service="orders", ...)``."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection
+from typing import Any
+
+from stillframe.errors import UsageError
+from stillframe.protocol.calls import NOTHING
+from stillframe.runtime.network.addresses import Address
+from stillframe.services.agent import Agent, Carries
+from stillframe.services.agent_connection import CollectorLink
+from stillframe.services.asgi import Application, ObservedApplication, Receive, Scope, Send
+
+COLLECTOR_PORT = 8650
+_log = logging.getLogger("stillframe.services")
+
+
+def attach(
+    app: Any,
+    *,
+    service: str,
+    state: object,
+    collector: str,
+    secret: bytes,
+    targets: Collection[str] = (),
+    carries: Carries = lambda message: NOTHING,
+    certificates: str | None = None,
+) -> Agent:
+    """Let an application of FastAPI or Starlette take part in observations.
+
+    Args:
+        app: the application. It must not have begun to serve.
+        service: the name of the service.
+        state: an object whose fields are the state, or a function that returns the state.
+        collector: the address of ``stillframe observe``.
+        secret: the secret that all instances of the system share.
+        targets: the addresses of other instances, as ``host:port``. No other host is sent a header.
+        carries: returns what a message conserves.
+        certificates: the directory of certificates; needed unless the collector is on this machine.
+
+    Returns:
+        The agent of this process: for ``ObservedTransport``, `Agent.held` and `Agent.step`.
+
+    Raises:
+        UsageError: the application has no list of middleware, or has begun to serve.
+    """
+    if not hasattr(app, "user_middleware"):
+        raise UsageError(
+            f"{type(app).__name__} is not an application of Starlette or FastAPI: wrap it in "
+            "ObservedApplication"
+        )
+    if app.middleware_stack is not None:
+        raise UsageError("the application has begun to serve: attach before that")
+    agent = Agent(service, state, secret=secret, targets=targets, carries=carries)
+    address = Address.parse(collector, port=COLLECTOR_PORT)
+    link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
+    app.user_middleware.append(_Middleware(agent, link, accepts_in_endpoint=_hooked(app)))
+    return agent
+
+
+def _hooked(app: Any) -> bool:
+    """Let FastAPI accept requests where endpoints begin; return whether this is FastAPI."""
+    if not any(kind.__module__.startswith("fastapi.") for kind in type(app).__mro__):
+        return False
+    from stillframe.services.fastapi_endpoints import accept_where_endpoints_begin  # noqa: PLC0415
+
+    accept_where_endpoints_begin()
+    return True
+
+
+class _Middleware:
+    """An entry of Starlette's list of middleware: a class, arguments and keyword arguments."""
+
+    def __init__(self, agent: Agent, link: CollectorLink, *, accepts_in_endpoint: bool) -> None:
+        self._link = _Started(agent, link)
+        self._settings = {"agent": agent, "accepts_in_endpoint": accepts_in_endpoint}
+
+    def __iter__(self) -> Any:
+        return iter((self._make, (), {}))
+
+    def _make(self, app: Application) -> Application:
+        inner = ObservedApplication(app, **self._settings)  # type: ignore[arg-type]
+
+        async def started(scope: Scope, receive: Receive, send: Send) -> None:
+            self._link.start()
+            await inner(scope, receive, send)
+
+        return started
+
+
+class _Started:
+    """Connects to the collector in the first step of each process's event loop."""
+
+    def __init__(self, agent: Agent, link: CollectorLink) -> None:
+        self._agent = agent
+        self._link = link
+        self._pid = os.getpid()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect, unless this process does already."""
+        if self._pid != os.getpid():
+            # A server was forked after it had imported the application.
+            self._pid, self._task = os.getpid(), None
+            self._agent.rename()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._link.run())

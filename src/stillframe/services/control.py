@@ -1,0 +1,68 @@
+"""Messages between the agents of a system and its collector, over one connection for each agent."""
+
+import msgspec
+
+from stillframe.protocol.calls import Acknowledgement, Fragment, Settlement, Start
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """The first message of an agent.
+
+    Attributes:
+        instance: its name.
+        service: the name of its service.
+        colour: its colour.
+        gone_count: its count of disconnections.
+        was_connected: whether it was connected before under this name.
+    """
+
+    instance: str
+    service: str
+    colour: int
+    gone_count: int
+    was_connected: bool
+
+
+class Captured(msgspec.Struct, frozen=True, tag=True):
+    """A fragment of an observation."""
+
+    fragment: Fragment
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """An acknowledgement for another instance."""
+
+    instance: str
+    acknowledgement: Acknowledgement
+
+
+FromAgent = Join | Captured | Forward
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The agent takes part from now on."""
+
+
+class Rename(msgspec.Struct, frozen=True, tag=True):
+    """The agent was disconnected for too long: it needs another name."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """An observation begins."""
+
+    start: Start
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """An observation is stored."""
+
+    settlement: Settlement
+
+
+class Acknowledged(msgspec.Struct, frozen=True, tag=True):
+    """An acknowledgement of another instance."""
+
+    acknowledgement: Acknowledgement
+
+
+ToAgent = Welcome | Rename | Begin | Settle | Acknowledged

@@ -1,0 +1,101 @@
+"""The headers of requests, answers and messages of streams: text that is signed.
+
+A header is a line of ASCII: the version, the fields of the structure in ``protocol.calls``, and a
+message authentication code, separated by semicolons. A program that does not have the secret of a
+system can neither make one nor change one. A header that a stranger has copied can be sent again:
+it has an old colour, which has no effect, and a call that is accepted twice is named. TLS prevents
+that.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+from typing import TypeVar
+
+from stillframe.protocol.calls import AnswerHeader, CallId, MessageHeader, RequestHeader
+
+NAME = "stillframe"
+"""The name of the header in HTTP, and of the metadata in gRPC."""
+LENGTH_MAX = 320
+VERSION = "1"
+NUMBER_MAX = 2**53
+_CODE_BYTES = 16
+_INSTANCE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+Header = RequestHeader | AnswerHeader | MessageHeader
+_PERSON: dict[type, bytes] = {
+    RequestHeader: b"sf-request-1",
+    AnswerHeader: b"sf-answer-1",
+    MessageHeader: b"sf-message-1",
+}
+OfHeader = TypeVar("OfHeader", bound=Header)
+
+
+class HeaderCodec:
+    """Writes and reads headers.
+
+    Args:
+        secret: the secret that the instances of a system share.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = hashlib.sha256(secret).digest()
+
+    def encode(self, header: Header) -> str:
+        """Return a header as text."""
+        match header:
+            case RequestHeader():
+                call = header.call
+                body = f"{VERSION};{header.colour};{call.caller};{call.number}"
+            case AnswerHeader():
+                call = header.call
+                body = (
+                    f"{VERSION};{header.colour};{header.instance};{call.caller};{call.number};"
+                    f"{header.sent_count};{header.number};{header.accepted_count}"
+                )
+            case MessageHeader():
+                body = (
+                    f"{VERSION};{header.colour};{header.instance};{header.sent_count};"
+                    f"{header.number}"
+                )
+        return f"{body};{self._code(type(header), body)}"
+
+    def decode(self, kind: type[OfHeader], text: str) -> OfHeader | None:
+        """Return the header that `text` contains; None if it was not made with the secret."""
+        body, _, code = text.rpartition(";")
+        if len(text) > LENGTH_MAX or not text.isascii():
+            return None
+        if not hmac.compare_digest(code, self._code(kind, body)):
+            return None
+        version, *fields = body.split(";")
+        if version != VERSION:
+            return None
+        first, name, *numbers = fields
+        names = [name, numbers.pop(0)] if kind is AnswerHeader else [name]
+        if not all(map(_INSTANCE.fullmatch, names)):
+            return None
+        counts = [int(number) for number in (first, *numbers)]
+        if any(not 0 <= count <= NUMBER_MAX for count in counts):
+            return None
+        header = _made(kind, names, counts)
+        return header if isinstance(header, kind) else None
+
+    def _code(self, kind: type, body: str) -> str:
+        # BLAKE2 is a keyed hash function; `person` keeps one kind from passing for another.
+        made = hashlib.blake2b(
+            body.encode(), digest_size=_CODE_BYTES, key=self._key, person=_PERSON[kind]
+        )
+        return base64.urlsafe_b64encode(made.digest()).decode().rstrip("=")
+
+
+def _made(kind: type, names: list[str], counts: list[int]) -> Header:
+    """Return the header of a kind with these names and numbers."""
+    colour, first, *rest = counts
+    if kind is RequestHeader:
+        return RequestHeader(colour, CallId(names[0], first))
+    if kind is AnswerHeader:
+        sent_count, number, accepted_count = rest
+        call = CallId(names[1], first)
+        return AnswerHeader(colour, names[0], sent_count, call, number, accepted_count)
+    return MessageHeader(colour, names[0], first, *rest)

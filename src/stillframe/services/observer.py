@@ -1,0 +1,257 @@
+"""The collector: it listens for agents, takes observations, and hands them on to be stored."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import msgspec
+
+from stillframe.errors import NotConsistent, ProtocolViolation, StillframeError, describe
+from stillframe.model import DECODING_ERRORS
+from stillframe.protocol import wire
+from stillframe.protocol.calls import Collector, Ledger, Missing, Observation
+from stillframe.protocol.handshake import NONCE_BYTES, Listener
+from stillframe.protocol.handshake import Welcome as Greeted
+from stillframe.runtime.network.acceptor import Acceptor
+from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.connection import InboundConnection
+from stillframe.services import control
+from stillframe.services.agent_connection import PROTOCOL
+
+_decode: Callable[[bytes], control.FromAgent] = msgspec.msgpack.Decoder(control.FromAgent).decode
+
+
+class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a collector.
+
+    Attributes:
+        secret: the secret that all instances of the system share.
+        interval_s: how often an observation is taken.
+        timeout_s: an observation that takes longer is abandoned.
+        retire_s: an instance that is disconnected for longer must not connect again under its name.
+        certificates: the directory of certificates; needed unless agents connect over loopback.
+    """
+
+    secret: bytes
+    interval_s: float = 1.0
+    timeout_s: float = 10.0
+    retire_s: float = 30.0
+    certificates: str | None = None
+
+
+class _AgentConnection(InboundConnection):
+    """The collector's end of the connection to one agent."""
+
+    def __init__(self, observer: "Observer", listener: Listener) -> None:
+        super().__init__(listener)
+        self.instance: str | None = None
+        self._observer = observer
+        self._is_known = False
+
+    def take(self, frame: wire.Frame) -> None:
+        """Pass on a message of the agent."""
+        if not isinstance(frame, wire.Control):
+            name = self.authenticate(frame)
+            if name is not None:
+                self._is_known = True
+                self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
+                self.write_greeting(Greeted(0))
+            return
+        try:
+            message = _decode(frame.encoded)
+        except DECODING_ERRORS as error:
+            raise ProtocolViolation(f"its message cannot be read: {error}") from error
+        self._observer.on_message(self, message)
+
+    def send(self, message: control.ToAgent) -> None:
+        """Send a message to the agent."""
+        if self.transport is not None:
+            self.transport.write(wire.encode_control(message))
+
+    def broken(self, error: StillframeError) -> None:
+        """Report why a stranger is refused, or an agent is disconnected."""
+        detail = f"the connection of {self.instance or self.peer} was closed: {error}"
+        if self._is_known:
+            self._observer.warn(detail)
+        else:
+            self.decline(error)
+            self._observer.acceptor.refused(detail)
+
+    def crashed(self, error: Exception) -> None:
+        """Report a bug."""
+        self._observer.warn(f"a bug in stillframe: {describe(error)}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the agent is disconnected."""
+        super().connection_lost(exc)
+        self._observer.on_lost(self)
+
+
+class Observer:
+    """Takes observations of the services whose agents are connected.
+
+    Args:
+        config: the settings.
+        ledger: what the collector before knew, if there was one.
+        number: the newest observation that is stored.
+        publish: stores an observation, before instances forget what is settled.
+        store: stores the ledger, after each change.
+        abandoned: takes the number of an observation that was abandoned, and why.
+        warn: takes a sentence about a connection.
+    """
+
+    def __init__(
+        self,
+        config: ObserverConfig,
+        *,
+        ledger: Ledger | None = None,
+        number: int = 0,
+        publish: Callable[[Observation], None],
+        store: Callable[[Ledger], None],
+        abandoned: Callable[[int, str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.warn = warn
+        self.collector = Collector(ledger, number)
+        self.acceptor = Acceptor(self._answer, warn)
+        self._config = config
+        self._publish = publish
+        self._store = store
+        self._abandoned = abandoned
+        self._connections: dict[str, _AgentConnection] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._ended = asyncio.Event()
+
+    async def open(self, listen: Address) -> Address:
+        """Listen for agents; return the address with its port. Those that were connected to the
+        collector before have the time of `retire_s` to connect again."""
+        for name in tuple(self.collector.ledger.members):
+            self.collector.left(name)
+            self._retire_later(name)
+        return await self.acceptor.open(listen, self._config.certificates)
+
+    async def run(self) -> None:
+        """Take an observation at each interval, until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + self._config.interval_s, loop.time())
+            await asyncio.sleep(due - loop.time())
+            if self._connections:
+                await self.observe()
+
+    async def observe(self) -> None:
+        """Take one observation, and wait for its end."""
+        self._ended.clear()
+        start = self.collector.begin()
+        for connection in self._connections.values():
+            connection.send(control.Begin(start))
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                await self._ended.wait()
+        except TimeoutError:
+            if (missing := self.collector.abandon()) is not None:
+                self._end(missing)
+
+    async def close(self) -> None:
+        """Accept nothing more, and disconnect every agent."""
+        self.acceptor.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        for connection in tuple(self._connections.values()):
+            connection.close()
+
+    def _answer(self) -> _AgentConnection:
+        return _AgentConnection(
+            self,
+            Listener(
+                secret=self._config.secret,
+                epoch=0,
+                topology_hash=PROTOCOL,
+                target=None,
+                sources=None,
+                nonce=secrets.token_bytes(NONCE_BYTES),
+            ),
+        )
+
+    # --- messages
+
+    def on_message(self, connection: _AgentConnection, message: control.FromAgent) -> None:
+        """Act on a message of an agent."""
+        match message:
+            case control.Join():
+                self._join(connection, message)
+            case control.Captured(fragment) if fragment.instance == connection.instance:
+                self._take(message)
+            case control.Forward(instance, acknowledgement):
+                target = self._connections.get(instance)
+                if target is not None and acknowledgement.caller == connection.instance:
+                    target.send(control.Acknowledged(acknowledgement))
+
+    def _join(self, connection: _AgentConnection, join: control.Join) -> None:
+        name, ledger = join.instance, self.collector.ledger
+        is_unknown = name not in ledger.gone and name not in self._connections
+        if name in ledger.retired or (join.was_connected and is_unknown):
+            connection.send(control.Rename())
+            connection.close()
+            return
+        earlier = self._connections.pop(name, None)
+        if earlier is not None:
+            earlier.instance = None
+            earlier.close()
+            self._left(name)
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+        connection.instance = name
+        self._connections[name] = connection
+        start = self.collector.joined(name, join.colour, join.gone_count)
+        self._store(self.collector.ledger)
+        connection.send(control.Welcome())
+        if start is not None:
+            connection.send(control.Begin(start))
+
+    def _take(self, message: control.Captured) -> None:
+        try:
+            result = self.collector.add(message.fragment)
+        except NotConsistent as error:
+            self._ended.set()
+            self._abandoned(message.fragment.observation, str(error))
+            return
+        if result is None:
+            return
+        observation, settlement = result
+        self._publish(observation)
+        self._store(self.collector.ledger)
+        for name, connection in self._connections.items():
+            connection.send(control.Settle(settlement.of(name)))
+        self._ended.set()
+
+    # --- disconnections
+
+    def on_lost(self, connection: _AgentConnection) -> None:
+        """Note that an agent is disconnected."""
+        name = connection.instance
+        if name is not None and self._connections.get(name) is connection:
+            del self._connections[name]
+            self._left(name)
+            self._retire_later(name)
+
+    def _left(self, name: str) -> None:
+        missing = self.collector.left(name)
+        self._store(self.collector.ledger)
+        if missing is not None:
+            self._end(missing)
+
+    def _end(self, missing: Missing) -> None:
+        self._ended.set()
+        names = ", ".join(missing.instances)
+        self._abandoned(missing.number, f"no fragment of {names}")
+
+    def _retire_later(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[name] = loop.call_later(self._config.retire_s, self._retire, name)
+
+    def _retire(self, name: str) -> None:
+        del self._timers[name]
+        self.collector.retire(name)
+        self._store(self.collector.ledger)

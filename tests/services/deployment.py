@@ -1,0 +1,190 @@
+"""Services of FastAPI behind real servers, in one event loop, with a collector whose messages are
+late on purpose: otherwise every instance would capture at the same time."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Any
+
+import fastapi
+import httpx
+import msgspec
+import uvicorn
+from fastapi.middleware import Middleware
+
+from stillframe.protocol.calls import Amounts, Collector, Fragment, Observation, Settlement
+from stillframe.services.agent import Agent, Message
+from stillframe.services.asgi import ObservedApplication
+from stillframe.services.fastapi_endpoints import accept_where_endpoints_begin
+from stillframe.services.http_client import ObservedTransport
+
+SECRET = b"the secret of a test"
+BALANCE = 1000
+DELAY_S = 0.2
+
+
+@contextlib.asynccontextmanager
+async def served(app: fastapi.FastAPI, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve an application while the body runs."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await running
+
+
+def listening() -> socket.socket:
+    """Return a socket that listens on a free port."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    return listener
+
+
+def address(listener: socket.socket) -> str:
+    """Return the address of a socket as a target."""
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def observed(app: fastapi.FastAPI, agent: Agent) -> None:
+    """Let an application take part in observations."""
+    accept_where_endpoints_begin()
+    app.user_middleware.append(
+        Middleware(ObservedApplication, agent=agent, accepts_in_endpoint=True)
+    )
+
+
+def amount_of(message: Message) -> Amounts:
+    """Return the money in a message."""
+    if message.path == "/pay" and message.status in (0, 200):
+        return {"EUR": json.loads(message.body)["amount"]}
+    return {}
+
+
+class Bank:
+    """A service with money that pays others and gives a part back."""
+
+    def __init__(
+        self, name: str, chance: Random, targets: list[str], report: Callable[[Fragment], None]
+    ) -> None:
+        self.balance = BALANCE
+        self.app = fastapi.FastAPI()
+        self.agent = Agent(
+            name, self, secret=SECRET, targets=targets, carries=amount_of, on_fragment=report
+        )
+        self._chance = chance
+        self.app.post("/pay")(self.pay)
+        observed(self.app, self.agent)
+        self.client = httpx.AsyncClient(transport=ObservedTransport(self.agent), timeout=30)
+
+    def __call__(self) -> dict[str, int]:
+        """Return the state."""
+        return {"balance": self.balance}
+
+    async def pay(self, payment: dict[str, int]) -> dict[str, int]:
+        """Take money, and give some of it back, now or later."""
+        self.balance += payment["amount"]
+        back = payment["amount"] // 2
+        self.balance -= back
+        if self._chance.random() < 0.5:
+            with self.agent.held(EUR=back):
+                await asyncio.sleep(self._chance.random() * 0.02)
+        return {"amount": back}
+
+    async def send(self, target: str, amount: int) -> None:
+        """Pay another one."""
+        self.balance -= amount
+        answer = await self.client.post(f"http://{target}/pay", json={"amount": amount})
+        self.balance += answer.json()["amount"]
+
+
+class Deployment:
+    """Banks that pay each other, and a collector."""
+
+    def __init__(self, seed: int, names: str = "ABC") -> None:
+        self._chance = Random(seed)
+        self._listeners = [listening() for _ in names]
+        self.targets = [address(listener) for listener in self._listeners]
+        self.banks = [Bank(name, self._chance, self.targets, self._report) for name in names]
+        self.collector = Collector()
+        self.results: asyncio.Queue[Any] = asyncio.Queue()
+        for bank in self.banks:
+            self.collector.joined(bank.agent.rules.name, 0)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve all of them, and let them pay while the body runs."""
+        async with contextlib.AsyncExitStack() as stack:
+            for bank, listener in zip(self.banks, self._listeners, strict=True):
+                await stack.enter_async_context(served(bank.app, listener))
+                stack.push_async_callback(bank.client.aclose)
+            over = asyncio.Event()
+            loads = [
+                asyncio.create_task(self._load(number % len(self.banks), over))
+                for number in range(2 * len(self.banks))
+            ]
+            try:
+                yield
+            finally:
+                over.set()
+                await asyncio.gather(*loads)
+
+    async def _load(self, number: int, over: asyncio.Event) -> None:
+        others = [target for place, target in enumerate(self.targets) if place != number]
+        while not over.is_set():
+            await self.banks[number].send(self._chance.choice(others), self._chance.randint(1, 9))
+
+    def _report(self, fragment: Fragment) -> None:
+        self._later(self._add, fragment)
+
+    def _add(self, fragment: Fragment) -> None:
+        try:
+            result = self.collector.add(fragment)
+        except Exception as error:  # noqa: BLE001 - the test decides
+            self.results.put_nowait(error)
+        else:
+            if result is not None:
+                self.results.put_nowait(result)
+
+    def _later(self, action: Callable[..., object], *arguments: object) -> None:
+        delay_s = self._chance.random() * DELAY_S
+        asyncio.get_running_loop().call_later(delay_s, action, *arguments)
+
+    async def observe(self) -> Observation:
+        """Take an observation, with every message of the collector late.
+
+        Raises:
+            NotConsistent: the cut is not consistent.
+        """
+        start = self.collector.begin()
+        for bank in self.banks:
+            self._later(self._pass, bank, bank.agent.rules.start, start)
+        result = await self.results.get()
+        if isinstance(result, Exception):
+            raise result
+        observation: Observation
+        settlement: Settlement
+        observation, settlement = result
+        for bank in self.banks:
+            self._pass(bank, bank.agent.rules.settle, settlement.of(bank.agent.rules.name))
+        return observation
+
+    def _pass(self, bank: Bank, rule: Callable[[Any], Fragment | None], message: object) -> None:
+        fragment = rule(message)
+        if fragment is not None:
+            self._report(fragment)
+
+    def total(self, observation: Observation) -> int:
+        """Return the money in an observation."""
+        total = observation.outside_states().get("EUR", 0)
+        for fragment in observation.fragments.values():
+            state, held = fragment.state
+            total += msgspec.msgpack.decode(state)["balance"] + held.get("EUR", 0)
+        return total

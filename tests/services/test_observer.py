@@ -1,0 +1,222 @@
+"""Agents and their collector over real connections."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from stillframe.errors import UsageError
+from stillframe.protocol.calls import Ledger, Observation
+from stillframe.runtime.network.addresses import Address
+from stillframe.services.agent import SECRET_BYTES_MIN, Agent
+from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
+from stillframe.services.observer import Observer, ObserverConfig
+
+SECRET = b"the secret of a test"
+ANYWHERE = Address("127.0.0.1", 0)
+
+
+class Collected:
+    """A collector, what it has published, and what it has said."""
+
+    def __init__(self, **settings: float) -> None:
+        self.config = ObserverConfig(secret=SECRET, **settings)  # type: ignore[arg-type]
+        self.published: list[Observation] = []
+        self.abandoned: list[tuple[int, str]] = []
+        self.warnings: list[str] = []
+        self.stored = b""
+        self.observer = self.make(None)
+        self.address = ANYWHERE
+
+    def make(self, ledger: Ledger | None) -> Observer:
+        """Make the collector, with what another one has stored."""
+        return Observer(
+            self.config,
+            ledger=ledger,
+            number=self.published[-1].number if self.published else 0,
+            publish=self.published.append,
+            store=self._store,
+            abandoned=lambda number, why: self.abandoned.append((number, why)),
+            warn=self.warnings.append,
+        )
+
+    def _store(self, ledger: Ledger) -> None:
+        self.stored = msgspec.msgpack.encode(ledger)
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Listen while the body runs; again at the address where it did before."""
+        self.address = await self.observer.open(self.address)
+        try:
+            yield
+        finally:
+            await self.observer.close()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        async with asyncio.timeout(20):
+            while not holds():  # noqa: ASYNC110 - what is awaited is not ours to change
+                await asyncio.sleep(0.01)
+
+    async def connected(self, count: int) -> None:
+        """Wait until so many agents are connected."""
+        await self.until(lambda: len(self.observer.collector.ledger.members) == count)
+
+
+def agent(name: str, secret: bytes = SECRET) -> Agent:
+    """Return an agent."""
+    return Agent(name, dict, secret=secret)
+
+
+@contextlib.asynccontextmanager
+async def linked(address: Address, *agents: Agent) -> AsyncIterator[list[str]]:
+    """Keep agents connected while the body runs; yields what they warn of."""
+    warnings: list[str] = []
+    links = [CollectorLink(one, address, warn=warnings.append) for one in agents]
+    tasks = [asyncio.create_task(link.run()) for link in links]
+    try:
+        yield warnings
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in links:
+            link.close()
+
+
+def run(body: Callable[[], object]) -> None:
+    """Run a test."""
+    asyncio.run(body())  # type: ignore[arg-type]
+
+
+def test_every_agent_that_is_connected_takes_part() -> None:
+    """An observation has a fragment of each, and the next one has the next number."""
+    collected = Collected()
+
+    async def body() -> None:
+        first, second = agent("A"), agent("B")
+        async with collected.listening(), linked(collected.address, first, second):
+            await collected.connected(2)
+            for _ in range(2):
+                await collected.observer.observe()
+        assert [one.number for one in collected.published] == [1, 2]
+        assert {*collected.published[0].fragments} == {first.rules.name, second.rules.name}
+
+    run(body)
+
+
+def test_a_stranger_is_refused() -> None:
+    """An agent with another secret takes part in nothing, and says why."""
+    collected = Collected()
+
+    async def body() -> None:
+        stranger = agent("A", b"some other secret")
+        async with collected.listening(), linked(collected.address, stranger) as warnings:
+            await collected.until(lambda: bool(warnings))
+        assert "does not know the secret" in warnings[0]
+        assert collected.observer.collector.ledger.members == set()
+
+    run(body)
+
+
+def test_an_instance_that_does_not_answer_is_named() -> None:
+    """The observation is abandoned at its deadline; the next one is not delayed by it."""
+    collected = Collected(timeout_s=0.2)
+
+    async def body() -> None:
+        silent, other = agent("A"), agent("B")
+        async with collected.listening(), linked(collected.address, silent, other):
+            await collected.connected(2)
+            report, silent.on_fragment = silent.on_fragment, lambda fragment: None
+            await collected.observer.observe()
+            silent.on_fragment = report
+            await collected.observer.observe()
+        assert collected.abandoned == [(1, f"no fragment of {silent.rules.name}")]
+        assert [one.number for one in collected.published] == [2]
+
+    run(body)
+
+
+def test_an_instance_that_is_disconnected_ends_the_observation() -> None:
+    """At once, and by name."""
+    collected = Collected(timeout_s=60)
+
+    async def body() -> None:
+        dying, other = agent("A"), agent("B")
+        async with collected.listening(), linked(collected.address, other):
+            async with linked(collected.address, dying):
+                await collected.connected(2)
+                dying.on_fragment = lambda fragment: None
+                observing = asyncio.create_task(collected.observer.observe())
+                await collected.until(lambda: dying.rules.colour == 1)
+            await observing
+            await collected.observer.observe()
+        assert collected.abandoned == [(1, f"no fragment of {dying.rules.name}")]
+        assert collected.published[0].gone == (dying.rules.name,)
+
+    run(body)
+
+
+def test_an_instance_comes_back_under_its_name_unless_it_was_away_for_too_long() -> None:
+    """Then it is another one."""
+    collected = Collected(retire_s=0.3)
+
+    async def body() -> None:
+        one = agent("A")
+        name = one.rules.name
+        async with collected.listening():
+            for _ in range(2):
+                async with linked(collected.address, one):
+                    await collected.connected(1)
+                    assert one.rules.name == name
+                await collected.connected(0)
+            await collected.until(lambda: name in collected.observer.collector.ledger.retired)
+            async with linked(collected.address, one):
+                await collected.connected(1)
+            assert one.rules.name != name
+
+    run(body)
+
+
+def test_a_collector_that_starts_again_continues() -> None:
+    """Agents connect again, and numbers go on."""
+    collected = Collected()
+
+    async def body() -> None:
+        one = agent("A")
+        async with collected.listening():
+            address = collected.address
+            async with linked(address, one):
+                await collected.connected(1)
+                await collected.observer.observe()
+                await collected.observer.close()
+                ledger = msgspec.msgpack.decode(collected.stored, type=Ledger)
+                collected.observer = collected.make(ledger)
+                async with collected.listening():
+                    await collected.connected(1)
+                    await collected.observer.observe()
+        assert [one.number for one in collected.published] == [1, 2]
+        assert one.rules.colour == 2
+
+    run(body)
+
+
+def test_without_a_collector_little_is_kept() -> None:
+    """Requests are served as always."""
+    one = agent("A")
+
+    async def body() -> None:
+        link = CollectorLink(one, Address("127.0.0.1", 9), warn=lambda text: None)
+        for colour in range(1, 100):
+            one.report(one.rules.meet(colour))
+        assert link.waiting_count == FRAGMENT_COUNT_MAX
+
+    run(body)
+
+
+def test_a_short_secret_is_refused() -> None:
+    """It could be guessed."""
+    with pytest.raises(UsageError, match=f"the secret has 5 bytes: use {SECRET_BYTES_MIN} or more"):
+        agent("A", b"short")
