@@ -94,6 +94,7 @@ class Agent:
         self.on_fragment = on_fragment
         self._held: dict[object, Mapping[str, int]] = {}
         self._notes: dict[object, Callable[[], str]] = {}
+        self._once: dict[str, None] = {}
         self._step = threading.RLock()
 
     def _new_rules(self) -> Instance:
@@ -128,7 +129,7 @@ class Agent:
             return self._carries(message)
         except Exception as error:  # noqa: BLE001 - no request fails because of an observation
             what = f"carries raised {describe(error)} for {message.method} {message.path}"
-            self._notes["carries"] = lambda: what
+            self._once[what] = None
             return NOTHING
 
     @contextlib.contextmanager
@@ -175,7 +176,8 @@ class Agent:
         for amounts in self._held.values():
             for unit, amount in amounts.items():
                 held[unit] = held.get(unit, 0) + amount
-        notes = [note() for note in self._notes.values()]
+        notes = [*self._once, *(note() for note in self._notes.values())]
+        self._once.clear()
         encoded = b""
         with self._step:
             try:

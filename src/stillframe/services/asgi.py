@@ -80,6 +80,10 @@ class ObservedApplication:
     ) -> None:
         agent = self._agent
         body, rest = await _read(receive)
+        if rest is not None and rest["type"] == "http.disconnect":
+            # The request has not arrived as a whole, so it is not accepted.
+            await self._application(scope, _replay(body, receive, rest), send)
+            return
         request = Message(method=scope["method"], path=scope["path"], body=body)
         call = _ServedCall(agent, header, request, send)
         serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
