@@ -15,7 +15,7 @@ import msgspec
 import uvicorn
 from fastapi.middleware import Middleware
 
-from stillframe.protocol.calls import Amounts, Collector, Fragment, Observation, Settlement
+from stillframe.protocol.calls import Amounts, Collector, InstanceFragment, Observation, Settlement
 from stillframe.services.agent import Agent, Message
 from stillframe.services.asgi import ObservedApplication
 from stillframe.services.fastapi_endpoints import accept_where_endpoints_begin
@@ -72,7 +72,11 @@ class Bank:
     """A service with money that pays others and gives a part back."""
 
     def __init__(
-        self, name: str, chance: Random, targets: list[str], report: Callable[[Fragment], None]
+        self,
+        name: str,
+        chance: Random,
+        targets: list[str],
+        report: Callable[[InstanceFragment], None],
     ) -> None:
         self.balance = BALANCE
         self.app = fastapi.FastAPI()
@@ -141,10 +145,10 @@ class Deployment:
         while not over.is_set():
             await self.banks[number].send(self._chance.choice(others), self._chance.randint(1, 9))
 
-    def _report(self, fragment: Fragment) -> None:
+    def _report(self, fragment: InstanceFragment) -> None:
         self._later(self._add, fragment)
 
-    def _add(self, fragment: Fragment) -> None:
+    def _add(self, fragment: InstanceFragment) -> None:
         try:
             result = self.collector.add(fragment)
         except Exception as error:  # noqa: BLE001 - the test decides
@@ -176,7 +180,9 @@ class Deployment:
             self._pass(bank, bank.agent.rules.settle, settlement.of(bank.agent.rules.name))
         return observation
 
-    def _pass(self, bank: Bank, rule: Callable[[Any], Fragment | None], message: object) -> None:
+    def _pass(
+        self, bank: Bank, rule: Callable[[Any], InstanceFragment | None], message: object
+    ) -> None:
         fragment = rule(message)
         if fragment is not None:
             self._report(fragment)

@@ -10,9 +10,9 @@ from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
     AnswerHeader,
-    Fragment,
+    CallPlace,
     Instance,
-    Place,
+    InstanceFragment,
     RequestHeader,
 )
 from tests.nightly import Figure, by_night, seeds
@@ -22,9 +22,9 @@ OBSERVATION_COUNT = 8
 changed = msgspec.structs.replace
 
 
-async def observed(deployment: Deployment, count: int) -> dict[Place, int]:
+async def observed(deployment: Deployment, count: int) -> dict[CallPlace, int]:
     """Take observations under load, and check the total of each; return where calls were."""
-    found = dict.fromkeys(Place, 0)
+    found = dict.fromkeys(CallPlace, 0)
     async with deployment.running():
         while (await deployment.observe()).partial:
             pass  # until each has had an answer of each
@@ -44,15 +44,17 @@ def test_every_total_is_exact(seed: int, figure: Figure) -> None:
     count = by_night(100, check=OBSERVATION_COUNT)
     found = asyncio.run(observed(Deployment(seed), count))
     figure("calls in a cut", sum(found.values()))
-    assert found[Place.REQUESTED] + found[Place.ANSWERED] > 0
-    assert found[Place.SERVED] > 0
+    assert found[CallPlace.REQUESTED] + found[CallPlace.ANSWERED] > 0
+    assert found[CallPlace.SERVED] > 0
 
 
 def request_without_colour(instance: Instance) -> None:
     """Let an instance not look at the colour of requests."""
     accept = instance.accept
 
-    def wrong(header: RequestHeader, *, brought: Amounts = NOTHING) -> tuple[int, Fragment | None]:
+    def wrong(
+        header: RequestHeader, *, brought: Amounts = NOTHING
+    ) -> tuple[int, InstanceFragment | None]:
         return accept(changed(header, colour=0), brought=brought)
 
     instance.accept = wrong  # type: ignore[method-assign]
@@ -62,7 +64,7 @@ def answer_without_colour(instance: Instance) -> None:
     """Let an instance not look at the colour of answers."""
     accept = instance.accept_answer
 
-    def wrong(number: int, header: AnswerHeader) -> Fragment | None:
+    def wrong(number: int, header: AnswerHeader) -> InstanceFragment | None:
         return accept(number, changed(header, colour=0))
 
     instance.accept_answer = wrong  # type: ignore[method-assign]
@@ -72,7 +74,9 @@ def capture_behind(instance: Instance) -> None:
     """Let an instance capture after it has accepted a request."""
     accept = instance.accept
 
-    def wrong(header: RequestHeader, *, brought: Amounts = NOTHING) -> tuple[int, Fragment | None]:
+    def wrong(
+        header: RequestHeader, *, brought: Amounts = NOTHING
+    ) -> tuple[int, InstanceFragment | None]:
         ticket, _ = accept(changed(header, colour=0), brought=brought)
         return ticket, instance.meet(header.colour)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.protocol.calls import Ledger, Observation
+from stillframe.protocol.calls import CallLedger, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
@@ -30,7 +30,7 @@ class Collected:
         self.observer = self.make(None)
         self.address = ANYWHERE
 
-    def make(self, ledger: Ledger | None) -> Observer:
+    def make(self, ledger: CallLedger | None) -> Observer:
         """Make the collector, with what another one has stored."""
         return Observer(
             self.config,
@@ -42,7 +42,7 @@ class Collected:
             warn=self.warnings.append,
         )
 
-    def _store(self, ledger: Ledger) -> None:
+    def _store(self, ledger: CallLedger) -> None:
         self.stored = msgspec.msgpack.encode(ledger)
 
     @contextlib.asynccontextmanager
@@ -192,7 +192,7 @@ def test_a_collector_that_starts_again_continues() -> None:
                 await collected.connected(1)
                 await collected.observer.observe()
                 await collected.observer.close()
-                ledger = msgspec.msgpack.decode(collected.stored, type=Ledger)
+                ledger = msgspec.msgpack.decode(collected.stored, type=CallLedger)
                 collected.observer = collected.make(ledger)
                 async with collected.listening():
                     await collected.connected(1)

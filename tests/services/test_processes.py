@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stillframe.protocol.calls import Observation, Place
+from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.observer import Observer, ObserverConfig
 from tests.nightly import Figure, by_night
@@ -129,7 +129,7 @@ def test_every_total_over_processes_is_exact(figure: Figure) -> None:
     assert {total(one) for one in exact} == {4 * BALANCE}
     assert banks.abandoned == []
     places = {call.place for one in exact for call in one.calls}
-    assert Place.SERVED in places
+    assert CallPlace.SERVED in places
 
 
 @pytest.mark.slow
@@ -156,6 +156,6 @@ def test_a_killed_instance_is_named_and_its_calls_are_unknown() -> None:
         for call in without.calls
         if call.record.target.endswith(f":{banks.ports['C']}") and not call.served
     ]
-    assert {call.place for call in open_to_dead} <= {Place.UNKNOWN}
+    assert {call.place for call in open_to_dead} <= {CallPlace.UNKNOWN}
     [again] = [name for name in banks.published[-1].fragments if name.startswith("C-")]
     assert again != dead

@@ -20,8 +20,8 @@ from stillframe.protocol.calls import (
     AnswerHeader,
     CallId,
     Captured,
-    Fragment,
     Instance,
+    InstanceFragment,
     RequestHeader,
 )
 from stillframe.services.headers import HeaderCodec
@@ -78,7 +78,7 @@ class Agent:
         secret: bytes,
         targets: Collection[str] = (),
         carries: Carries = lambda message: NOTHING,
-        on_fragment: Callable[[Fragment], None] = lambda fragment: None,
+        on_fragment: Callable[[InstanceFragment], None] = lambda fragment: None,
     ) -> None:
         if len(secret) < SECRET_BYTES_MIN:
             raise UsageError(f"the secret has {len(secret)} bytes: use {SECRET_BYTES_MIN} or more")
@@ -142,7 +142,7 @@ class Agent:
         finally:
             del self._notes[key]
 
-    def report(self, fragment: Fragment | None) -> None:
+    def report(self, fragment: InstanceFragment | None) -> None:
         """Pass on a fragment, if there is one."""
         if fragment is not None:
             self.on_fragment(fragment)

@@ -10,7 +10,7 @@ import msgspec
 from stillframe.errors import ProtocolViolation, StillframeError, describe
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.calls import Fragment
+from stillframe.protocol.calls import InstanceFragment
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import Credentials, OutboundConnection, protocol_of
 from stillframe.services import control
@@ -30,7 +30,7 @@ _decode: Callable[[bytes], control.ToAgent] = msgspec.msgpack.Decoder(control.To
 class _CollectorConnection(OutboundConnection):
     """One connection to the collector."""
 
-    def __init__(self, me: Credentials, agent: Agent, waiting: deque[Fragment]) -> None:
+    def __init__(self, me: Credentials, agent: Agent, waiting: deque[InstanceFragment]) -> None:
         super().__init__(me, None)
         self.closed = asyncio.Event()
         self.error: StillframeError | None = None
@@ -128,11 +128,11 @@ class CollectorLink:
         self._address = collector
         self._certificates = certificates
         self._warn = warn
-        self._waiting: deque[Fragment] = deque(maxlen=FRAGMENT_COUNT_MAX)
+        self._waiting: deque[InstanceFragment] = deque(maxlen=FRAGMENT_COUNT_MAX)
         self._connection: _CollectorConnection | None = None
         agent.on_fragment = self._report
 
-    def _report(self, fragment: Fragment) -> None:
+    def _report(self, fragment: InstanceFragment) -> None:
         self._waiting.append(fragment)
         if self._connection is not None:
             self._connection.flush()

@@ -2,7 +2,12 @@
 
 import msgspec
 
-from stillframe.protocol.calls import Acknowledgement, Fragment, Settlement, Start
+from stillframe.protocol.calls import (
+    Acknowledgement,
+    InstanceFragment,
+    ObservationStart,
+    Settlement,
+)
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -26,7 +31,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 class Captured(msgspec.Struct, frozen=True, tag=True):
     """A fragment of an observation."""
 
-    fragment: Fragment
+    fragment: InstanceFragment
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
@@ -50,7 +55,7 @@ class Rename(msgspec.Struct, frozen=True, tag=True):
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """An observation begins."""
 
-    start: Start
+    start: ObservationStart
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,7 @@ import msgspec
 from stillframe.errors import NotConsistent, ProtocolViolation, StillframeError, describe
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.calls import Collector, Ledger, Missing, Observation
+from stillframe.protocol.calls import CallLedger, Collector, Missing, Observation
 from stillframe.protocol.handshake import NONCE_BYTES, Listener
 from stillframe.protocol.handshake import Welcome as Greeted
 from stillframe.runtime.network.acceptor import Acceptor
@@ -104,10 +104,10 @@ class Observer:
         self,
         config: ObserverConfig,
         *,
-        ledger: Ledger | None = None,
+        ledger: CallLedger | None = None,
         number: int = 0,
         publish: Callable[[Observation], None],
-        store: Callable[[Ledger], None],
+        store: Callable[[CallLedger], None],
         abandoned: Callable[[int, str], None],
         warn: Callable[[str], None],
     ) -> None:
