@@ -15,6 +15,7 @@ import msgspec
 import uvicorn
 from fastapi.middleware import Middleware
 
+from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import Amounts, Collector, InstanceFragment, Observation, Settlement
 from stillframe.services.agent import Agent, Message
 from stillframe.services.asgi import ObservedApplication
@@ -191,6 +192,6 @@ class Deployment:
         """Return the money in an observation."""
         total = observation.outside_states().get("EUR", 0)
         for fragment in observation.fragments.values():
-            state, held = fragment.state
-            total += msgspec.msgpack.decode(state)["balance"] + held.get("EUR", 0)
+            state: InstanceState = fragment.state
+            total += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
         return total

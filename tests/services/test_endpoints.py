@@ -403,4 +403,4 @@ def test_what_is_held_is_captured() -> None:
     later = agent.rules.meet(2)
     assert held is not None
     assert later is not None
-    assert [held.state[1], later.state[1]] == [{"EUR": 7, "USD": 1}, {}]
+    assert [held.state.held, later.state.held] == [{"EUR": 7, "USD": 1}, {}]

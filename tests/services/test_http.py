@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from stillframe.errors import NotConsistent
+from stillframe.protocol.activities import NO_DETAILS, CallDetails
 from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
@@ -53,9 +54,9 @@ def request_without_colour(instance: Instance) -> None:
     accept = instance.accept
 
     def wrong(
-        header: RequestHeader, *, brought: Amounts = NOTHING
+        header: RequestHeader, *, brought: Amounts = NOTHING, details: CallDetails = NO_DETAILS
     ) -> tuple[int, InstanceFragment | None]:
-        return accept(changed(header, colour=0), brought=brought)
+        return accept(changed(header, colour=0), brought=brought, details=details)
 
     instance.accept = wrong  # type: ignore[method-assign]
 
@@ -75,9 +76,9 @@ def capture_behind(instance: Instance) -> None:
     accept = instance.accept
 
     def wrong(
-        header: RequestHeader, *, brought: Amounts = NOTHING
+        header: RequestHeader, *, brought: Amounts = NOTHING, details: CallDetails = NO_DETAILS
     ) -> tuple[int, InstanceFragment | None]:
-        ticket, _ = accept(changed(header, colour=0), brought=brought)
+        ticket, _ = accept(changed(header, colour=0), brought=brought, details=details)
         return ticket, instance.meet(header.colour)
 
     instance.accept = wrong  # type: ignore[method-assign]

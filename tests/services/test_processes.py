@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.observer import Observer, ObserverConfig
@@ -35,8 +36,8 @@ def total(observation: Observation) -> int:
     """Return the money in an observation."""
     found = observation.outside_states().get("EUR", 0)
     for fragment in observation.fragments.values():
-        state, held = fragment.state
-        found += msgspec.msgpack.decode(state)["balance"] + held.get("EUR", 0)
+        state: InstanceState = fragment.state
+        found += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
     return found
 
 

@@ -56,6 +56,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.protocol.activities import NO_DETAILS, CallDetails
 
 Amounts = Mapping[str, int]
 """Conserved quantities that a message carries, by unit: ``{"EUR": 5}``."""
@@ -182,6 +183,7 @@ class OpenCall(msgspec.Struct, frozen=True):
         is_awaited: False if the caller has stopped waiting.
         was_answered: whether the caller had an answer without a header.
         stream: its messages, if it is a streaming call.
+        details: other facts about it that the host records.
     """
 
     number: int
@@ -192,6 +194,7 @@ class OpenCall(msgspec.Struct, frozen=True):
     is_awaited: bool = True
     was_answered: bool = False
     stream: Stream = Stream()
+    details: CallDetails = NO_DETAILS
 
     def amounts(self) -> dict[str, int]:
         """Return the amounts of the request and of the messages that the caller keeps."""
@@ -209,6 +212,7 @@ class ServedCall(msgspec.Struct, frozen=True):
         number: the number of the answer among those to this caller; 0 while the call is served.
         answer: the amounts that the answer carries.
         stream: its messages, if it is a streaming call.
+        details: other facts about it that the host records.
     """
 
     call: CallId
@@ -216,6 +220,7 @@ class ServedCall(msgspec.Struct, frozen=True):
     number: int = 0
     answer: Amounts = NOTHING
     stream: Stream = Stream()
+    details: CallDetails = NO_DETAILS
 
     def amounts(self) -> dict[str, int]:
         """Return the amounts of the answer and of the messages that the instance keeps."""
@@ -400,7 +405,12 @@ class Instance:
     # --- a caller
 
     def request(
-        self, target: str, *, carries: Amounts = NOTHING, serving: CallId | None = None
+        self,
+        target: str,
+        *,
+        carries: Amounts = NOTHING,
+        serving: CallId | None = None,
+        details: CallDetails = NO_DETAILS,
     ) -> RequestHeader:
         """Open a call and return the header of its request.
 
@@ -408,10 +418,13 @@ class Instance:
             target: the address to which the request is sent.
             carries: the amounts that the state has lost to the request.
             serving: the call that the application serves and makes this call for.
+            details: other facts about the call that the host records.
         """
         self._sent_count += 1
         number = self._sent_count
-        self._calls[number] = OpenCall(number, target, carries, serving, self.gone_count)
+        self._calls[number] = OpenCall(
+            number, target, carries, serving, self.gone_count, details=details
+        )
         self._targets.setdefault(target, False)
         return RequestHeader(self.colour, CallId(self.name, number))
 
@@ -462,7 +475,11 @@ class Instance:
     # --- an instance that serves
 
     def accept(
-        self, header: RequestHeader, *, brought: Amounts = NOTHING
+        self,
+        header: RequestHeader,
+        *,
+        brought: Amounts = NOTHING,
+        details: CallDetails = NO_DETAILS,
     ) -> tuple[int, InstanceFragment | None]:
         """Accept a request. Return a ticket for `answer`, and the fragment if this instance has
         captured its state for it.
@@ -470,11 +487,12 @@ class Instance:
         Args:
             header: the header of the request.
             brought: the amounts that the request carries.
+            details: other facts about the call that the host records.
         """
         fragment = self.meet(header.colour)
         self._hear(header.call.caller, header.call.number)
         self._ticket_count += 1
-        self._serving[self._ticket_count] = ServedCall(header.call, brought)
+        self._serving[self._ticket_count] = ServedCall(header.call, brought, details=details)
         return self._ticket_count, fragment
 
     def answer(self, ticket: int, *, carries: Amounts = NOTHING) -> AnswerHeader:

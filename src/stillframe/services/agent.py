@@ -4,9 +4,12 @@ The middleware of a transport tells it of each request and answer. Everything he
 thread of the event loop, between two suspensions of it, except what `Agent.step` guards.
 """
 
+import asyncio
 import contextlib
 import secrets
 import threading
+import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -14,6 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stillframe.errors import UsageError, describe
+from stillframe.model import DECODING_ERRORS
+from stillframe.protocol.activities import CallDetails, InstanceState, Lock
 from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
@@ -29,6 +34,10 @@ from stillframe.services.headers import HeaderCodec
 SECRET_BYTES_MIN = 16
 BODY_BYTES_MAX = 2**20
 """The longest body that is read before a request or an answer is accepted."""
+FIELD_LENGTH_MAX = 200
+"""How many characters of a field of a body are stored."""
+NAME_LENGTH_MAX = 200
+"""How many characters of a path are stored."""
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
 """The call that the current task serves."""
 
@@ -64,6 +73,8 @@ class Agent:
         secret: the secret that all instances of the system share.
         targets: the addresses of instances, as ``host:port``. No other host is sent a header.
         carries: returns what a message conserves.
+        stored_fields: the fields of JSON bodies of requests that observations may contain. No other
+            part of a body is ever stored.
         on_fragment: takes the fragment of each observation. It must not block.
 
     Raises:
@@ -78,6 +89,7 @@ class Agent:
         secret: bytes,
         targets: Collection[str] = (),
         carries: Carries = lambda message: NOTHING,
+        stored_fields: Collection[str] = (),
         on_fragment: Callable[[InstanceFragment], None] = lambda fragment: None,
     ) -> None:
         if len(secret) < SECRET_BYTES_MIN:
@@ -92,6 +104,12 @@ class Agent:
         self._state = state
         self._carries = carries
         self.on_fragment = on_fragment
+        self._stored_fields = tuple(stored_fields)
+        self._activities: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._activity_count = 0
+        self._locks: list[ObservedLock] = []
         self._held: dict[object, Mapping[str, int]] = {}
         self._notes: dict[object, Callable[[], str]] = {}
         self._once: dict[str, None] = {}
@@ -108,20 +126,58 @@ class Agent:
 
     # --- what middleware calls
 
-    def request(self, target: str, message: Message) -> tuple["OutgoingCall", str | None]:
+    def request(
+        self, target: str, message: Message, *, timeout_s: float | None = None
+    ) -> tuple["OutgoingCall", str | None]:
         """Open a call. Return it, and the header of its request unless the target is not one of
-        `targets`."""
+        `targets`.
+
+        Args:
+            target: the address to which the request is sent.
+            message: the request.
+            timeout_s: how long the caller waits at least.
+        """
         carries = self.amounts(message) if target in self.targets else NOTHING
-        header = self.rules.request(target, carries=carries, serving=SERVING.get())
+        details = self._details(message)
+        details = msgspec.structs.replace(
+            details,
+            activity=self.activity(),
+            deadline=None if timeout_s is None else details.began_at + timeout_s,
+        )
+        header = self.rules.request(target, carries=carries, serving=SERVING.get(), details=details)
         text = self.headers.encode(header) if target in self.targets else None
         return OutgoingCall(self, self.rules, header.call.number), text
 
     def accept(self, header: RequestHeader, message: Message) -> "IncomingCall":
         """Accept a request."""
         rules = self.rules
-        ticket, fragment = rules.accept(header, brought=self.amounts(message))
+        ticket, fragment = rules.accept(
+            header, brought=self.amounts(message), details=self._details(message)
+        )
+        task = asyncio.current_task()
+        if task is not None:
+            self._activities[task] = str(header.call)
         self.report(fragment)
         return IncomingCall(self, rules, ticket)
+
+    def activity(self) -> str:
+        """Return the activity that the current task is."""
+        task = asyncio.current_task()
+        if task is None:
+            return ""
+        name = self._activities.get(task)
+        if name is None:
+            self._activity_count += 1
+            name = self._activities[task] = f"{self.rules.name}/{self._activity_count}"
+        return name
+
+    def _details(self, message: Message) -> CallDetails:
+        """Return what may be stored of a request."""
+        return CallDetails(
+            name=f"{message.method} {message.path}"[:NAME_LENGTH_MAX],
+            began_at=time.time(),
+            fields=_fields_of(message.body, self._stored_fields) if self._stored_fields else {},
+        )
 
     def amounts(self, message: Message) -> Amounts:
         """Return what a message conserves; nothing if `carries` fails, which is noted."""
@@ -163,6 +219,17 @@ class Agent:
         finally:
             del self._held[key]
 
+    def lock(self, name: str, *, count_max: int = 1) -> "ObservedLock":
+        """Return a lock that observations show. Make each one once.
+
+        Args:
+            name: its name.
+            count_max: how many tasks can have it at a time.
+        """
+        lock = ObservedLock(self, name, count_max)
+        self._locks.append(lock)
+        return lock
+
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Let a thread change the state in one step: no capture happens while the body runs. The
@@ -184,7 +251,8 @@ class Agent:
                 encoded = _encoder.encode(self._fields())
             except Exception as error:  # noqa: BLE001 - the same
                 notes.append(f"its state could not be captured: {describe(error)}")
-        return Captured((encoded, held), tuple(filter(None, notes)))
+        locks = tuple(lock.record() for lock in self._locks if lock.is_held)
+        return Captured(InstanceState(encoded, held, locks), tuple(filter(None, notes)))
 
     def _fields(self) -> Any:
         if callable(self._state):
@@ -192,6 +260,49 @@ class Agent:
         if hasattr(self._state, "__dict__"):
             return vars(self._state)
         return self._state
+
+
+class ObservedLock:
+    """A lock that observations show: `Agent.lock` makes it. It is used as ``asyncio.Lock`` is. The
+    task that has acquired it must release it."""
+
+    def __init__(self, agent: Agent, name: str, count_max: int) -> None:
+        self.name = name
+        self._agent = agent
+        self._semaphore = asyncio.Semaphore(count_max)
+        self._holders: list[str] = []
+        self._waiting: list[str] = []
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a task has it."""
+        return bool(self._holders)
+
+    def record(self) -> Lock:
+        """Return who has it, and who waits for it."""
+        return Lock(self.name, tuple(self._holders), tuple(self._waiting))
+
+    async def acquire(self) -> None:
+        """Wait until the current task has it."""
+        activity = self._agent.activity()
+        self._waiting.append(activity)
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self._waiting.remove(activity)
+        self._holders.append(activity)
+
+    def release(self) -> None:
+        """Release it."""
+        self._holders.remove(self._agent.activity())
+        self._semaphore.release()
+
+    async def __aenter__(self) -> None:
+        """Acquire it."""
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
 
 
 class OutgoingCall(NamedTuple):
@@ -225,6 +336,19 @@ class IncomingCall(NamedTuple):
         """Return the header of the answer. None stands for one that is not sent."""
         carries = self.agent.amounts(message) if message is not None else NOTHING
         return self.agent.headers.encode(self.rules.answer(self.ticket, carries=carries))
+
+
+def _fields_of(body: bytes, names: Collection[str]) -> dict[str, str]:
+    """Return fields of a JSON object, each as JSON; none if the body is something else."""
+    try:
+        found = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except DECODING_ERRORS:
+        return {}
+    return {
+        name: bytes(found[name]).decode(errors="replace")[:FIELD_LENGTH_MAX]
+        for name in names
+        if name in found
+    }
 
 
 _encoder = msgspec.msgpack.Encoder()

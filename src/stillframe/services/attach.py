@@ -26,6 +26,7 @@ def attach(
     secret: bytes,
     targets: Collection[str] = (),
     carries: Carries = lambda message: NOTHING,
+    stored_fields: Collection[str] = (),
     certificates: str | None = None,
 ) -> Agent:
     """Let an application of FastAPI or Starlette take part in observations.
@@ -38,6 +39,8 @@ def attach(
         secret: the secret that all instances of the system share.
         targets: the addresses of other instances, as ``host:port``. No other host is sent a header.
         carries: returns what a message conserves.
+        stored_fields: the fields of JSON bodies of requests that observations may contain. No other
+            part of a body is ever stored.
         certificates: the directory of certificates; needed unless the collector is on this machine.
 
     Returns:
@@ -53,7 +56,14 @@ def attach(
         )
     if app.middleware_stack is not None:
         raise UsageError("the application has begun to serve: attach before that")
-    agent = Agent(service, state, secret=secret, targets=targets, carries=carries)
+    agent = Agent(
+        service,
+        state,
+        secret=secret,
+        targets=targets,
+        carries=carries,
+        stored_fields=stored_fields,
+    )
     address = Address.parse(collector, port=COLLECTOR_PORT)
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
     app.user_middleware.append(_Middleware(agent, link, accepts_in_endpoint=_hooked(app)))

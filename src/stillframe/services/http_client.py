@@ -35,7 +35,8 @@ class ObservedTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         target = target_of(request.url)
         message = Message(method=request.method, path=request.url.path, body=body)
-        call, header = agent.request(target, message)
+        timeout_s = request.extensions.get("timeout", {}).get("read")
+        call, header = agent.request(target, message, timeout_s=timeout_s)
         if header is None:
             try:
                 return await self._transport.handle_async_request(request)

@@ -9,7 +9,14 @@ import msgspec
 from stillframe.errors import NotConsistent, ProtocolViolation, StillframeError, describe
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.calls import CallLedger, Collector, Missing, Observation
+from stillframe.protocol.activities import InstanceState
+from stillframe.protocol.calls import (
+    CallLedger,
+    Collector,
+    InstanceFragment,
+    Missing,
+    Observation,
+)
 from stillframe.protocol.handshake import NONCE_BYTES, Listener
 from stillframe.protocol.handshake import Welcome as Greeted
 from stillframe.runtime.network.acceptor import Acceptor
@@ -211,8 +218,9 @@ class Observer:
             connection.send(control.Begin(start))
 
     def _take(self, message: control.Captured) -> None:
+        fragment = msgspec.structs.replace(message.fragment, state=_state_of(message.fragment))
         try:
-            result = self.collector.add(message.fragment)
+            result = self.collector.add(fragment)
         except NotConsistent as error:
             self._ended.set()
             self._abandoned(message.fragment.observation, str(error))
@@ -255,3 +263,10 @@ class Observer:
         del self._timers[name]
         self.collector.retire(name)
         self._store(self.collector.ledger)
+
+
+def _state_of(fragment: InstanceFragment) -> InstanceState:
+    try:
+        return msgspec.convert(fragment.state, InstanceState)
+    except msgspec.ValidationError as error:
+        raise ProtocolViolation(f"its state cannot be read: {error}") from error

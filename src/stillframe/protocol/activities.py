@@ -1,0 +1,60 @@
+"""Activities of services: the part of a fragment that the rules of calls only pass on.
+
+An *activity* is one task of an instance. A task that serves a call has the name of that call; every
+other task has a name that no call has. A task does one thing at a time: while it waits for an answer
+or for a lock, it does nothing else. So what waits for what at a consistent cut stays so until
+something outside of it happens, such as the end of a time-out.
+"""
+
+import msgspec
+
+
+class CallDetails(msgspec.Struct, frozen=True):
+    """Facts about a call that the host records. The rules do not read them.
+
+    Attributes:
+        name: what is called, such as ``POST /pay``, without the query.
+        activity: at the caller, the activity that waits for the answer.
+        began_at: when the request was sent or accepted, in seconds since 1970, by that instance's
+            clock.
+        deadline: the earliest time at which the caller stops waiting, if there is one, by its
+            clock.
+        fields: those fields of the body that the service allows to be stored, as JSON.
+    """
+
+    name: str = ""
+    activity: str = ""
+    began_at: float = 0.0
+    deadline: float | None = None
+    fields: dict[str, str] = {}
+
+
+NO_DETAILS = CallDetails()
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock of an instance, or a resource that a limited number of tasks can hold at a time.
+
+    Attributes:
+        name: its name.
+        holders: the activities that hold it.
+        waiting: the activities that wait until one of the holders releases it.
+    """
+
+    name: str
+    holders: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+class InstanceState(msgspec.Struct, frozen=True):
+    """The state that an instance captures.
+
+    Attributes:
+        encoded: the state of the application: a MessagePack map of its fields.
+        held: the amounts that variables of handlers hold, by unit.
+        locks: the locks that activities hold.
+    """
+
+    encoded: bytes
+    held: dict[str, int] = {}
+    locks: tuple[Lock, ...] = ()
