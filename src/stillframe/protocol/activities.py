@@ -1,9 +1,9 @@
 """Activities of services: the part of a fragment that the rules of calls only pass on.
 
 An *activity* is one task of an instance. A task that serves a call has the name of that call; every
-other task has a name that no call has. A task does one thing at a time: while it waits for an answer
-or for a lock, it does nothing else. So what waits for what at a consistent cut stays so until
-something outside of it happens, such as the end of a time-out.
+other task has a name that no call has. A task does one thing at a time: while it waits for an
+answer or for a lock, it does nothing else. So what waits for what at a consistent cut stays so
+until something outside of it happens, such as the end of a time-out.
 """
 
 import msgspec

@@ -1,0 +1,146 @@
+"""Deadlocks among the activities of services, in an observation of their calls and locks.
+
+An activity is one task, and does nothing while it waits for the answer of a call or for a lock. So
+it is blocked as long as the instance that serves the call has not answered, or every holder of the
+lock keeps it. Activities that block each other in this way stay blocked until one of them gives up.
+That is true at a consistent cut, and it stays true: none of them does anything before another one
+has (Chandy & Lamport 1985, section 4).
+
+What is in transit blocks no activity, nor does a call with an unknown fate. So an alarm is right,
+and a deadlock is found by the first observation after its last request was accepted. Other waits
+are not found: those of a task for another task, and for locks that an agent did not make.
+"""
+
+import msgspec
+
+from stillframe.detect.predicate import Verdict, deadlock_among
+from stillframe.detect.wait_for_graph import ring_text
+from stillframe.protocol.calls import CallPlace, Located, Observation
+from stillframe.waiting import Waiting
+
+NO_DEADLOCK = "no activities keep each other blocked"
+
+
+class ActivityWait(msgspec.Struct, frozen=True):
+    """An activity that waits. Times are seconds since 1970, by the clock of its instance.
+
+    Attributes:
+        activity: its name.
+        instance: the instance whose task it is.
+        serves: the name of the call that it serves, such as ``POST /pay``; empty if none.
+        waits_for: what it waits for, in words.
+        blockers: the activities of which one must go on first.
+        since: when its request was sent; None for a lock.
+        deadline: the earliest time at which it stops waiting; None if it is not known.
+    """
+
+    activity: str
+    instance: str
+    serves: str
+    waits_for: str
+    blockers: tuple[str, ...]
+    since: float | None = None
+    deadline: float | None = None
+
+    def __str__(self) -> str:
+        work = f"serves {self.serves} ({self.activity})" if self.serves else self.activity
+        return f"{self.instance} {work} and waits for {self.waits_for}"
+
+
+class CallDeadlock(msgspec.Struct, frozen=True):
+    """Activities that keep each other blocked.
+
+    Attributes:
+        rings: the activities of each ring, in order.
+        behind: the activities that wait for them.
+        waits: the wait of each of them, by activity.
+        ends_at: the earliest time at which one of a ring stops waiting; None if it is not known.
+    """
+
+    rings: tuple[tuple[str, ...], ...]
+    behind: tuple[str, ...]
+    waits: dict[str, ActivityWait]
+    ends_at: float | None
+
+
+def waits_of(observation: Observation) -> dict[str, ActivityWait]:
+    """Return what each blocked activity waits for, by its name."""
+    names = {
+        str(served.call): (instance, served.details.name)
+        for instance, fragment in observation.fragments.items()
+        for served in fragment.served
+        if not served.number
+    }
+    found = {}
+    for located in observation.calls:
+        if _blocks(located):
+            details = located.record.details
+            instance, serves = names.get(details.activity, (located.call.caller, ""))
+            [(server, _)] = located.served
+            found[details.activity] = ActivityWait(
+                details.activity,
+                instance,
+                serves,
+                f"the answer of {server} to {details.name} ({located.call})",
+                (str(located.call),),
+                details.began_at,
+                details.deadline,
+            )
+    for name, fragment in observation.fragments.items():
+        for lock in fragment.state.locks:
+            for activity in lock.waiting if lock.holders else ():
+                found[activity] = ActivityWait(
+                    activity,
+                    name,
+                    names.get(activity, ("", ""))[1],
+                    f"the lock {lock.name!r}, which {' and '.join(lock.holders)} holds",
+                    lock.holders,
+                )
+    return found
+
+
+def _blocks(located: Located) -> bool:
+    """Return whether a call blocks the activity that made it. A request that was delivered twice
+    may be answered by either instance."""
+    record = located.record
+    return (
+        located.place is CallPlace.SERVED
+        and len(located.served) == 1
+        and record.is_awaited
+        and bool(record.details.activity)
+    )
+
+
+def find_call_deadlock(observation: Observation) -> CallDeadlock | None:
+    """Return the deadlock in an observation, or None if there is none."""
+    waits = waits_of(observation)
+    found = deadlock_among(
+        {name: Waiting(frozenset(one.blockers), needs_all=False) for name, one in waits.items()}
+    )
+    if found is None:
+        return None
+    rings = tuple(ring.processes for ring in found.rings)
+    among = {name for ring in rings for name in ring}
+    deadlines = [waits[name].deadline for name in among]
+    known = [deadline for deadline in deadlines if deadline is not None]
+    return CallDeadlock(
+        rings=rings,
+        behind=tuple(name for name in found.processes if name not in among),
+        waits={name: waits[name] for name in found.processes},
+        ends_at=min(known, default=None),
+    )
+
+
+def call_deadlock(observation: Observation) -> Verdict:
+    """Return whether activities of services keep each other blocked until one gives up."""
+    found = find_call_deadlock(observation)
+    if found is None:
+        return Verdict(holds=False, sentence=NO_DEADLOCK)
+    texts = []
+    for ring in found.rings:
+        instances = [found.waits[name].instance for name in ring]
+        details = "; ".join(str(found.waits[name]) for name in ring)
+        texts.append(f"{ring_text(instances, None)}: {details}")
+    if found.behind:
+        texts.append(f"waiting for them: {', '.join(found.behind)}")
+    return Verdict(holds=True, sentence="; ".join(texts))

@@ -1,0 +1,216 @@
+"""Deadlocks of services: what an observation says of real tasks against what becomes of them."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from stillframe.detect.call_waits import CallDeadlock, call_deadlock, find_call_deadlock
+from stillframe.protocol.calls import (
+    AnswerHeader,
+    Collector,
+    InstanceFragment,
+    Observation,
+    RequestHeader,
+)
+from stillframe.services.agent import SERVING, Agent, Message
+from tests.nightly import Figure, by_night, seeds
+from tests.services.deployment import SECRET
+
+NAMES = "ABC"
+TARGETS = {name: f"{name}:1" for name in NAMES}
+PROGRAM_COUNT = by_night(2_000, check=60)
+TASK_COUNT_MAX = 5
+STEP_COUNT_MAX = 4
+IDLE_TURNS = 40
+"""After so many turns of the event loop in which no task goes on, none ever will: a wait between
+two tasks takes a few turns."""
+
+Program = tuple[tuple[str, "str | Program"], ...]
+"""Steps: ``("lock", name)``; ``("call", program)``, or the name of an instance instead of "call";
+``("aside", program)``, for a call by another task; and ``("turn", "")``."""
+
+
+def some_program(chance: Random, depth: int = 0) -> Program:
+    """Return a random program."""
+    kinds = ["lock", "turn", "call", "call", "aside"] if depth < 3 else ["lock", "turn"]
+    steps: list[tuple[str, str | Program]] = []
+    for _ in range(chance.randint(1, STEP_COUNT_MAX)):
+        kind = chance.choice(kinds)
+        if kind in ("call", "aside"):
+            steps.append((kind, some_program(chance, depth + 1)))
+        else:
+            steps.append((kind, chance.choice("xy") if kind == "lock" else ""))
+    return tuple(steps)
+
+
+class Services:
+    """Instances in one event loop, whose tasks follow programs."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self.collector = Collector()
+        self.observations: list[Observation] = []
+        self.unfinished: set[str] = set()
+        self.turn_count = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        self.agents = {
+            name: Agent(
+                name,
+                dict,
+                secret=SECRET,
+                targets=list(TARGETS.values()),
+                on_fragment=self._take,
+            )
+            for name in NAMES
+        }
+        self.locks = {
+            (name, lock): agent.lock(lock, count_max=count)
+            for name, agent in self.agents.items()
+            for lock, count in (("x", 1), ("y", 2))
+        }
+        for agent in self.agents.values():
+            self.collector.joined(agent.rules.name, 0)
+
+    def _take(self, fragment: InstanceFragment) -> None:
+        result = self.collector.add(fragment)
+        if result is not None:
+            self.observations.append(result[0])
+
+    def begin(self, name: str, program: Program) -> None:
+        """Begin a task of an instance that serves no call."""
+        self.tasks.append(asyncio.create_task(self._run(self.agents[name], program)))
+
+    async def _run(self, agent: Agent, program: Program) -> None:
+        activity = agent.activity()
+        self.unfinished.add(activity)
+        held = []
+        for kind, what in program:
+            await asyncio.sleep(0)
+            self.turn_count += 1
+            if kind == "lock":
+                lock = self.locks[agent.service, str(what)]
+                await lock.acquire()
+                held.append(lock)
+            elif kind == "aside":
+                assert not isinstance(what, str)
+                self.tasks.append(asyncio.create_task(self._run(agent, (("call", what),))))
+            elif kind != "turn":
+                assert not isinstance(what, str)
+                name = kind if kind in NAMES else self.chance.choice(NAMES)
+                await self._call(agent, name, what)
+        for lock in held:
+            lock.release()
+        self.unfinished.discard(activity)
+        self.turn_count += 1
+
+    async def _call(self, agent: Agent, name: str, program: Program) -> None:
+        message = Message(method="POST", path="/run", body=b"")
+        call, text = agent.request(TARGETS[name], message)
+        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        assert text is not None
+        serving = self._serve(self.agents[name], text, program, answered)
+        self.tasks.append(asyncio.create_task(serving))
+        header = agent.headers.decode(AnswerHeader, await answered)
+        assert header is not None
+        call.accept_answer(header)
+
+    async def _serve(
+        self, agent: Agent, text: str, program: Program, answered: asyncio.Future[str]
+    ) -> None:
+        for _ in range(self.chance.randint(0, 3)):
+            await asyncio.sleep(0)
+        header = agent.headers.decode(RequestHeader, text)
+        assert header is not None
+        message = Message(method="POST", path="/run", body=b"")
+        SERVING.set(header.call)
+        incoming = agent.accept(header, message)
+        await self._run(agent, program)
+        answer = incoming.answer(message)
+        for _ in range(self.chance.randint(0, 3)):
+            await asyncio.sleep(0)
+        answered.set_result(answer)
+
+    async def observe(self) -> Observation:
+        """Take an observation while the tasks go on."""
+        known = len(self.observations)
+        start = self.collector.begin()
+        agents = list(self.agents.values())
+        self.chance.shuffle(agents)
+        for agent in agents:
+            for _ in range(self.chance.randint(0, 5)):
+                await asyncio.sleep(0)
+            agent.report(agent.rules.start(start))
+        assert len(self.observations) > known
+        return self.observations[-1]
+
+    async def settle(self) -> None:
+        """Wait until no task goes on."""
+        idle, seen = 0, self.turn_count
+        while idle < IDLE_TURNS:
+            await asyncio.sleep(0)
+            idle, seen = (idle + 1, seen) if seen == self.turn_count else (0, self.turn_count)
+
+    async def close(self) -> None:
+        """End all tasks."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def members(found: CallDeadlock | None) -> set[str]:
+    """Return all activities of a deadlock."""
+    return set(found.waits) if found else set()
+
+
+@pytest.mark.nightly(part="generated")
+@pytest.mark.parametrize("seed", seeds("deadlocks of services", 1, night=2))
+def test_alarms_are_right_and_none_is_missing(seed: int, figure: Figure) -> None:
+    """An alarm while tasks go on names tasks that never end; at the end each task that did not end
+    is named."""
+    chance = Random(seed)
+    alarms = deadlocks = 0
+
+    async def run() -> None:
+        nonlocal alarms, deadlocks
+        services = Services(chance)
+        early: set[str] = set()
+        for _ in range(chance.randint(1, TASK_COUNT_MAX)):
+            services.begin(chance.choice(NAMES), some_program(chance))
+        for _ in range(3):
+            found = members(find_call_deadlock(await services.observe()))
+            early |= found
+            alarms += bool(found)
+        await services.settle()
+        final = members(find_call_deadlock(await services.observe()))
+        assert early <= services.unfinished
+        assert final == services.unfinished
+        deadlocks += bool(final)
+        await services.close()
+
+    for _ in range(PROGRAM_COUNT):
+        asyncio.run(run())
+    figure("deadlocks", deadlocks)
+    figure("early alarms", alarms)
+    assert deadlocks > 0
+    assert alarms > 0
+
+
+def test_a_ring_of_services_is_named() -> None:
+    """The sentence says which instance waits for which, and for which lock."""
+
+    async def run() -> Observation:
+        services = Services(Random(1))
+        for name, other in zip(NAMES, "BCA", strict=True):
+            services.begin(name, (("lock", "x"), (other, (("lock", "x"),))))
+        await services.settle()
+        observation = await services.observe()
+        await services.close()
+        return observation
+
+    verdict = call_deadlock(asyncio.run(run()))
+    assert verdict.holds
+    for name in NAMES:
+        assert f"{name}-" in verdict.sentence
+    assert "the lock 'x', which" in verdict.sentence
+    assert "POST /run" in verdict.sentence
