@@ -214,3 +214,30 @@ def test_a_ring_of_services_is_named() -> None:
         assert f"{name}-" in verdict.sentence
     assert "the lock 'x', which" in verdict.sentence
     assert "POST /run" in verdict.sentence
+
+
+def test_one_free_holder_is_enough() -> None:
+    """A task is not blocked if one of two holders of a lock goes on, and is once neither does."""
+
+    async def run() -> tuple[Observation, Observation]:
+        services = Services(Random(1))
+        going_on = (("lock", "y"), *(("turn", ""),) * IDLE_TURNS)
+        stuck = (("lock", "y"), ("lock", "x"), ("lock", "x"))
+        services.begin("A", stuck)
+        services.begin("A", going_on)
+        services.begin("A", (("turn", ""), *stuck))
+        services.begin("A", (("turn", ""), ("turn", ""), ("lock", "y")))
+        for _ in range(IDLE_TURNS // 2):
+            await asyncio.sleep(0)
+        early = await services.observe()
+        await services.settle()
+        late = await services.observe()
+        await services.close()
+        return early, late
+
+    early, late = asyncio.run(run())
+    [fragment] = [one for name, one in early.fragments.items() if name.startswith("A-")]
+    [lock] = [lock for lock in fragment.state.locks if lock.name == "y"]
+    assert [len(lock.holders), len(lock.waiting)] == [2, 2]
+    assert len(members(find_call_deadlock(early))) == 1
+    assert len(members(find_call_deadlock(late))) == 3
