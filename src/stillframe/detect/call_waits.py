@@ -2,8 +2,8 @@
 
 An activity is one task, and does nothing while it waits for the answer of a call or for a lock. So
 it is blocked as long as the instance that serves the call has not answered, or every holder of the
-lock keeps it. Activities that block each other in this way stay blocked until one of them gives up.
-That is true at a consistent cut, and it stays true: none of them does anything before another one
+lock keeps it. Activities that block each other in this way stay blocked until a time-out ends one
+wait. That is true at a consistent cut, and it stays true: none of them does anything before another one
 has (Chandy & Lamport 1985, section 4).
 
 What is in transit blocks no activity, nor does a call with an unknown fate. So an alarm is right,
@@ -29,7 +29,7 @@ class ActivityWait(msgspec.Struct, frozen=True):
         instance: the instance whose task it is.
         serves: the name of the call that it serves, such as ``POST /pay``; empty if none.
         waits_for: what it waits for, in words.
-        blockers: the activities of which one must go on first.
+        blockers: activities. It is blocked until one of these is not.
         since: when its request was sent; None for a lock.
         deadline: the earliest time at which it stops waiting; None if it is not known.
     """
@@ -132,7 +132,7 @@ def find_call_deadlock(observation: Observation) -> CallDeadlock | None:
 
 
 def call_deadlock(observation: Observation) -> Verdict:
-    """Return whether activities of services keep each other blocked until one gives up."""
+    """Return whether activities of services keep each other blocked until a time-out."""
     found = find_call_deadlock(observation)
     if found is None:
         return Verdict(holds=False, sentence=NO_DEADLOCK)
