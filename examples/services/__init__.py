@@ -1,0 +1,1 @@
+"""Banks behind a bad network, which keep their HTTP and are observed all the same."""

@@ -1,0 +1,85 @@
+"""A proxy for HTTP between services that loses, delays and doubles messages."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from random import Random
+from typing import NamedTuple
+
+HEAD_BYTES_MAX = 2**16
+DELAY_S_MAX = 0.3
+_END = b"\r\n\r\n"
+
+
+class Faults(NamedTuple):
+    """How often what goes wrong: fractions of all requests."""
+
+    lost_requests: float = 0.0
+    lost_answers: float = 0.0
+    doubled: float = 0.0
+    delayed: float = 0.0
+
+
+class BadNetwork:
+    """A proxy in front of one address.
+
+    Args:
+        port: the port of the server on this machine.
+        faults: what goes wrong.
+        chance: chooses the requests.
+
+    Attributes:
+        counts: how often each fault happened.
+    """
+
+    def __init__(self, port: int, faults: Faults, chance: Random) -> None:
+        self.counts: Counter[str] = Counter()
+        self.port = 0
+        self._target_port = port
+        self._faults = faults
+        self._chance = chance
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen while the body runs; `port` is where."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                request = await _message(reader)
+                if self._is_chosen("lost requests", self._faults.lost_requests):
+                    return
+                if self._is_chosen("delayed", self._faults.delayed):
+                    await asyncio.sleep(self._chance.random() * DELAY_S_MAX)
+                copies = 1 + self._is_chosen("doubled", self._faults.doubled)
+                answers = await asyncio.gather(*(self._forward(request) for _ in range(copies)))
+                if self._is_chosen("lost answers", self._faults.lost_answers):
+                    return
+                writer.write(answers[0])
+                await writer.drain()
+
+    async def _forward(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        with contextlib.closing(writer):
+            writer.write(request)
+            return await _message(reader)
+
+    def _is_chosen(self, name: str, share: float) -> bool:
+        is_chosen = self._chance.random() < share
+        self.counts[name] += is_chosen
+        return is_chosen
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """Read a request or an answer whose length is in its head."""
+    head = await reader.readuntil(_END)
+    lines = (line.partition(":") for line in head.decode("latin-1").split("\r\n"))
+    fields = {name.strip().lower(): value.strip() for name, _, value in lines}
+    return head + await reader.readexactly(int(fields.get("content-length", "0")))

@@ -1,0 +1,111 @@
+"""A bank of FastAPI that pays other banks over HTTP and is observed.
+
+``uvicorn examples.services.bank:app`` runs it. Its environment has BANK_NAME, BANK_TARGETS (the
+addresses of other banks), BANK_COLLECTOR, BANK_RATE (payments a second), and STILLFRAME_SECRET.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator
+from random import Random
+
+import fastapi
+import httpx
+
+from stillframe.protocol.calls import Amounts
+from stillframe.services.agent import Message
+from stillframe.services.attach import attach
+from stillframe.services.http_client import ObservedTransport
+
+BALANCE = 10_000
+PAYING = "/pay"
+TIMEOUT_S = 0.5
+RING_TIMEOUT_S = 2.0
+SENDER_COUNT = 4
+AMOUNT_MAX = 9
+
+targets = os.environ["BANK_TARGETS"].split()
+rate = float(os.environ["BANK_RATE"])
+chance = Random(os.getpid())
+
+
+class Books:
+    """The state of a bank."""
+
+    def __init__(self) -> None:
+        self.balance = BALANCE
+
+
+def amounts(message: Message) -> Amounts:
+    """Return the money in a request or an answer."""
+    if message.path == PAYING and message.status in (0, 200):
+        return {"EUR": json.loads(message.body)["amount"]}
+    return {}
+
+
+@contextlib.asynccontextmanager
+async def paying(_: fastapi.FastAPI) -> AsyncIterator[None]:
+    """Pay while the server runs."""
+    tasks = [asyncio.create_task(pay_others()) for _ in range(SENDER_COUNT if rate else 0)]
+    yield
+    for task in tasks:
+        task.cancel()
+
+
+books = Books()
+app = fastapi.FastAPI(lifespan=paying)
+agent = attach(
+    app,
+    service=os.environ["BANK_NAME"],
+    state=books,
+    collector=os.environ["BANK_COLLECTOR"],
+    secret=os.environ["STILLFRAME_SECRET"].encode(),
+    targets=targets,
+    carries=amounts,
+    stored_fields=["amount"],
+)
+client = httpx.AsyncClient(transport=ObservedTransport(agent), timeout=TIMEOUT_S)
+vault = agent.lock("vault")
+
+
+@app.post(PAYING)
+async def pay(payment: dict[str, int]) -> dict[str, int]:
+    """Take money, and give half of it back a little later."""
+    back = payment["amount"] // 2
+    books.balance += payment["amount"] - back
+    with agent.held(EUR=back):
+        await asyncio.sleep(chance.random() * 0.02)
+    return {"amount": back}
+
+
+@app.post("/open")
+async def open_vaults(places: list[str]) -> str:
+    """Hold the vault while the next bank opens its own: three of these at once can deadlock."""
+    async with vault:
+        await asyncio.sleep(0.1)
+        if places:
+            url = f"http://{places[0]}/open"
+            await client.post(url, json=places[1:], timeout=RING_TIMEOUT_S)
+    return "open"
+
+
+@app.get("/balance")
+async def balance() -> int:
+    """Return the balance, for a program that asks each bank in turn."""
+    return books.balance
+
+
+async def pay_others() -> None:
+    """Pay one target after the other."""
+    while True:
+        await asyncio.sleep(chance.expovariate(rate / SENDER_COUNT))
+        amount = chance.randint(1, AMOUNT_MAX)
+        if books.balance < amount:
+            continue
+        books.balance -= amount
+        with contextlib.suppress(httpx.HTTPError):
+            url = f"http://{chance.choice(targets)}{PAYING}"
+            answer = await client.post(url, json={"amount": amount})
+            books.balance += answer.json()["amount"]
