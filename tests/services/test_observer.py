@@ -36,7 +36,7 @@ class Collected:
             self.config,
             ledger=ledger,
             number=self.published[-1].number if self.published else 0,
-            publish=self.published.append,
+            publish=lambda observation, times, ledger: self.published.append(observation),
             store=self._store,
             abandoned=lambda number, why: self.abandoned.append((number, why)),
             warn=self.warnings.append,

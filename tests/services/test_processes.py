@@ -52,7 +52,7 @@ class Banks:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.observer = Observer(
             ObserverConfig(secret=SECRET, interval_s=0.05, retire_s=0.5),
-            publish=self.published.append,
+            publish=lambda observation, times, ledger: self.published.append(observation),
             store=lambda ledger: None,
             abandoned=lambda number, why: self.abandoned.append((number, why)),
             warn=lambda text: None,

@@ -2,11 +2,19 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
-from stillframe.errors import NotConsistent, ProtocolViolation, StillframeError, describe
+from stillframe.errors import (
+    NotConsistent,
+    ProtocolViolation,
+    StillframeError,
+    StoreError,
+    describe,
+)
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
 from stillframe.protocol.activities import InstanceState
@@ -25,6 +33,7 @@ from stillframe.runtime.network.connection import InboundConnection
 from stillframe.services import control
 from stillframe.services.agent_connection import PROTOCOL
 
+Membership = Literal["joined", "left"]
 _decode: Callable[[bytes], control.FromAgent] = msgspec.msgpack.Decoder(control.FromAgent).decode
 
 
@@ -101,10 +110,13 @@ class Observer:
         config: the settings.
         ledger: what the collector before knew, if there was one.
         number: the newest observation that is stored.
-        publish: stores an observation, before instances forget what is settled.
-        store: stores the ledger, after each change.
+        publish: stores an observation and the ledger after it, before instances forget what is
+            settled. It takes when the observation was initiated and completed, in seconds since
+            1970. After a StillframeError the observation is abandoned, and nothing is settled.
+        store: stores the ledger, after each other change of it.
         abandoned: takes the number of an observation that was abandoned, and why.
         warn: takes a sentence about a connection.
+        member: takes the name of an instance, and whether it joined or left.
     """
 
     def __init__(
@@ -113,10 +125,11 @@ class Observer:
         *,
         ledger: CallLedger | None = None,
         number: int = 0,
-        publish: Callable[[Observation], None],
+        publish: Callable[[Observation, tuple[float, float], CallLedger], object],
         store: Callable[[CallLedger], None],
         abandoned: Callable[[int, str], None],
         warn: Callable[[str], None],
+        member: Callable[[str, Membership], None] = lambda name, change: None,
     ) -> None:
         self.warn = warn
         self.collector = Collector(ledger, number)
@@ -125,6 +138,8 @@ class Observer:
         self._publish = publish
         self._store = store
         self._abandoned = abandoned
+        self._member = member
+        self._initiated_at = 0.0
         self._connections: dict[str, _AgentConnection] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended = asyncio.Event()
@@ -150,6 +165,7 @@ class Observer:
     async def observe(self) -> None:
         """Take one observation, and wait for its end."""
         self._ended.clear()
+        self._initiated_at = time.time()
         start = self.collector.begin()
         for connection in self._connections.values():
             connection.send(control.Begin(start))
@@ -212,13 +228,16 @@ class Observer:
         connection.instance = name
         self._connections[name] = connection
         start = self.collector.joined(name, join.colour, join.gone_count)
+        # If that fails, the connection is closed, and the agent tries again.
         self._store(self.collector.ledger)
+        self._member(name, "joined")
         connection.send(control.Welcome())
         if start is not None:
             connection.send(control.Begin(start))
 
     def _take(self, message: control.Captured) -> None:
         fragment = msgspec.structs.replace(message.fragment, state=_state_of(message.fragment))
+        before = _copy_of(self.collector.ledger)
         try:
             result = self.collector.add(fragment)
         except NotConsistent as error:
@@ -228,8 +247,15 @@ class Observer:
         if result is None:
             return
         observation, settlement = result
-        self._publish(observation)
-        self._store(self.collector.ledger)
+        try:
+            times = self._initiated_at, time.time()
+            self._publish(observation, times, self.collector.ledger)
+        except StillframeError as error:
+            # What it would have settled is in the next observation again.
+            self.collector.ledger = before
+            self._ended.set()
+            self._abandoned(observation.number, str(error))
+            return
         for name, connection in self._connections.items():
             connection.send(control.Settle(settlement.of(name)))
         self._ended.set()
@@ -246,7 +272,8 @@ class Observer:
 
     def _left(self, name: str) -> None:
         missing = self.collector.left(name)
-        self._store(self.collector.ledger)
+        self._try_to_store()
+        self._member(name, "left")
         if missing is not None:
             self._end(missing)
 
@@ -262,7 +289,24 @@ class Observer:
     def _retire(self, name: str) -> None:
         del self._timers[name]
         self.collector.retire(name)
-        self._store(self.collector.ledger)
+        self._try_to_store()
+
+    def _try_to_store(self) -> None:
+        """Store the ledger. If that fails it is stored with the next observation; until then a
+        collector that starts again would note once more who was disconnected."""
+        try:
+            self._store(self.collector.ledger)
+        except StoreError as error:
+            self.warn(str(error))
+
+
+def _copy_of(ledger: CallLedger) -> CallLedger:
+    """Return a copy; the calls in it do not change."""
+    fields = msgspec.structs.asdict(ledger)
+    copied: dict[str, Any] = {
+        name: value if isinstance(value, int) else value.copy() for name, value in fields.items()
+    }
+    return CallLedger(**copied | {"gone": {name: dict(one) for name, one in ledger.gone.items()}})
 
 
 def _state_of(fragment: InstanceFragment) -> InstanceState:

@@ -48,6 +48,8 @@ _LOCK = "lock"
 LEASE = "lease.json"
 """Takes the place of the lock in an object store."""
 _PIPELINE_HEAD = "pipeline.json"
+OBSERVATIONS_HEAD = "observations.json"
+"""The file that makes a directory a store of observations of services."""
 _LISTED_MAX = 5
 
 
@@ -100,6 +102,23 @@ def is_store(path: Location) -> bool:
     return is_there(path / HEAD)
 
 
+def has_observations(path: Location) -> bool:
+    """Return whether there is a store of observations of services at `path`."""
+    return isinstance(path, Path) and (path / OBSERVATIONS_HEAD).exists()
+
+
+def refuse_observations(path: Location) -> None:
+    """Raise a UsageError if there is a store of observations at `path`: it has no snapshots."""
+    if has_observations(path):
+        raise UsageError(
+            f"{path} holds observations of services, which can be looked at and not restored; they "
+            "are not snapshots (docs/observation-format.md)",
+            path=path,
+            remedy=f"use 'stillframe observe', 'list', 'show', 'verify' or 'diff', such as "
+            f"'{shell_command('show', path)}'",
+        )
+
+
 def read_head(path: Location) -> Head:
     """Read ``store.json`` of the store at `path`; errors are as for ``read_sealed``."""
     return read_sealed(path / HEAD, BucketHead if isinstance(path, ObjectPath) else Head)
@@ -123,6 +142,7 @@ def check_is_store(path: Location) -> None:
     Damaged if its ``store.json`` is missing."""
     if is_store(path):
         return
+    refuse_observations(path)
     if is_there(path / _PIPELINE_HEAD):
         raise UsageError(
             f"{path} is a pipeline, not a store",
@@ -144,6 +164,7 @@ def check_unused(path: Location) -> None:
     """Check that a directory is empty or a store; a UsageError names what else is in it."""
     if is_store(path):
         return
+    refuse_observations(path)
     left_by_a_crash = {_LOCK, LEASE, SNAPSHOTS, ASSEMBLED}
     left_by_a_crash |= {partial_path(Path(name)).name for name in (HEAD, ASSEMBLED)}
     foreign = sorted({*names(path)} - left_by_a_crash)

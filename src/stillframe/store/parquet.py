@@ -35,15 +35,15 @@ def unpacked_bytes_max(size: int) -> int:
 
 
 @contextlib.contextmanager
-def as_written(where: Location) -> Iterator[None]:
-    """Turn errors of the body, which reads what is at `where`, into a Damaged."""
+def as_written(where: Location, *, advice: str = SNAPSHOT_ADVICE) -> Iterator[None]:
+    """Turn errors of the body, which reads what is at `where`, into a Damaged with this advice."""
     try:
         yield
     except _NO_TABLE as error:
         raise Damaged(
             f"{where} is not a table of a store: {' '.join(str(error).split())}",
             path=where,
-            remedy=SNAPSHOT_ADVICE,
+            remedy=advice,
         ) from error
 
 

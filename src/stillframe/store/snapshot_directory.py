@@ -163,7 +163,7 @@ def new_directory(path: Path, executor: Executor | None) -> Iterator[NewDirector
             raise
         raise StoreError(
             f"{path} could not be written: {error.strerror or error}; nothing was published: "
-            f"{disk_advice(error)}. The next snapshot is tried as usual",
+            f"{disk_advice(error)}. The next one is tried as usual",
             path=path,
         ) from error
 

@@ -91,7 +91,7 @@ _FITTING: dict[str, set[type]] = {
 _EXACT = frozenset({"bool", "int", "float", "text", "bytes"})
 """Kinds of columns that give a recorded value back exactly."""
 
-_CONVERSION_ERRORS = (
+CONVERSION_ERRORS = (
     pa.ArrowException,
     TypeError,
     ValueError,
@@ -212,7 +212,7 @@ def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str])
     not fit, by `where`, a function of its index."""
     try:
         return _convert(column, values)
-    except _CONVERSION_ERRORS as error:
+    except CONVERSION_ERRORS as error:
         index, cause = _first_misfit(column, values, error)
         raise StoreError(
             f"{where(index)}: field {column.name!r} holds {_shortened(repr(values[index]))}, "
@@ -237,7 +237,7 @@ def _first_misfit(column: Column, values: Sequence[Any], error: Exception) -> tu
     for index, value in enumerate(values):
         try:
             _convert(column, [value])
-        except _CONVERSION_ERRORS as cause:
+        except CONVERSION_ERRORS as cause:
             return index, cause
     return 0, error
 

@@ -1,0 +1,369 @@
+"""An observation of services as Parquet files, and back.
+
+The columns `encoded` hold everything as it was recorded, as MessagePack. All other columns repeat
+it for queries with any reader of Parquet.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stillframe.errors import NotConsistent, StoreError
+from stillframe.model import DECODING_ERRORS
+from stillframe.protocol.activities import InstanceState
+from stillframe.protocol.calls import (
+    Accepted,
+    CallPlace,
+    InstanceFragment,
+    Located,
+    Observation,
+    ServedCall,
+)
+from stillframe.store.parquet import check_columns, read_parquet
+from stillframe.store.tables import CONVERSION_ERRORS, to_array
+from stillframe.topology import Column
+
+INSTANCES = "instances.parquet"
+STATES = "states.parquet"
+CALLS = "calls.parquet"
+UNRESOLVED = "unresolved.parquet"
+FILES = (INSTANCES, STATES, CALLS, UNRESOLVED)
+"""The files of every observation, in the order in which a manifest lists them."""
+
+NOT_AWAITED, LATE, DUPLICATE, ORPHAN = "not awaited", "late", "duplicate", "orphan"
+"""The kinds of unresolved calls."""
+_TEXT, _COUNT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.float64(), pa.binary()
+_SCHEMAS = {
+    INSTANCES: {
+        "observation": _COUNT,
+        "instance": _TEXT,
+        "service": _TEXT,
+        "sent_count": _COUNT,
+        "call_count": _COUNT,
+        "served_count": _COUNT,
+        "held": _TEXT,
+        "encoded": _BYTES,
+    },
+    STATES: {
+        "observation": _COUNT,
+        "instance": _TEXT,
+        "service": _TEXT,
+        "field": _TEXT,
+        "value": _TEXT,
+        "number": _NUMBER,
+    },
+    CALLS: {
+        "observation": _COUNT,
+        "call": _TEXT,
+        "caller": _TEXT,
+        "service": _TEXT,
+        "target": _TEXT,
+        "name": _TEXT,
+        "place": _TEXT,
+        "is_awaited": pa.bool_(),
+        "began_at": _NUMBER,
+        "deadline": _NUMBER,
+        "serving": _TEXT,
+        "served_by": _TEXT,
+        "amounts": _TEXT,
+        "fields": _TEXT,
+        "encoded": _BYTES,
+    },
+    UNRESOLVED: {
+        "observation": _COUNT,
+        "kind": _TEXT,
+        "call": _TEXT,
+        "instance": _TEXT,
+        "target": _TEXT,
+        "name": _TEXT,
+        "place": _TEXT,
+        "known": _TEXT,
+        "amounts": _TEXT,
+        "encoded": _BYTES,
+    },
+}
+SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in _SCHEMAS.items()}
+"""The columns of each file."""
+_NULLABLE = {
+    INSTANCES: (),
+    STATES: ("value", "number"),
+    CALLS: ("deadline", "serving", "served_by"),
+    UNRESOLVED: ("instance", "target", "encoded"),
+}
+_SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
+_VALUE = Column("value", "json")
+_Read = TypeVar("_Read")
+Row = dict[str, Any]
+
+# Sets and maps in one order, so that equal values have equal bytes.
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+_decode_fragment = msgspec.msgpack.Decoder(InstanceFragment).decode
+_decode_located = msgspec.msgpack.Decoder(Located).decode
+_decode_accepted = msgspec.msgpack.Decoder(Accepted).decode
+_decode_fields = msgspec.msgpack.Decoder(dict[str, Any]).decode
+
+
+class Unresolved(msgspec.Struct, frozen=True):
+    """A call that its caller does not wait for, and what is known about it.
+
+    Attributes:
+        kind: `NOT_AWAITED`, `LATE`, `DUPLICATE` or `ORPHAN`.
+        call: the call.
+        instance: the instance that has accepted it, if one has. Several are separated by commas.
+        target: the address to which it was sent, if its caller's record is known.
+        name: what was called, if that is known.
+        place: where it is.
+        known: what is known about it, as a sentence.
+        amounts: the amounts of its messages that no state contains.
+    """
+
+    kind: str
+    call: str
+    instance: str | None
+    target: str | None
+    name: str
+    place: CallPlace
+    known: str
+    amounts: dict[str, int]
+
+
+def service_of(instance: str) -> str:
+    """Return the service of an instance: its name without the last eight digits."""
+    return _SUFFIX.sub("", instance)
+
+
+def state_of(fragment: InstanceFragment) -> InstanceState:
+    """Return the state in a fragment."""
+    assert isinstance(fragment.state, InstanceState)
+    return fragment.state
+
+
+def fields_of(fragment: InstanceFragment) -> dict[str, Any]:
+    """Return the fields of the state that the application of an instance captured."""
+    return _decode_fields(state_of(fragment).encoded)
+
+
+def unresolved_of(observation: Observation) -> list[Unresolved]:
+    """Return the calls that their callers do not wait for."""
+    return [one for one, _ in _unresolved(observation)]
+
+
+def _unresolved(observation: Observation) -> Iterable[tuple[Unresolved, bytes | None]]:
+    """Yield each unresolved call, and what another file does not hold of it."""
+    for located in observation.calls:
+        if not located.record.is_awaited:
+            yield _of_located(NOT_AWAITED, located), None
+    for located in observation.late:
+        yield _of_located(LATE, located), _encode(located)
+    for accepted in observation.duplicates:
+        yield _of_accepted(DUPLICATE, accepted), _encode(accepted)
+    for accepted in observation.orphans:
+        yield _of_accepted(ORPHAN, accepted), _encode(accepted)
+
+
+def _of_located(kind: str, located: Located) -> Unresolved:
+    record = located.record
+    return Unresolved(
+        kind,
+        str(located.call),
+        served_by(located),
+        record.target or None,
+        record.details.name,
+        located.place,
+        _known_of(kind, located),
+        located.amounts(),
+    )
+
+
+def _of_accepted(kind: str, accepted: Accepted) -> Unresolved:
+    name, served = accepted
+    known = f"was accepted by {name}, {_progress(served)}; its caller is not connected"
+    if kind == DUPLICATE:
+        known = f"was accepted once more by {name}, {_progress(served)}"
+    place = CallPlace.ANSWERED if served.number else CallPlace.SERVED
+    amounts = served.amounts()
+    return Unresolved(
+        kind, str(served.call), name, None, served.details.name, place, known, amounts
+    )
+
+
+def _progress(served: ServedCall) -> str:
+    return "which has answered" if served.number else "which still serves it"
+
+
+def _known_of(kind: str, located: Located) -> str:
+    """Return what is known about a call whose caller has stopped waiting."""
+    accepted = f"was accepted by {served_by(located)}"
+    known = {
+        CallPlace.REQUESTED: "was accepted by no instance; its request is in transit or lost",
+        CallPlace.SERVED: f"{accepted}, which still serves it",
+        CallPlace.ANSWERED: f"{accepted} and answered; the answer did not arrive",
+        CallPlace.UNKNOWN: "may have been accepted by an instance that died or dropped its record",
+        CallPlace.OUTSIDE: "was accepted by no instance that is observed; its target has never "
+        "answered with a header",
+    }[located.place]
+    if located.place is CallPlace.OUTSIDE and located.record.was_answered:
+        known = "was answered without a header; its effect is unknown"
+    if kind == LATE:
+        known = f"{known}; an earlier observation had found it not accepted"
+    return known
+
+
+def served_by(located: Located) -> str | None:
+    """Return the instances that have accepted a call, separated by commas; None if none has."""
+    return ", ".join(name for name, _ in located.served) or None
+
+
+# --- to tables
+
+
+def to_tables(observation: Observation) -> dict[str, pa.Table]:
+    """Return the tables of an observation by the names of their files.
+
+    Raises:
+        StoreError: a state is not a MessagePack map, or a value does not fit into its column.
+    """
+    fragments = [observation.fragments[name] for name in sorted(observation.fragments)]
+    rows = {
+        INSTANCES: map(_instance_row, fragments),
+        STATES: (row for fragment in fragments for row in _state_rows(fragment)),
+        CALLS: map(_call_row, observation.calls),
+        UNRESOLVED: (_unresolved_row(*one) for one in _unresolved(observation)),
+    }
+    try:
+        return {name: _table(name, observation.number, rows[name]) for name in FILES}
+    except (*CONVERSION_ERRORS, *DECODING_ERRORS) as error:
+        raise StoreError(
+            f"observation {observation.number} cannot be stored, because a value does not fit into "
+            f"its column: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _table(name: str, number: int, rows: Iterable[Row]) -> pa.Table:
+    listed = [{"observation": number} | row for row in rows]
+    columns = {field.name: [row[field.name] for row in listed] for field in SCHEMAS[name]}
+    if name == STATES:
+        return pa.table(
+            columns
+            | {
+                "value": to_array(
+                    _VALUE,
+                    columns["value"],
+                    lambda index: f"the state of {listed[index]['instance']}",
+                )
+            },
+            SCHEMAS[name],
+        )
+    return pa.table(columns, SCHEMAS[name])
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(dict(sorted(value.items()))).decode()
+
+
+def _instance_row(fragment: InstanceFragment) -> Row:
+    return {
+        "instance": fragment.instance,
+        "service": service_of(fragment.instance),
+        "sent_count": fragment.sent_count,
+        "call_count": len(fragment.calls),
+        "served_count": len(fragment.served),
+        "held": _json(state_of(fragment).held),
+        "encoded": _encode(fragment),
+    }
+
+
+def _state_rows(fragment: InstanceFragment) -> list[Row]:
+    try:
+        fields = fields_of(fragment)
+    except DECODING_ERRORS as error:
+        raise StoreError(f"the state of {fragment.instance} cannot be read: {error}") from error
+    return [
+        {
+            "instance": fragment.instance,
+            "service": service_of(fragment.instance),
+            "field": name,
+            "value": value,
+            "number": float(value) if type(value) in (int, float) else None,
+        }
+        for name, value in fields.items()
+    ]
+
+
+def _call_row(located: Located) -> Row:
+    record, details = located.record, located.record.details
+    return {
+        "call": str(located.call),
+        "caller": located.call.caller,
+        "service": service_of(located.call.caller),
+        "target": record.target,
+        "name": details.name,
+        "place": located.place.value,
+        "is_awaited": record.is_awaited,
+        "began_at": details.began_at,
+        "deadline": details.deadline,
+        "serving": None if record.serving is None else str(record.serving),
+        "served_by": served_by(located),
+        "amounts": _json(located.amounts()),
+        "fields": _json(details.fields),
+        "encoded": _encode(located),
+    }
+
+
+def _unresolved_row(one: Unresolved, encoded: bytes | None) -> Row:
+    row = msgspec.structs.asdict(one)
+    return row | {"place": one.place.value, "amounts": _json(one.amounts), "encoded": encoded}
+
+
+# --- and back
+
+
+def read_table(name: str, content: bytes) -> pa.Table:
+    """Read a file of an observation; ``parquet.as_written`` turns its errors into one."""
+    schema = SCHEMAS[name]
+    table = read_parquet(content, schema.names)
+    filled = {column for column in schema.names if column not in _NULLABLE[name]}
+    check_columns(table, schema, filled=filled)
+    return table
+
+
+def fragments_in(table: pa.Table) -> dict[str, InstanceFragment]:
+    """Return the fragments in the table of instances.
+
+    Raises:
+        NotConsistent: an instance has two.
+    """
+    found: dict[str, InstanceFragment] = {}
+    for fragment in _decoded(table, "encoded", _decode_fragment):
+        if fragment.instance in found:
+            raise NotConsistent(f"{fragment.instance} has two fragments")
+        state = msgspec.convert(fragment.state, InstanceState)
+        found[fragment.instance] = msgspec.structs.replace(fragment, state=state)
+    return found
+
+
+def calls_in(table: pa.Table) -> tuple[Located, ...]:
+    """Return the calls in the table of calls."""
+    return tuple(_decoded(table, "encoded", _decode_located))
+
+
+def late_in(table: pa.Table) -> tuple[Located, ...]:
+    """Return the late calls in the table of unresolved calls."""
+    return tuple(_decoded(_of_kind(table, LATE), "encoded", _decode_located))
+
+
+def accepted_in(table: pa.Table, kind: str) -> tuple[Accepted, ...]:
+    """Return the duplicates or the orphans in the table of unresolved calls."""
+    return tuple(_decoded(_of_kind(table, kind), "encoded", _decode_accepted))
+
+
+def _of_kind(table: pa.Table, kind: str) -> pa.Table:
+    return table.filter(pc.equal(table.column("kind"), kind))
+
+
+def _decoded(table: pa.Table, column: str, decode: Callable[[bytes], _Read]) -> list[_Read]:
+    return [decode(encoded) for encoded in table.column(column).to_pylist()]
