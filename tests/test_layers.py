@@ -17,7 +17,7 @@ LAYERS = (
     tuple("trace cuts waiting process keyed outbox state_codec keyed_changes topology".split()),
     ("protocol",),
     ("durable_files", "imports", "public_names"),
-    ("storage",),
+    ("storage", "secret_files"),
     ("store", "restore", "importer", "tracefile", "eventlog", "diagram"),
     ("detect",),
     ("pipeline", "migration", "snapshot_store"),

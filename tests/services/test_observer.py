@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 
-from stillframe.errors import UsageError
+from stillframe.errors import StoreError, UsageError
 from stillframe.protocol.calls import CallLedger, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent
@@ -27,6 +27,9 @@ class Collected:
         self.abandoned: list[tuple[int, str]] = []
         self.warnings: list[str] = []
         self.stored = b""
+        self.members: list[tuple[str, str]] = []
+        self.failures: list[StoreError] = []
+        """Errors of the next attempts to store something."""
         self.observer = self.make(None)
         self.address = ANYWHERE
 
@@ -36,13 +39,23 @@ class Collected:
             self.config,
             ledger=ledger,
             number=self.published[-1].number if self.published else 0,
-            publish=lambda observation, times, ledger: self.published.append(observation),
+            publish=self._publish,
             store=self._store,
             abandoned=lambda number, why: self.abandoned.append((number, why)),
             warn=self.warnings.append,
+            member=lambda name, change: self.members.append((name, change)),
         )
 
+    def _publish(
+        self, observation: Observation, times: tuple[float, float], ledger: CallLedger
+    ) -> None:
+        assert 0 < times[0] <= times[1]
+        self._store(ledger)
+        self.published.append(observation)
+
     def _store(self, ledger: CallLedger) -> None:
+        if self.failures:
+            raise self.failures.pop()
         self.stored = msgspec.msgpack.encode(ledger)
 
     @contextlib.asynccontextmanager
@@ -199,6 +212,71 @@ def test_a_collector_that_starts_again_continues() -> None:
                     await collected.observer.observe()
         assert [one.number for one in collected.published] == [1, 2]
         assert one.rules.colour == 2
+
+    run(body)
+
+
+def test_an_observation_that_cannot_be_stored_settles_nothing() -> None:
+    """It is abandoned with the cause, and the next one shows the same calls."""
+    collected = Collected()
+
+    async def body() -> None:
+        one = agent("A")
+        one.rules.stop_waiting(one.rules.request("pay:80", carries={"EUR": 5}).call.number)
+        async with collected.listening(), linked(collected.address, one):
+            await collected.connected(1)
+            collected.failures.append(StoreError("the disk is full"))
+            await collected.observer.observe()
+            before = collected.observer.collector.ledger
+            assert (before.not_accepted, before.released) == ({}, set())
+            await collected.observer.observe()
+        assert collected.abandoned == [(1, "the disk is full")]
+        [observation] = collected.published
+        assert [call.record.target for call in observation.calls] == ["pay:80"]
+        assert msgspec.msgpack.decode(collected.stored, type=CallLedger).not_accepted
+
+    run(body)
+
+
+def test_an_agent_joins_when_that_is_stored() -> None:
+    """Otherwise a collector that starts again would not miss it. The agent tries again."""
+    collected = Collected()
+
+    async def body() -> None:
+        one = agent("A")
+        # The second one is about its leaving.
+        collected.failures += [StoreError("the disk is full"), StoreError("the disk is full")]
+        async with collected.listening(), linked(collected.address, one):
+            await collected.until(lambda: not collected.failures)
+            await collected.connected(1)
+            await collected.observer.observe()
+        name = one.rules.name
+        assert any(f"{name} was closed: the disk is full" in text for text in collected.warnings)
+        assert collected.members[-1] == (name, "joined")
+        assert len(collected.published) == 1
+
+    run(body)
+
+
+def test_who_joins_and_leaves_is_reported() -> None:
+    """Not those that are connected when the collector ends."""
+    collected = Collected()
+
+    async def body() -> None:
+        one, other = agent("A"), agent("B")
+        async with collected.listening(), linked(collected.address, one):
+            await collected.connected(1)
+            async with linked(collected.address, other):
+                await collected.connected(2)
+            await collected.connected(1)
+        ledger = msgspec.msgpack.decode(collected.stored, type=CallLedger)
+        assert ledger.members == {one.rules.name}
+        names = one.rules.name, other.rules.name
+        assert collected.members == [
+            (names[0], "joined"),
+            (names[1], "joined"),
+            (names[1], "left"),
+        ]
 
     run(body)
 

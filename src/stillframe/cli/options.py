@@ -23,6 +23,10 @@ StorePath = Annotated[
 _SNAPSHOT = "Id of a snapshot, such as P1-17, or name of a savepoint."
 SnapshotName = Annotated[str, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
 OptionalSnapshotName = Annotated[str | None, typer.Argument(metavar="SNAPSHOT", help=_SNAPSHOT)]
+OptionalName = Annotated[
+    str | None,
+    typer.Argument(metavar="SNAPSHOT", help=f"{_SNAPSHOT} Or number of an observation."),
+]
 Timeout = Annotated[
     str, typer.Option(metavar="DURATION", help="Abandon a snapshot that takes longer.")
 ]

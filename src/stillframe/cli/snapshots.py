@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from stillframe.cli import output, quantities
+from stillframe.cli import observations, output, quantities
 from stillframe.cli.command import (
     Commands,
     argument,
@@ -27,7 +27,13 @@ from stillframe.cli.command import (
     flag,
     option,
 )
-from stillframe.cli.options import CLASSES, INITIATOR, OptionalSnapshotName, SnapshotName, StorePath
+from stillframe.cli.options import (
+    CLASSES,
+    INITIATOR,
+    OptionalName,
+    SnapshotName,
+    StorePath,
+)
 from stillframe.detect import predicate
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
 from stillframe.model import ChannelState, GlobalState, ProcessId, Snapshot, SnapshotId
@@ -74,9 +80,12 @@ LIST_COLUMNS: output.Columns[SnapshotEntry] = {
 app = Commands()
 
 
-@app.add("list money", name="list")
+@app.add("list money", "list seen", name="list")
 def list_snapshots(path: StorePath) -> None:
-    """List the snapshots of a store in the order of publishing."""
+    """List the snapshots of a store in the order of publishing, or the observations of services."""
+    if (seen := observations.reader_of(path)) is not None:
+        observations.list_observations(seen)
+        return
     store = Store.open(path)
     entries, damages = store.listing()
     current = None
@@ -116,10 +125,10 @@ def _put_list(
         )
 
 
-@app.add("show money P1-17 --books", "show money --live")
+@app.add("show money P1-17 --books", "show money --live", "show seen 17")
 def show(
     path: StorePath,
-    name: OptionalSnapshotName = None,
+    name: OptionalName = None,
     books: bool = flag("--books", "Show only the message counts."),
     live: bool = flag(
         "--live",
@@ -127,7 +136,11 @@ def show(
     ),
 ) -> None:
     """Show the contents of a snapshot, by default the newest: process states, message counts and
-    messages in transit."""
+    messages in transit. Of an observation: states of instances, open and unresolved calls."""
+    if (seen := observations.reader_of(path)) is not None:
+        observations.refuse_options(("--live", live), ("--books", books))
+        observations.show_observation(seen, name)
+        return
     if live and (name is not None or books):
         raise UsageError("--live shows pending snapshots: leave out SNAPSHOT and --books")
     store = Store.open(path)
@@ -450,10 +463,13 @@ def published(entry: SnapshotEntry) -> str:
 
 
 @app.add("verify money")
-def verify(path: StorePath, name: OptionalSnapshotName = None) -> None:
-    """Check every byte and the message counts of a snapshot, by default of all. Exit 1 if
-    something is wrong."""
+def verify(path: StorePath, name: OptionalName = None) -> None:
+    """Check every byte and the message counts of a snapshot, or the calls of an observation, by
+    default of all. Exit 1 if something is wrong."""
     try:
+        if (seen := observations.reader_of(path)) is not None:
+            observations.verify_observations(seen, name)
+            return
         store = Store.open(path)
         if name is None:
             _verify_all(store)
@@ -600,10 +616,14 @@ def not_stable_sentence(name: str, held: predicate.Evaluation, lost: predicate.E
 @app.add("diff money P1-16 P1-17")
 def diff(
     path: StorePath,
-    before: str = argument("A", "Id of the first snapshot."),
-    after: str = argument("B", "Id of the second snapshot."),
+    before: str = argument("A", "Id of the first snapshot, or number of an observation."),
+    after: str = argument("B", "Id of the second snapshot, or number of an observation."),
 ) -> None:
-    """Compare the process states and channels of two snapshots. Exit 1 if they differ."""
+    """Compare the process states and channels of two snapshots, or the instances and calls of two
+    observations. Exit 1 if they differ."""
+    if (seen := observations.reader_of(path)) is not None:
+        observations.diff_observations(seen, before, after)
+        return
     store = Store.open(path)
     found = diff_snapshots(store, store.find(before), store.find(after))
     fields, channels = found.fields, found.channels

@@ -22,6 +22,7 @@ from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import player_document
 from stillframe.sim.scenario import Played
 from stillframe.storage.location import ObjectPath, local_path, locate
+from stillframe.store.layout import refuse_observations
 from stillframe.trace import Trace
 
 SVG, PNG, HTML = ".svg", ".png", ".html"
@@ -50,6 +51,7 @@ def _read_execution(what: str) -> Execution:
         script = sim.script_path(what)
         played = sim.play(script, sim.read_script(script))
         return Execution(script, played.world.trace(), played)
+    refuse_observations(path)
     if path.is_dir():
         raise UsageError(
             f"{what} is a directory, but neither a store nor a pipeline: give one of these, a "

@@ -11,14 +11,12 @@ value that may be secret.
 
 import os
 import re
-import stat
 from pathlib import Path
 
-from stillframe.durable_files import no_wait
 from stillframe.errors import UsageError
+from stillframe.secret_files import read_text
 
 VARIABLE = "STILLFRAME_KAFKA"
-_BYTES_MAX = 2**16
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MODULES = {
     "PLAIN": "plain.PlainLoginModule",
@@ -89,7 +87,7 @@ def _read() -> dict[str, str]:
         return {}
     path = Path(name)
     found: dict[str, str] = {}
-    for number, line in enumerate(_text(path, is_secret=True).splitlines(), start=1):
+    for number, line in enumerate(read_text(path, is_secret=True).splitlines(), start=1):
         setting, separator, value = (part.strip() for part in line.partition("="))
         if not setting or setting.startswith("#"):
             continue
@@ -109,7 +107,7 @@ def _read() -> dict[str, str]:
         if setting in found:
             found[setting] = str(path.absolute().parent / found[setting])
     if _KEY in found:
-        _text(Path(found[_KEY]), is_secret=True)
+        read_text(Path(found[_KEY]), is_secret=True)
     return found
 
 
@@ -136,28 +134,6 @@ def _check(path: Path, found: dict[str, str]) -> None:
             raise UsageError(f"{path}: {one} needs {other}, which is not set")
 
 
-def _text(path: Path, *, is_secret: bool) -> str:
-    """Return the content of a file; UsageError if it cannot be read or others can read a secret."""
-    try:
-        with open(path, "rb", opener=no_wait) as file:
-            status = os.fstat(file.fileno())
-            content = file.read(_BYTES_MAX + 1) if stat.S_ISREG(status.st_mode) else None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    if content is None or len(content) > _BYTES_MAX:
-        raise UsageError(f"{path} is no regular file of up to {_BYTES_MAX} bytes")
-    # A file of root may belong to a group for the purpose, as mounted secrets do.
-    others = 0o037 if status.st_uid == 0 else 0o077
-    if is_secret and status.st_mode & others:
-        raise UsageError(
-            f"{path} can be read or changed by other users, and may hold a secret: chmod 600 {path}"
-        )
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not a text in UTF-8") from None
-
-
 def _quoted(value: str) -> str:
     """Return a value as a configuration of JAAS has it."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -165,7 +141,7 @@ def _quoted(value: str) -> str:
 
 
 def _certificates(given: dict[str, str], name: str) -> str:
-    found = _CERTIFICATES.findall(_text(Path(given[name]), is_secret=False))
+    found = _CERTIFICATES.findall(read_text(Path(given[name]), is_secret=False))
     if not found:
         raise UsageError(f"{given[name]} ({name}) has no certificate in PEM")
     return "\n".join(found)
@@ -183,7 +159,7 @@ def _private_key(given: dict[str, str]) -> str:
     password = given.get(_KEY_PASSWORD)
     try:
         key = serialization.load_pem_private_key(
-            _text(Path(given[_KEY]), is_secret=True).encode(),
+            read_text(Path(given[_KEY]), is_secret=True).encode(),
             None if password is None else password.encode(),
         )
     except (TypeError, ValueError):

@@ -181,7 +181,9 @@ class Observer:
         self.acceptor.close()
         for timer in self._timers.values():
             timer.cancel()
-        for connection in tuple(self._connections.values()):
+        # They are members until a collector that starts again misses them.
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
             connection.close()
 
     def _answer(self) -> _AgentConnection:

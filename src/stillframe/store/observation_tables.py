@@ -197,7 +197,9 @@ def _progress(served: ServedCall) -> str:
 
 def _known_of(kind: str, located: Located) -> str:
     """Return what is known about a call whose caller has stopped waiting."""
-    accepted = f"was accepted by {served_by(located)}"
+    count = len(located.served)
+    times = f" {count} times," if count > 1 else ""
+    accepted = f"was accepted{times} by {served_by(located)}"
     known = {
         CallPlace.REQUESTED: "was accepted by no instance; its request is in transit or lost",
         CallPlace.SERVED: f"{accepted}, which still serves it",
@@ -215,7 +217,7 @@ def _known_of(kind: str, located: Located) -> str:
 
 def served_by(located: Located) -> str | None:
     """Return the instances that have accepted a call, separated by commas; None if none has."""
-    return ", ".join(name for name, _ in located.served) or None
+    return ", ".join(dict.fromkeys(name for name, _ in located.served)) or None
 
 
 # --- to tables

@@ -1,0 +1,399 @@
+"""Observations of services in ``list``, ``show``, ``verify`` and ``diff``."""
+
+import itertools
+from collections.abc import Mapping
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stillframe.cli import output, quantities
+from stillframe.cli.command import end_with_failure
+from stillframe.errors import UsageError
+from stillframe.protocol.calls import Amounts, Located, Observation
+from stillframe.storage.location import Location
+from stillframe.store.layout import first_names, has_observations
+from stillframe.store.observation_tables import (
+    fields_of,
+    service_of,
+    state_of,
+    unresolved_of,
+)
+from stillframe.store.observations import (
+    ObservationManifest,
+    ObservationReader,
+    StoredObservation,
+)
+
+REASON_COUNT_MAX = 20
+"""Maximum reasons of partial observations that are printed; JSON has all."""
+Fields = dict[str, Any]
+
+
+def reader_of(path: Location) -> ObservationReader | None:
+    """Return the observations in a directory; None if it is no store of observations."""
+    if isinstance(path, Path) and has_observations(path):
+        return ObservationReader(path)
+    return None
+
+
+def quality(manifest: ObservationManifest) -> str:
+    """Return in a word how much an observation shows."""
+    if manifest.is_exact:
+        return "exact"
+    return "partial" if manifest.partial else "not exact"
+
+
+LIST_COLUMNS: output.Columns[ObservationManifest] = {
+    "observation": lambda one: str(one.number),
+    "completed": lambda one: quantities.moment(one.completed_at),
+    "amounts": quality,
+    "took": lambda one: quantities.duration(max(0.0, one.completed_at - one.initiated_at)),
+    "instances": attrgetter("instance_count"),
+    "open calls": attrgetter("open_count"),
+    "unresolved": attrgetter("unresolved_count"),
+    "size": lambda one: quantities.size(one.byte_count),
+}
+
+
+def list_observations(store: ObservationReader) -> None:
+    """Carry out ``list``."""
+    found, damages = store.listing()
+    document = {
+        "store": store.path,
+        "observations": list(map(_entry, found)),
+        "damaged": [{"number": one, "detail": str(error)} for one, error in damages.items()],
+    }
+    output.answer(document, lambda: _put_list(store, found, has_none=not damages))
+    if damages:
+        end_with_failure(*map(str, damages.values()))
+
+
+def _entry(manifest: ObservationManifest) -> Fields:
+    return {
+        "number": manifest.number,
+        "initiated_at": manifest.initiated_at,
+        "completed_at": manifest.completed_at,
+        "instance_count": manifest.instance_count,
+        "open_count": manifest.open_count,
+        "unresolved_count": manifest.unresolved_count,
+        "is_exact": manifest.is_exact,
+        "partial": manifest.partial,
+        "gone": manifest.gone,
+        "bytes": manifest.byte_count,
+    }
+
+
+def _put_list(
+    store: ObservationReader, found: list[ObservationManifest], *, has_none: bool
+) -> None:
+    if has_none and not found:
+        output.say(f"the store {store.path} holds no observation yet")
+        return
+    output.put_table("", LIST_COLUMNS, found, texts=3)
+    reasons: dict[str, list[str]] = {}
+    for manifest in found:
+        for reason in _reasons(manifest):
+            reasons.setdefault(reason, []).append(str(manifest.number))
+    for reason, numbers in itertools.islice(reasons.items(), REASON_COUNT_MAX):
+        output.say(f"{reason} (in {first_names(numbers)})")
+    if len(reasons) > REASON_COUNT_MAX:
+        output.say(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
+    output.say(f"{quantities.count(len(found), 'observation')}; none can be restored")
+
+
+def _reasons(manifest: ObservationManifest) -> list[str]:
+    """Return why an observation is not exact."""
+    if manifest.is_exact or manifest.partial:
+        return [f"partial: {reason}" for reason in dict.fromkeys(manifest.partial)]
+    return ["not exact: it is unknown whether some calls were accepted"]
+
+
+# --- show
+
+
+def show_observation(store: ObservationReader, name: str | None) -> None:
+    """Carry out ``show``."""
+    found = store.load(store.newest() if name is None else store.find(name))
+    output.answer(lambda: _document(found), lambda: _put(found))
+
+
+def _document(found: StoredObservation) -> Fields:
+    manifest, observation = found.manifest, found.observation
+    return {
+        "number": manifest.number,
+        "initiated_at": manifest.initiated_at,
+        "completed_at": manifest.completed_at,
+        "is_exact": manifest.is_exact,
+        "partial": manifest.partial,
+        "gone": manifest.gone,
+        "instances": [
+            {
+                "instance": name,
+                "service": service_of(name),
+                "state": fields_of(fragment),
+                "held": state_of(fragment).held,
+            }
+            for name, fragment in observation.fragments.items()
+        ],
+        "calls": [_call(one) for one in observation.calls if one.record.is_awaited],
+        "unresolved": [
+            msgspec.structs.asdict(one) | {"place": one.place.value}
+            for one in unresolved_of(observation)
+        ],
+        "amounts": amounts_of(observation),
+    }
+
+
+def _call(located: Located) -> Fields:
+    record, details = located.record, located.record.details
+    return {
+        "call": str(located.call),
+        "caller": located.call.caller,
+        "target": record.target,
+        "name": details.name,
+        "place": located.place.value,
+        "served_by": [name for name, _ in located.served],
+        "serving": None if record.serving is None else str(record.serving),
+        "began_at": details.began_at,
+        "deadline": details.deadline,
+        "amounts": located.amounts(),
+        "fields": details.fields,
+    }
+
+
+def amounts_of(observation: Observation) -> list[Fields]:
+    """Return for each unit where its amounts are, apart from the states of applications.
+
+    `outside_states` is the sum of the columns before it, without `doubled`.
+    """
+    awaited: dict[str, int] = {}
+    unresolved: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    doubled: dict[str, int] = {}
+    held: dict[str, int] = {}
+    for located in observation.calls:
+        _add(awaited if located.record.is_awaited else unresolved, located.amounts())
+    for located in observation.late:
+        _add(unresolved, located.amounts())
+    for _, served in (*observation.duplicates, *observation.orphans):
+        _add(unresolved, served.amounts())
+    for _, served in observation.duplicates:
+        _add(doubled, served.brought)
+    for fragment in observation.fragments.values():
+        _add(lost, fragment.lost)
+        _add(held, state_of(fragment).held)
+    for amounts in (observation.not_accepted, observation.lost):
+        _add(lost, amounts)
+    _add(doubled, observation.created)
+    columns: dict[str, Amounts] = {
+        "in_open_calls": awaited,
+        "in_unresolved_calls": unresolved,
+        "lost": lost,
+        "doubled": doubled,
+        "outside_states": observation.outside_states(),
+        "held": held,
+        "unknown": observation.unknown,
+    }
+    units = sorted(set().union(*columns.values()))
+    return [
+        {"unit": unit} | {name: amounts.get(unit, 0) for name, amounts in columns.items()}
+        for unit in units
+    ]
+
+
+def _add(amounts: dict[str, int], more: Amounts) -> None:
+    for unit, amount in more.items():
+        amounts[unit] = amounts.get(unit, 0) + amount
+
+
+def _put(found: StoredObservation) -> None:
+    manifest, observation = found.manifest, found.observation
+    took = quantities.duration(max(0.0, manifest.completed_at - manifest.initiated_at))
+    output.say(
+        f"observation {manifest.number}: initiated {quantities.moment(manifest.initiated_at)}, "
+        f"complete after {took}, {quality(manifest)}"
+    )
+    _put_states(observation)
+    calls = [_call(one) for one in observation.calls if one.record.is_awaited]
+    call_columns: output.Columns[Fields] = {
+        "caller": itemgetter("caller"),
+        "waits for": lambda one: one["name"] or one["call"],
+        "at": itemgetter("target"),
+        "place": _place,
+        "serving": itemgetter("serving"),
+        "since": lambda one: _moment(one["began_at"]),
+        "until": lambda one: _moment(one["deadline"]),
+    }
+    if calls:
+        output.put_table("open calls", call_columns, calls, texts=len(call_columns))
+    if unresolved := unresolved_of(observation):
+        rows = [(one.kind, one.call, one.name, one.known) for one in unresolved]
+        output.put_table("unresolved calls", ("kind", "call", "name", "it"), rows, texts=4)
+    if amounts := amounts_of(observation):
+        columns = [name.replace("_", " ") for name in amounts[0]]
+        output.put_table("amounts", columns, [one.values() for one in amounts])
+    output.say(*_reasons(manifest))
+    output.say(*(f"{name} was disconnected" for name in manifest.gone))
+    output.say(
+        f"{quantities.count(len(calls), 'open call')}, {len(unresolved):,} unresolved; this is no "
+        "snapshot and cannot be restored"
+    )
+
+
+def _put_states(observation: Observation) -> None:
+    services: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, fragment in sorted(observation.fragments.items()):
+        held = state_of(fragment).held
+        fields = fields_of(fragment) | ({"held": held} if held else {})
+        services.setdefault(service_of(name), {})[name] = fields
+    for service, states in services.items():
+        names = list(dict.fromkeys(itertools.chain.from_iterable(states.values())))
+        rows = [
+            (name, *(output.cell(fields.get(field)) for field in names))
+            for name, fields in states.items()
+        ]
+        output.put_table(f"instances: {service}", ["instance", *names], rows)
+
+
+def _place(call: Fields) -> str:
+    by = f" by {', '.join(call['served_by'])}" if call["served_by"] else ""
+    return f"{call['place']}{by}"
+
+
+def _moment(at: float | None) -> str | None:
+    return quantities.moment(at) if at else None
+
+
+# --- verify
+
+
+def verify_observations(store: ObservationReader, name: str | None) -> None:
+    """Carry out ``verify``; an error says what is wrong."""
+    if name is not None:
+        manifest = store.verify(store.find(name)).manifest
+        counts = {
+            "instance_count": manifest.instance_count,
+            "open_count": manifest.open_count,
+            "unresolved_count": manifest.unresolved_count,
+        }
+        output.answer({"is_consistent": True, "observation": manifest.number} | counts)
+        output.say(
+            f"PASS: observation {manifest.number} is consistent, and its "
+            f"{quantities.size(manifest.byte_count)} are what was written"
+        )
+        return
+    byte_count = 0
+    with output.progress_bar("verifying observations") as update:
+
+        def progress(manifest: ObservationManifest, total: int) -> None:
+            nonlocal byte_count
+            byte_count += manifest.byte_count
+            update(total=total, advance=1)
+
+        verified = store.verify_all(progress)
+    output.answer({"is_consistent": True, "observation_count": verified, "byte_count": byte_count})
+    output.say(
+        f"PASS: {quantities.count(verified, 'observation')}, {quantities.size(byte_count)}: all "
+        "consistent, and every byte is what was written"
+        if verified
+        else f"the store {store.path} holds no observation yet: there is nothing to verify"
+    )
+
+
+# --- diff
+
+
+def diff_observations(store: ObservationReader, before: str, after: str) -> None:
+    """Carry out ``diff``."""
+    one, other = (store.load(store.find(name)).observation for name in (before, after))
+    document = difference(one, other)
+    output.answer(document, lambda: _put_difference(before, after, document))
+    if document["is_equal"]:
+        output.say(f"observations {before} and {after} show the same states and the same calls")
+        return
+    output.say(
+        f"observations {before} and {after} differ in "
+        f"{quantities.count(len(document['fields']), 'field')} of instances and "
+        f"{quantities.count(len(document['calls']), 'call')}"
+    )
+    end_with_failure()
+
+
+def difference(one: Observation, other: Observation) -> Fields:
+    """Return how two observations differ: instances, fields of those in both, and open calls."""
+    fields = []
+    for name in sorted(one.fragments.keys() & other.fragments.keys()):
+        old, new = fields_of(one.fragments[name]), fields_of(other.fragments[name])
+        fields += [
+            {
+                "instance": name,
+                "field": field,
+                "before": old.get(field),
+                "after": new.get(field),
+            }
+            for field in old | new
+            if (field in old) != (field in new) or old[field] != new[field]
+        ]
+    befores, afters = ({located.call: located for located in o.calls} for o in (one, other))
+    calls = []
+    for call in sorted(befores.keys() | afters.keys()):
+        places = [_state_of_call(found.get(call)) for found in (befores, afters)]
+        if places[0] != places[1]:
+            located = befores.get(call) or afters[call]
+            calls.append(
+                {
+                    "call": str(call),
+                    "name": located.record.details.name,
+                    "before": places[0],
+                    "after": places[1],
+                }
+            )
+    joined = sorted(other.fragments.keys() - one.fragments.keys())
+    left = sorted(one.fragments.keys() - other.fragments.keys())
+    return {
+        "is_equal": not (fields or calls or joined or left),
+        "joined": joined,
+        "left": left,
+        "fields": fields,
+        "calls": calls,
+    }
+
+
+def _state_of_call(located: Located | None) -> str | None:
+    """Return where a call is, and whether it is awaited; None if it is not open."""
+    if located is None:
+        return None
+    return (
+        located.place.value if located.record.is_awaited else f"{located.place.value}, unresolved"
+    )
+
+
+def _put_difference(before: str, after: str, document: Fields) -> None:
+    rows = [(name, change) for change in ("joined", "left") for name in document[change]]
+    if rows:
+        output.put_table("instances", ("instance", "change"), rows, texts=2)
+    if document["fields"]:
+        field_columns: output.Columns[Fields] = {
+            "instance": itemgetter("instance"),
+            "field": itemgetter("field"),
+            before: lambda one: output.cell(one["before"]),
+            after: lambda one: output.cell(one["after"]),
+        }
+        output.put_table("fields", field_columns, document["fields"], texts=2)
+    if document["calls"]:
+        call_columns: output.Columns[Fields] = {
+            "call": itemgetter("call"),
+            "name": itemgetter("name"),
+            before: lambda one: one["before"] or "not open",
+            after: lambda one: one["after"] or "closed",
+        }
+        output.put_table("calls", call_columns, document["calls"], texts=4)
+
+
+def refuse_options(*options: tuple[str, object]) -> None:
+    """Raise a UsageError if an option is given that applies to snapshots only."""
+    for name, value in options:
+        if value:
+            raise UsageError(f"{name} applies to snapshots, and this store holds observations")

@@ -1,0 +1,272 @@
+"""``stillframe observe``: takes observations of services whose agents connect, and stores them."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from stillframe.cli import output, quantities
+from stillframe.cli.command import Commands, option
+from stillframe.cli.options import INTERVAL
+from stillframe.cli.supervision import stop_signals
+from stillframe.errors import StoreError, UsageError
+from stillframe.pages.values import plain
+from stillframe.protocol.calls import CallLedger, Observation
+from stillframe.runtime.events import ConnectionWarning
+from stillframe.runtime.network.addresses import LOOPBACK, Address, require_tls_off_loopback
+from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
+from stillframe.secret_files import read_text
+from stillframe.services.agent import SECRET_BYTES_MIN
+from stillframe.services.attach import COLLECTOR_PORT
+from stillframe.services.observer import Membership, Observer, ObserverConfig
+from stillframe.store.observations import (
+    KEEP_COUNT,
+    ObservationManifest,
+    ObservationWriter,
+)
+
+SECRET_VARIABLE = "STILLFRAME_SECRET"  # noqa: S105 - its name
+
+app = Commands()
+
+
+class CollectorListening(msgspec.Struct, frozen=True, tag=True):
+    """The collector accepts agents at this address."""
+
+    address: str
+
+
+class InstanceJoined(msgspec.Struct, frozen=True, tag=True):
+    """An instance takes part in observations from now on."""
+
+    instance: str
+
+
+class InstanceLeft(msgspec.Struct, frozen=True, tag=True):
+    """An instance died or was disconnected."""
+
+    instance: str
+
+
+class ObservationStored(msgspec.Struct, frozen=True, tag=True):
+    """An observation is in the store."""
+
+    number: int
+    initiated_at: float
+    completed_at: float
+    instance_count: int
+    open_count: int
+    unresolved_count: int
+    is_exact: bool
+    partial: tuple[str, ...]
+
+    @classmethod
+    def of(cls, manifest: ObservationManifest) -> "ObservationStored":
+        """Return the event of an observation with this manifest."""
+        return cls(*(getattr(manifest, name) for name in cls.__struct_fields__))
+
+
+class ObservationAbandoned(msgspec.Struct, frozen=True, tag=True):
+    """An observation was abandoned: nothing of it was stored, and nothing was settled."""
+
+    number: int
+    reason: str
+
+
+class CleanupFailed(msgspec.Struct, frozen=True, tag=True):
+    """Old observations could not be removed."""
+
+    detail: str
+
+
+Event = (
+    CollectorListening
+    | InstanceJoined
+    | InstanceLeft
+    | ObservationStored
+    | ObservationAbandoned
+    | ConnectionWarning
+    | CleanupFailed
+)
+
+
+class ObservationPrinter:
+    """Prints the events of a collector, and with `is_json` also writes each to stdout.
+
+    Of observations that are stored it prints the first one, and those that are partial although the
+    one before was not. A sentence is not repeated directly. If an event cannot be written to
+    stdout, `unwritten` says why, and `on_unwritten` is called once.
+    """
+
+    def __init__(self, *, is_json: bool) -> None:
+        self.unwritten: OSError | None = None
+        self.on_unwritten: Callable[[], None] = lambda: None
+        self._is_json = is_json
+        self._instances: set[str] = set()
+        self._has_stored = False
+        self._is_partial = False
+        self._last = ""
+
+    def emit(self, event: Event) -> None:
+        """Take an event."""
+        if self._is_json and self.unwritten is None:
+            try:
+                output.put_json({"at": time.time()} | plain(event))
+            except OSError as error:
+                self.unwritten = error
+                self.on_unwritten()
+        line = self._line(event)
+        if line is not None and line != self._last:
+            output.say(line)
+            self._last = line
+
+    def member(self, name: str, change: Membership) -> None:
+        """Take an instance that joined or left."""
+        if change == "joined":
+            self._instances.add(name)
+            self.emit(InstanceJoined(name))
+        elif name in self._instances:  # otherwise it could not join
+            self._instances.remove(name)
+            self.emit(InstanceLeft(name))
+
+    def _line(self, event: Event) -> str | None:
+        match event:
+            case CollectorListening(address):
+                return f"waiting for agents at {address}; Ctrl-C ends this command"
+            case InstanceJoined(instance):
+                return f"instance {instance} joined"
+            case InstanceLeft(instance):
+                return f"instance {instance} left"
+            case ObservationStored():
+                return self._stored(event)
+            case ObservationAbandoned(number, reason):
+                return f"observation {number} was abandoned: {reason}"
+            case ConnectionWarning(detail) | CleanupFailed(detail):
+                return detail
+
+    def _stored(self, event: ObservationStored) -> str | None:
+        is_first, self._has_stored = not self._has_stored, True
+        was_partial, self._is_partial = self._is_partial, bool(event.partial)
+        if event.partial and not was_partial:
+            return f"observation {event.number} is partial: {'; '.join(event.partial)}"
+        if not is_first:
+            return None
+        took = quantities.duration(max(0.0, event.completed_at - event.initiated_at))
+        count = quantities.count(event.instance_count, "instance")
+        return f"observation {event.number}: {count}, complete after {took}"
+
+
+@app.add("observe --store seen --secret-file secret --interval 1s")
+def observe(
+    *,
+    store: Path = option(
+        "DIR",
+        "Directory of the observations. It is created if it does not exist, and continued if it "
+        "does.",
+        default=...,
+    ),
+    listen: str | None = option(
+        "HOST[:PORT]",
+        "Address to listen on for agents. Addresses other than loopback require --tls.  "
+        "[default: 127.0.0.1:8650]",
+    ),
+    interval: str = option(
+        "DURATION", "Interval between observations: 250ms, 1s, 2m.", *INTERVAL, default="1s"
+    ),
+    timeout: str = option("DURATION", "Abandon an observation that takes longer.", default="10s"),
+    keep: int = option(
+        "N", "Keep only the newest N observations.", "--keep", default=KEEP_COUNT, min=1
+    ),
+    tls: Path | None = option(
+        "DIR", "Use TLS, with ca.pem, cert.pem and key.pem from this directory."
+    ),
+    secret_file: Path | None = option(
+        "FILE",
+        "File with the secret that all instances share. Only its owner may read it.  [default: the "
+        f"value of {SECRET_VARIABLE}]",
+    ),
+) -> None:
+    """Observe services whose agents connect, and store the observations until Ctrl-C or SIGTERM.
+    They can be looked at and not restored."""
+    require_open_files(PROGRAM_FILE_COUNT, "the collector")
+    address = Address.parse(listen or LOOPBACK, port=COLLECTOR_PORT)
+    certificates = None if tls is None else str(tls.absolute())
+    require_tls_off_loopback(address, certificates)
+    config = ObserverConfig(
+        secret=_secret(secret_file),
+        interval_s=quantities.parse_duration("--interval", interval),
+        timeout_s=quantities.parse_duration("--timeout", timeout),
+        certificates=certificates,
+    )
+    printer = ObservationPrinter(is_json=output.wants_json())
+    with contextlib.closing(ObservationWriter.open(store)) as writer:
+        uvloop.run(_observe(config, address, writer, keep, printer))
+    if printer.unwritten is not None:
+        raise printer.unwritten
+    output.say(f"stopped; to look at the observations: stillframe list {store}")
+
+
+def _secret(file: Path | None) -> bytes:
+    """Return the secret; a UsageError if there is none, or others can read it."""
+    if file is not None:
+        where, text = str(file), read_text(file, is_secret=True)
+    elif SECRET_VARIABLE in os.environ:
+        where, text = SECRET_VARIABLE, os.environ[SECRET_VARIABLE]
+    else:
+        raise UsageError(
+            f"the secret of the instances is needed: give a file with --secret-file, or set "
+            f"{SECRET_VARIABLE}"
+        )
+    secret = text.strip().encode()
+    if len(secret) < SECRET_BYTES_MIN:
+        raise UsageError(
+            f"the secret in {where} has {len(secret)} bytes: use {SECRET_BYTES_MIN} or more"
+        )
+    return secret
+
+
+async def _observe(
+    config: ObserverConfig,
+    listen: Address,
+    store: ObservationWriter,
+    keep_count: int,
+    printer: ObservationPrinter,
+) -> None:
+    """Take observations until a signal."""
+
+    def publish(observation: Observation, times: tuple[float, float], ledger: CallLedger) -> None:
+        manifest = store.publish(observation, times, ledger)
+        printer.emit(ObservationStored.of(manifest))
+        try:
+            store.keep(keep_count)
+        except StoreError as error:
+            printer.emit(CleanupFailed(str(error)))
+
+    observer = Observer(
+        config,
+        ledger=store.ledger,
+        number=store.number,
+        publish=publish,
+        store=store.store_ledger,
+        abandoned=lambda number, why: printer.emit(ObservationAbandoned(number, why)),
+        warn=lambda detail: printer.emit(ConnectionWarning(detail)),
+        member=printer.member,
+    )
+    with stop_signals() as stop:
+        printer.on_unwritten = stop.ask
+        address = await observer.open(listen)
+        running = asyncio.ensure_future(observer.run())
+        try:
+            printer.emit(CollectorListening(str(address)))
+            await asyncio.wait({running, stop.requested}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+            await observer.close()

@@ -1,0 +1,200 @@
+"""``list``, ``show``, ``verify`` and ``diff`` on observations; all other commands refuse them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stillframe.cli.observations import amounts_of, difference
+from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
+from tests.cli.conftest import Call
+from tests.store.observation_samples import TIMES, filled, observed, rewrite
+
+KIND, SEED, RICH = "deaths", 4, 3
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of observations that no test changes."""
+    path = tmp_path_factory.mktemp("observations") / "seen"
+    filled(path, KIND, SEED).close()
+    return path
+
+
+@pytest.fixture
+def seen(original: Path, tmp_path: Path) -> Path:
+    """A store of observations."""
+    return shutil.copytree(original, tmp_path / "seen")
+
+
+def test_list_shows_what_each_observation_has(original: Path, call: Call) -> None:
+    """And that none of them can be restored."""
+    result = call("list", original)
+    assert result.exit_code == 0
+    first = result.stdout.splitlines()[2].split()
+    assert first[0] == "1"
+    assert first[-5:-2] == ["3", "14", "16"]
+    assert "5 observations; none can be restored" in result.stderr
+    assert "not exact: it is unknown whether some calls were accepted (in 1, 3" in result.stderr
+    document = json.loads(call("list", original, "--json").stdout)
+    assert [one["number"] for one in document["observations"]] == [1, 3, 4, 5, 6]
+
+
+def test_list_gives_each_reason_once(tmp_path: Path, call: Call) -> None:
+    """With the observations that it is a reason for."""
+    filled(tmp_path, "outside", 13).close()
+    result = call("list", tmp_path)
+    lines = [line for line in result.stderr.splitlines() if "outside has never answered" in line]
+    assert lines == ["partial: outside has never answered with a header (in 1, 2, 3, 4, 5)"]
+
+
+def test_list_goes_beyond_a_damaged_observation(seen: Path, call: Call) -> None:
+    """It names that one, and exits with 1."""
+    (seen / OBSERVATIONS / "4" / "manifest.json").write_bytes(b"{}")
+    result = call("list", seen, "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert [one["number"] for one in document["damaged"]] == [4]
+    assert "put the file back from a copy, or delete the directory" in result.stderr
+
+
+def test_an_empty_store_says_so(tmp_path: Path, call: Call) -> None:
+    """Nothing has been observed yet."""
+    ObservationWriter.open(tmp_path).close()
+    assert "holds no observation yet" in call("list", tmp_path).stderr
+    assert "holds no observation yet" in call("verify", tmp_path).stderr
+    result = call("show", tmp_path)
+    assert (result.exit_code, "holds no observation yet" in result.stderr) == (2, True)
+
+
+def test_show_says_who_waits_and_what_is_known(original: Path, call: Call) -> None:
+    """States for each service, open calls, unresolved ones, and amounts."""
+    result = call("show", original, RICH)
+    assert result.exit_code == 0
+    for text in (
+        "instances: A-1",
+        "open calls",
+        "answer in transit by B-3",
+        "was accepted by B-3 and answered; the answer did not arrive",
+        "in unresolved calls",
+    ):
+        assert text in result.stdout
+    assert "this is no snapshot and cannot be restored" in result.stderr
+    document = json.loads(call("show", original, RICH, "--json").stdout)
+    assert {one["kind"] for one in document["unresolved"]} == {
+        "not awaited",
+        "late",
+        "duplicate",
+        "orphan",
+    }
+    assert document["instances"][0]["state"]["owner"] == "Ada"
+
+
+def test_show_shows_the_newest_by_default(original: Path, call: Call) -> None:
+    """As of snapshots."""
+    assert json.loads(call("show", original, "--json").stdout)["number"] == 6
+
+
+def test_the_columns_of_amounts_add_up() -> None:
+    """In every observation: nothing outside of the states is in no column."""
+    found = 0
+    for kind, seed in ((KIND, SEED), ("broken streams", 2), ("losses", 3)):
+        for observation in observed(kind, seed)[0]:
+            for row in amounts_of(observation):
+                parts = row["in_open_calls"] + row["in_unresolved_calls"] + row["lost"]
+                assert row["outside_states"] == parts - row["doubled"]
+                found += row["outside_states"]
+    assert found > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("show", RICH, "--live"), "--live applies to snapshots"),
+        (("show", RICH, "--books"), "--books applies to snapshots"),
+        (("show", 99), "there is no observation 99"),
+        (("show", "P1-17"), "'P1-17' is not the number of an observation"),
+        (("diff", 1, 2), "there is no observation 2"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    arguments: tuple[object, ...], error: str, original: Path, call: Call
+) -> None:
+    """With what there is."""
+    result = call(arguments[0], original, *arguments[1:])
+    assert (result.exit_code, error in result.stderr) == (2, True)
+
+
+def test_verify_reads_all_or_one(seen: Path, call: Call) -> None:
+    """Exit 1 if one is wrong, which is named."""
+    assert "PASS: 5 observations" in call("verify", seen).stderr
+    assert json.loads(call("verify", seen, "--json").stdout)["observation_count"] == 5
+    assert f"PASS: observation {RICH} is consistent" in call("verify", seen, RICH).stderr
+    assert json.loads(call("verify", seen, RICH, "--json").stdout)["observation"] == RICH
+    rewrite(seen, RICH, is_exact=True)
+    result = call("verify", seen, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"] == "NotConsistent"
+    assert "is_exact of manifest.json differs" in result.stderr
+
+
+def test_diff_says_what_changed(seen: Path, call: Call) -> None:
+    """Instances, fields and calls; exit 1 if anything did."""
+    result = call("diff", seen, RICH, 4)
+    assert result.exit_code == 1
+    assert "differ in 1 field of instances and" in result.stderr
+    document = json.loads(call("diff", seen, RICH, 4, "--json").stdout)
+    [field] = document["fields"]
+    assert (field["field"], field["before"] != field["after"]) == ("balance", True)
+    assert None in {one["after"] for one in document["calls"]}
+    result = call("diff", seen, RICH, RICH)
+    assert (result.exit_code, "show the same states" in result.stderr) == (0, True)
+
+
+def test_diff_names_instances_that_came_or_left() -> None:
+    """A later one may have others."""
+    observation = observed(KIND, SEED)[0][0]
+    name, *rest = observation.fragments
+    fewer = msgspec.structs.replace(
+        observation, fragments={one: observation.fragments[one] for one in rest}
+    )
+    assert difference(observation, fewer)["left"] == [name]
+    assert difference(fewer, observation)["joined"] == [name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("restore", "SEEN"),
+        ("resume", "SEEN"),
+        ("snapshot", "SEEN"),
+        ("savepoint", "SEEN", "name"),
+        ("delete", "SEEN", "P1-17"),
+        ("detect", "SEEN", "termination"),
+        ("events", "SEEN"),
+        ("watch", "SEEN"),
+        ("view", "SEEN"),
+        ("store", "copy", "SEEN", "elsewhere"),
+        ("run", "examples.bank:bank", "--store", "SEEN"),
+    ],
+)
+def test_commands_on_snapshots_refuse_observations(
+    arguments: tuple[str, ...], original: Path, call: Call
+) -> None:
+    """Each with the same sentence, which says what can be done instead."""
+    result = call(*(original if word == "SEEN" else word for word in arguments))
+    assert result.exit_code == 2
+    assert "which can be looked at and not restored" in result.stderr
+    assert f"stillframe show {original}" in result.stderr
+
+
+def test_a_second_reader_sees_new_observations(seen: Path) -> None:
+    """While a collector stores them."""
+    reader = ObservationReader(seen)
+    observations, ledger = observed(KIND, SEED)
+    writer = ObservationWriter.open(seen)
+    writer.publish(msgspec.structs.replace(observations[0], number=8), TIMES, ledger)
+    assert reader.newest() == 8
+    writer.close()

@@ -1,0 +1,266 @@
+"""``stillframe observe``: what it prints, what it refuses, and a collector that is killed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillframe.cli.observe import (
+    SECRET_VARIABLE,
+    CleanupFailed,
+    CollectorListening,
+    Event,
+    InstanceLeft,
+    ObservationAbandoned,
+    ObservationPrinter,
+    ObservationStored,
+)
+from stillframe.runtime.events import ConnectionWarning
+from stillframe.store.observations import ObservationReader, ObservationWriter
+from tests.cli.conftest import Call
+from tests.json_page import check_output
+from tests.services.deployment import SECRET
+from tests.services.test_processes import ROOT, free_port
+
+NOT_HEARD = "pay:80 has never answered with a header"
+
+
+def stored(number: int, *partial: str) -> ObservationStored:
+    """An observation of two instances that took 20 ms."""
+    return ObservationStored(number, 1000.0, 1000.02, 2, 3, 1, not partial, partial)
+
+
+@pytest.mark.parametrize(
+    ("events", "lines"),
+    [
+        (
+            [CollectorListening("127.0.0.1:8650")],
+            ["waiting for agents at 127.0.0.1:8650; Ctrl-C ends this command"],
+        ),
+        (
+            [stored(1), stored(2), stored(3, NOT_HEARD), stored(4, NOT_HEARD)],
+            [
+                "observation 1: 2 instances, complete after 20 ms",
+                f"observation 3 is partial: {NOT_HEARD}",
+            ],
+        ),
+        (
+            [stored(1, NOT_HEARD), stored(2), stored(3, NOT_HEARD)],
+            [
+                f"observation 1 is partial: {NOT_HEARD}",
+                f"observation 3 is partial: {NOT_HEARD}",
+            ],
+        ),
+        (
+            [ObservationAbandoned(4, "no fragment of pay-1a2b3c4d")],
+            ["observation 4 was abandoned: no fragment of pay-1a2b3c4d"],
+        ),
+        (
+            [ConnectionWarning("refused"), ConnectionWarning("refused"), CleanupFailed("full")],
+            ["refused", "full"],
+        ),
+    ],
+)
+def test_only_what_matters_is_printed(
+    events: list[Event], lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not each observation, and no sentence twice."""
+    printer = ObservationPrinter(is_json=False)
+    for event in events:
+        printer.emit(event)
+    printed = capsys.readouterr()
+    assert (printed.err.splitlines(), printed.out) == (lines, "")
+
+
+def test_in_json_every_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each observation, too."""
+    printer = ObservationPrinter(is_json=True)
+    printer.member("pay-1a2b3c4d", "joined")
+    printer.member("pay-1a2b3c4d", "left")
+    for event in (
+        CollectorListening("127.0.0.1:8650"),
+        stored(1),
+        stored(2, NOT_HEARD),
+        ObservationAbandoned(3, "no fragment of pay-1a2b3c4d"),
+        ConnectionWarning("refused"),
+        CleanupFailed("full"),
+    ):
+        printer.emit(event)
+    printed = capsys.readouterr().out
+    check_output(["observe", "--json"], printed)
+    assert len(printed.splitlines()) == 8
+
+
+def test_an_instance_that_could_not_join_has_not_left(capsys: pytest.CaptureFixture[str]) -> None:
+    """It tries again."""
+    printer = ObservationPrinter(is_json=False)
+    printer.member("pay-1a2b3c4d", "left")
+    printer.emit(InstanceLeft("pay-5e6f7a8b"))
+    assert capsys.readouterr().err == "instance pay-5e6f7a8b left\n"
+
+
+# --- refusals
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file with a secret."""
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET + b"\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_a_secret_is_needed(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none by default."""
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    result = call("observe", "--store", tmp_path / "seen")
+    assert result.exit_code == 2
+    assert f"give a file with --secret-file, or set {SECRET_VARIABLE}" in result.stderr
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o622, 0o604])
+def test_a_secret_that_others_can_read_is_refused(
+    mode: int, secret: Path, tmp_path: Path, call: Call
+) -> None:
+    """The error says how to change that."""
+    secret.chmod(mode)
+    result = call("observe", "--store", tmp_path / "seen", "--secret-file", secret)
+    assert (result.exit_code, f"chmod 600 {secret}" in result.stderr) == (2, True)
+    assert not (tmp_path / "seen").exists()
+
+
+def test_a_short_secret_is_refused(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be guessed."""
+    monkeypatch.setenv(SECRET_VARIABLE, "guess")
+    result = call("observe", "--store", tmp_path / "seen")
+    assert result.exit_code == 2
+    assert f"the secret in {SECRET_VARIABLE} has 5 bytes: use 16 or more" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--listen", "10.0.0.1"), "TLS is required; give a directory of certificates with --tls"),
+        (("--interval", "0"), "--interval '0' is not a duration above 0"),
+        (("--timeout", "soon"), "--timeout 'soon' is not a duration above 0"),
+        (("--store", "s3://bucket/seen"), "only a local file or directory"),
+    ],
+)
+def test_wrong_options_are_refused(
+    options: tuple[str, ...], error: str, secret: Path, tmp_path: Path, call: Call
+) -> None:
+    """Before anything is made."""
+    result = call("observe", "--store", tmp_path / "seen", "--secret-file", secret, *options)
+    assert (result.exit_code, error in result.stderr) == (2, True), result.stderr
+    assert not (tmp_path / "seen").exists()
+
+
+def test_a_second_collector_is_refused(secret: Path, tmp_path: Path, call: Call) -> None:
+    """A store has one writer."""
+    with contextlib.closing(ObservationWriter.open(tmp_path / "seen")):
+        result = call("observe", "--store", tmp_path / "seen", "--secret-file", secret)
+    assert result.exit_code == 2
+    assert "is in use by another program that writes to it" in result.stderr
+
+
+# --- processes
+
+
+class Collector:
+    """A collector in a process, which prints JSON."""
+
+    def __init__(self, *options: object) -> None:
+        self.arguments = ["observe", *map(str, options), "--json"]
+        self.printed: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stillframe", *self.arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        )
+
+    def until(self, kind: str, **members: object) -> dict[str, Any]:
+        """Read events up to one of this kind with these members."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed.append(line)
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == kind and members.items() <= event.items():
+                return event
+        raise AssertionError(f"the collector ended without {kind}: {self.printed[-3:]}")
+
+    def end(self, number: signal.Signals) -> int:
+        """End it by a signal; return its exit code."""
+        self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=60)
+        if number is not signal.SIGKILL:
+            self.printed += rest.splitlines()
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def bank(collector_port: int) -> Iterator[None]:
+    """Run a bank behind uvicorn that pays itself, and an address at which there is nothing."""
+    port = free_port()
+    command = [*(sys.executable, "-m", "uvicorn", "tests.services.bank_app:app")]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--log-level", "critical"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "BANK_NAME": "bank",
+            "BANK_TARGETS": f"127.0.0.1:{port} 127.0.0.1:{free_port()}",
+            "BANK_COLLECTOR": f"127.0.0.1:{collector_port}",
+        },
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_collector_that_is_killed_continues(secret: Path, tmp_path: Path, call: Call) -> None:
+    """Its numbers and its ledger; the instance has the same name. Ctrl-C ends it with 0, and all
+    that it has stored stands up to verification."""
+    store, port = tmp_path / "seen", free_port()
+    options = ("--store", store, "--secret-file", secret, "--listen", f"127.0.0.1:{port}")
+    with bank(port):
+        first = Collector(*options, "--interval", "50ms")
+        instance = first.until("InstanceJoined")["instance"]
+        before = first.until("ObservationStored", instance_count=1)
+        while not before["partial"]:
+            before = first.until("ObservationStored", instance_count=1)
+        first.end(signal.SIGKILL)
+        second = Collector(*options, "--interval", "50ms", "--keep", "20")
+        second.until("InstanceJoined", instance=instance)
+        after = second.until("ObservationStored", instance_count=1)
+        assert after["number"] > before["number"]
+        for _ in range(25):
+            newest = second.until("ObservationStored")
+        assert second.end(signal.SIGINT) == 0
+    check_output(first.arguments, "".join(first.printed))
+    check_output(second.arguments, "\n".join(map(str.strip, second.printed)))
+    numbers = ObservationReader(store).numbers()
+    assert len(numbers) == 20
+    assert numbers[-1] >= newest["number"]
+    assert call("verify", store).exit_code == 0
+    shown = json.loads(call("show", store, "--json").stdout)
+    assert shown["instances"][0]["instance"] == instance
+    assert "balance" in shown["instances"][0]["state"]
+    with contextlib.closing(ObservationWriter.open(store)) as writer:
+        assert writer.ledger.members == {instance}
+        assert writer.ledger.targets
