@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from random import Random
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class BadNetwork:
         self._target_port = port
         self._faults = faults
         self._chance = chance
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -49,9 +51,19 @@ class BadNetwork:
             yield
         finally:
             server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.gather(*self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with (
+            contextlib.suppress(OSError, asyncio.IncompleteReadError),
+            self._open(writer),
+        ):
             while True:
                 request = await _message(reader)
                 if self._is_chosen("lost requests", self._faults.lost_requests):
@@ -67,9 +79,18 @@ class BadNetwork:
 
     async def _forward(self, request: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-        with contextlib.closing(writer):
+        with self._open(writer):
             writer.write(request)
             return await _message(reader)
+
+    @contextlib.contextmanager
+    def _open(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        self._writers.add(writer)
+        try:
+            yield
+        finally:
+            self._writers.remove(writer)
+            writer.close()
 
     def _is_chosen(self, name: str, share: float) -> bool:
         is_chosen = self._chance.random() < share

@@ -1,7 +1,8 @@
 """A bank of FastAPI that pays other banks over HTTP and is observed.
 
-``uvicorn examples.services.bank:app`` runs it. Its environment has BANK_NAME, BANK_TARGETS (the
-addresses of other banks), BANK_COLLECTOR, BANK_RATE (payments a second), and STILLFRAME_SECRET.
+``uvicorn examples.services.bank:app`` runs it. Its environment has BANK_NAME, BANK_PAYEES (the
+addresses of the banks that it pays), BANK_TARGETS (all addresses of banks), BANK_COLLECTOR,
+BANK_RATE (payments a second) and STILLFRAME_SECRET.
 """
 
 import asyncio
@@ -14,19 +15,18 @@ from random import Random
 import fastapi
 import httpx
 
+from examples.services import BALANCE, VAULT_TIMEOUT_S
 from stillframe.protocol.calls import Amounts
 from stillframe.services.agent import Message
 from stillframe.services.attach import attach
 from stillframe.services.http_client import ObservedTransport
 
-BALANCE = 10_000
 PAYING = "/pay"
 TIMEOUT_S = 0.5
-RING_TIMEOUT_S = 2.0
 SENDER_COUNT = 4
 AMOUNT_MAX = 9
 
-targets = os.environ["BANK_TARGETS"].split()
+payees = os.environ["BANK_PAYEES"].split()
 rate = float(os.environ["BANK_RATE"])
 chance = Random(os.getpid())
 
@@ -62,7 +62,7 @@ agent = attach(
     state=books,
     collector=os.environ["BANK_COLLECTOR"],
     secret=os.environ["STILLFRAME_SECRET"].encode(),
-    targets=targets,
+    targets=os.environ["BANK_TARGETS"].split(),
     carries=amounts,
     stored_fields=["amount"],
 )
@@ -87,7 +87,7 @@ async def open_vaults(places: list[str]) -> str:
         await asyncio.sleep(0.1)
         if places:
             url = f"http://{places[0]}/open"
-            await client.post(url, json=places[1:], timeout=RING_TIMEOUT_S)
+            await client.post(url, json=places[1:], timeout=VAULT_TIMEOUT_S)
     return "open"
 
 
@@ -106,6 +106,6 @@ async def pay_others() -> None:
             continue
         books.balance -= amount
         with contextlib.suppress(httpx.HTTPError):
-            url = f"http://{chance.choice(targets)}{PAYING}"
+            url = f"http://{chance.choice(payees)}{PAYING}"
             answer = await client.post(url, json={"amount": amount})
             books.balance += answer.json()["amount"]

@@ -384,7 +384,6 @@ def test_what_an_instance_keeps_is_bounded() -> None:
     assert first.partial == (
         "A has dropped unresolved calls, because there were too many",
         "B has dropped 16 answers that A has not accepted, because there were too many",
-        "b:80 has never answered with a header",
     )
     assert not first.is_exact
 
@@ -554,6 +553,28 @@ def test_a_target_that_answers_without_a_header_at_times_makes_observations_part
     assert places(observation) == {number: CallPlace.OUTSIDE}
     assert observation.partial == ("b:80 has answered without a header",)
     assert not pair.observe().is_exact
+
+
+def test_a_target_whose_call_was_accepted_takes_part() -> None:
+    """Though its answer is lost, so that it has never answered."""
+    pair = Pair()
+    header = pair.request()
+    pair.target.answer(pair.accept(header))
+    pair.caller.stop_waiting(header.call.number)
+    observation = pair.observe()
+    assert observation.partial == ()
+    assert pair.total(observation) == 200
+    assert pair.observe().is_exact
+
+
+def test_an_answer_without_a_header_to_a_call_that_was_accepted_is_told() -> None:
+    """Something in between has removed it: its effect may be that of a message after the cut."""
+    pair = Pair()
+    header = pair.request()
+    pair.target.answer(pair.accept(header))
+    pair.caller.stop_waiting(header.call.number, was_answered=True)
+    assert pair.observe().partial == ("b:80 has answered without a header",)
+    assert pair.observe().partial == ()
 
 
 def test_messages_that_were_streamed_to_a_dead_caller_are_lost() -> None:

@@ -146,7 +146,7 @@ def test_an_instance_that_does_not_answer_is_named() -> None:
             await collected.observer.observe()
             silent.on_fragment = report
             await collected.observer.observe()
-        assert collected.abandoned == [(1, f"no fragment of {silent.rules.name}")]
+        assert collected.abandoned == [(1, f"no fragment of {silent.rules.name} in 0.2 s")]
         assert [one.number for one in collected.published] == [2]
 
     run(body)
@@ -166,7 +166,7 @@ def test_an_instance_that_is_disconnected_ends_the_observation() -> None:
                 await collected.until(lambda: dying.rules.colour == 1)
             await observing
             await collected.observer.observe()
-        assert collected.abandoned == [(1, f"no fragment of {dying.rules.name}")]
+        assert collected.abandoned == [(1, f"{dying.rules.name} was disconnected")]
         assert collected.published[0].gone == (dying.rules.name,)
 
     run(body)

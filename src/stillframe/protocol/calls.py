@@ -31,9 +31,10 @@ was not accepted: then its request is in transit. So each open call is in exactl
 the cut have arrived; a call needs no count, because both its ends keep it by its name.
 
 *What a cut cannot know.* An instance that died has taken along what it kept. A call that it may
-have accepted is `CallPlace.UNKNOWN`. A target that has never answered with a colour may pass
-messages on to other instances without one. An observation after a call to it is partial and names
-it.
+have accepted is `CallPlace.UNKNOWN`. A target that has never answered with a colour, and of whose
+calls no instance has accepted one, may pass messages on to other instances without a colour. An
+observation after a call to it is partial and names it. So is one after an answer without a
+colour.
 
 *The check.* Each instance numbers its messages, and keeps the highest number that it has accepted
 from each other one. None is higher than the number that the other one had sent at its cut
@@ -678,8 +679,8 @@ class CallPlace(enum.Enum):
     UNKNOWN = "unknown"
     """An instance that may have accepted it has died or has dropped it."""
     OUTSIDE = "outside"
-    """No instance of the cut has accepted it, and its target has never answered with a header, or
-    has answered this call without one."""
+    """No instance of the cut has accepted it, and its target has answered this call without a
+    header, or has neither answered with one nor let an instance accept any call."""
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -725,7 +726,8 @@ class CallLedger(msgspec.Struct):
         created: the amounts that requests brought that were accepted more than once.
         settled: answers that were settled, until both ends have dropped them.
         released: unresolved calls that were settled, until their callers have dropped them.
-        targets: the targets that were called, and whether each has ever answered with a header.
+        targets: the targets that were called, and whether each has ever answered with a header or
+            a call to it was found accepted.
         forgotten_through: the newest unresolved call that each caller is known to have dropped.
         forgotten_counts: how many answers an instance is known to have dropped that its caller has
             not accepted, by instance and caller.
@@ -1083,6 +1085,10 @@ class _Conclusion:
         for name, fragment in sorted(self._fragments.items()):
             for target, has_answered in fragment.targets.items():
                 ledger.targets[target] = ledger.targets.get(target, False) or has_answered
+        for call, record in self._open.items():
+            if call in self._accepted:
+                ledger.targets[record.target] = True
+        for name, fragment in sorted(self._fragments.items()):
             for other in sorted(fragment.heard):
                 if other not in self._fragments and self._is_heard(fragment, other):
                     self._partial.append(
@@ -1105,7 +1111,7 @@ class _Conclusion:
         """Collect why amounts of calls may be wrong."""
         ledger = self._ledger
         for one in calls:
-            if one.place is CallPlace.OUTSIDE and ledger.targets.get(one.record.target, False):
+            if one.record.was_answered and ledger.targets.get(one.record.target, False):
                 self._partial.append(f"{one.record.target} has answered without a header")
             streams = [one.record.stream, *(served.stream for _, served in one.served)]
             if any(stream.forgotten_through for stream in streams):

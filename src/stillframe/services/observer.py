@@ -174,7 +174,8 @@ class Observer:
                 await self._ended.wait()
         except TimeoutError:
             if (missing := self.collector.abandon()) is not None:
-                self._end(missing)
+                names = ", ".join(missing.instances)
+                self._end(missing, f"no fragment of {names} in {self._config.timeout_s:g} s")
 
     async def close(self) -> None:
         """Accept nothing more, and disconnect every agent."""
@@ -277,12 +278,11 @@ class Observer:
         self._try_to_store()
         self._member(name, "left")
         if missing is not None:
-            self._end(missing)
+            self._end(missing, f"{name} was disconnected")
 
-    def _end(self, missing: Missing) -> None:
+    def _end(self, missing: Missing, why: str) -> None:
         self._ended.set()
-        names = ", ".join(missing.instances)
-        self._abandoned(missing.number, f"no fragment of {names}")
+        self._abandoned(missing.number, why)
 
     def _retire_later(self, name: str) -> None:
         loop = asyncio.get_running_loop()

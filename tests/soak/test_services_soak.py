@@ -1,0 +1,23 @@
+"""Services behind a bad network: a thousand observations at night, some in the check."""
+
+import asyncio
+
+import pytest
+
+from tests.nightly import Figure, by_night, seeds
+from tests.soak.services import soak
+
+OBSERVATION_COUNT = by_night(1000, check=8)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="soak")
+@pytest.mark.parametrize("seed", seeds("services", night=1) or (1,))
+def test_every_total_and_every_alarm_is_right(seed: int, figure: Figure) -> None:
+    """Whatever the network loses, delays or doubles: totals are exact, each deadlock is found, no
+    alarm is false, and killed instances are named."""
+    seen = asyncio.run(soak(OBSERVATION_COUNT, seed))
+    for name, count in sorted(seen.items()):
+        figure(name, f"{count:,}")
+    assert seen["exact observations"] >= OBSERVATION_COUNT
+    assert seen["killed"] > 0
