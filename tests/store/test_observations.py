@@ -13,7 +13,14 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
-from stillframe.protocol.calls import CallId, CallLedger, CallPlace, Located, OpenCall
+from stillframe.protocol.calls import (
+    CallId,
+    CallLedger,
+    CallPlace,
+    Located,
+    Observation,
+    OpenCall,
+)
 from stillframe.store import snapshot_directory
 from stillframe.store.layout import OBSERVATIONS_HEAD
 from stillframe.store.manifest import MANIFEST
@@ -278,7 +285,118 @@ def test_a_cut_that_is_not_consistent_is_found(path: Path) -> None:
             store.verify(99)
 
 
+def replaced(
+    observation: Observation, where: Callable[[Located], bool], **members: Any
+) -> Observation:
+    """Return an observation in which the first such call is another one."""
+    index = next(index for index, one in enumerate(observation.calls) if where(one))
+    calls = list(observation.calls)
+    calls[index] = msgspec.structs.replace(calls[index], **members)
+    return msgspec.structs.replace(observation, calls=tuple(calls))
+
+
+def with_another_record(seen: Observation) -> Observation:
+    """The record of a caller differs from that in its fragment."""
+    record = msgspec.structs.replace(seen.calls[0].record, target="elsewhere:80")
+    return replaced(seen, lambda one: True, record=record)
+
+
+def with_another_answer(seen: Observation) -> Observation:
+    """The record of an instance that has accepted a call differs from that in its fragment."""
+    call = next(one for one in seen.calls if one.served)
+    [(name, served), *rest] = call.served
+    other = msgspec.structs.replace(served, brought={"EUR": 1_000})
+    return replaced(seen, lambda one: one is call, served=((name, other), *rest))
+
+
+def with_an_outside_call(seen: Observation) -> Observation:
+    """A call is outside although its target has answered with a header."""
+    return replaced(seen, lambda one: one.place is CallPlace.UNKNOWN, place=CallPlace.OUTSIDE)
+
+
+def with_a_dropped_answer(seen: Observation) -> Observation:
+    """A request is in transit, although an instance has dropped later answers."""
+    call = next(one.call for one in seen.calls if one.place is CallPlace.UNKNOWN)
+    fragments = {
+        name: msgspec.structs.replace(one, dropped={call.caller: 10_000})
+        for name, one in seen.fragments.items()
+    }
+    moved = replaced(seen, lambda one: one.call == call, place=CallPlace.REQUESTED)
+    return msgspec.structs.replace(moved, fragments=fragments)
+
+
+def with_a_connected_orphan(seen: Observation) -> Observation:
+    """An orphan is listed as a duplicate."""
+    return msgspec.structs.replace(seen, duplicates=(*seen.duplicates, *seen.orphans), orphans=())
+
+
+def with_an_accepted_late_call(seen: Observation) -> Observation:
+    """A late call was accepted by no instance."""
+    late = tuple(msgspec.structs.replace(one, served=()) for one in seen.late)
+    return msgspec.structs.replace(seen, late=late)
+
+
+def with_a_gone_instance(seen: Observation) -> Observation:
+    """An instance with a fragment was disconnected."""
+    return msgspec.structs.replace(seen, gone=tuple(seen.fragments)[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (with_another_record, "is not as its caller has recorded it"),
+        (with_another_answer, r"is not as \S+ has recorded it"),
+        (with_an_outside_call, "is listed as 'outside'"),
+        (with_a_dropped_answer, "is listed as 'request in transit'"),
+        (with_a_connected_orphan, "is not a call of the kind duplicate"),
+        (with_an_accepted_late_call, "is not a late call"),
+        (with_a_gone_instance, "has a fragment and was disconnected"),
+    ],
+)
+def test_an_observation_that_contradicts_itself_is_found(
+    change: Callable[[Observation], Observation], error: str, path: Path
+) -> None:
+    """Each of its parts is compared with the fragments."""
+    observations, ledger = observed(KIND, SEED)
+    [seen] = (one for one in observations if one.number == RICH)
+    with opened(path) as store:
+        store.publish(msgspec.structs.replace(change(seen), number=50), TIMES, ledger)
+        with pytest.raises(NotConsistent, match=error):
+            store.verify(50)
+
+
+def test_an_instance_has_one_fragment(path: Path) -> None:
+    """A second one would hide the first."""
+
+    def change(tables: dict[str, pa.Table]) -> None:
+        tables[INSTANCES] = pa.concat_tables([tables[INSTANCES], tables[INSTANCES].slice(0, 1)])
+
+    rewrite(path, RICH, change)
+    with pytest.raises(Damaged, match=r"A-1 has two fragments.*put the file back"):
+        ObservationReader(path).load(RICH)
+
+
+def test_a_manifest_is_that_of_its_directory(path: Path) -> None:
+    """An observation that is copied under another number is not another one."""
+    (path / OBSERVATIONS / "4").rename(path / OBSERVATIONS / "9")
+    with pytest.raises(Damaged, match="is not the manifest of observation 9"):
+        ObservationReader(path).load(9)
+
+
 # --- the writer
+
+
+def test_an_observation_that_lacks_a_served_call_is_not_stored(path: Path) -> None:
+    """It would say that it is not known whether the call was accepted."""
+    observations, ledger = observed("losses", 3)
+    seen = next(
+        one for one in observations if any(call.place is CallPlace.SERVED for call in one.calls)
+    )
+    lacking = replaced(
+        seen, lambda one: one.place is CallPlace.SERVED, served=(), place=CallPlace.UNKNOWN
+    )
+    with opened(path) as store, pytest.raises(NotConsistent, match=r"is served by .* not listed"):
+        store.publish(msgspec.structs.replace(lacking, number=50), TIMES, ledger)
 
 
 def test_an_observation_that_lacks_an_open_call_is_not_stored(path: Path) -> None:

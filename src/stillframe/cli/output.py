@@ -224,7 +224,7 @@ def _table(cells: list[list[str]], texts: int, widths: Mapping[int, int]) -> Tab
 def _figure(value: object) -> str:
     if isinstance(value, int | float | Decimal):
         return f"{value:,}"
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value), kept="\n")
 
 
 @contextlib.contextmanager
