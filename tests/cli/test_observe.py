@@ -63,6 +63,23 @@ def stored(number: int, *partial: str) -> ObservationStored:
             ["observation 4 was abandoned: no fragment of pay-1a2b3c4d"],
         ),
         (
+            [
+                ObservationAbandoned(4, "seen/observations/4 could not be written"),
+                ObservationAbandoned(5, "seen/observations/5 could not be written"),
+                ObservationAbandoned(6, "no fragment of pay-1a2b3c4d"),
+                stored(7),
+                stored(8),
+                ObservationAbandoned(9, "no fragment of pay-1a2b3c4d"),
+            ],
+            [
+                "observation 4 was abandoned: seen/observations/4 could not be written",
+                "observation 6 was abandoned: no fragment of pay-1a2b3c4d",
+                "observation 7 is stored; abandoned before it: 3 observations",
+                "observation 7: 2 instances, complete after 20 ms",
+                "observation 9 was abandoned: no fragment of pay-1a2b3c4d",
+            ],
+        ),
+        (
             [ConnectionWarning("refused"), ConnectionWarning("refused"), CleanupFailed("full")],
             ["refused", "full"],
         ),

@@ -419,6 +419,18 @@ def test_only_the_newest_stay(path: Path) -> None:
         assert store.verify_all(lambda manifest, count: None) == 2
 
 
+def test_one_that_cannot_be_removed_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is out of sight, and removed when the store is opened again."""
+    with opened(path) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "rmtree", full)
+            with pytest.raises(StoreError, match="could not be cleared of old observations"):
+                store.keep(4)
+        assert store.numbers() == [3, 4, 5, 6]
+    with opened(path):
+        assert not (path / OBSERVATIONS / ".1.dropped").exists()
+
+
 def test_a_crash_leaves_nothing_that_is_half_done(path: Path) -> None:
     """Neither of an observation that was being written nor of one that was being removed."""
     directory = path / OBSERVATIONS

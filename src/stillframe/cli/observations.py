@@ -28,6 +28,8 @@ from stillframe.store.observations import (
 
 REASON_COUNT_MAX = 20
 """Maximum reasons of partial observations that are printed; JSON has all."""
+CALL_COUNT_MAX = 50
+"""Maximum rows of each table of calls; JSON has all."""
 Fields = dict[str, Any]
 
 
@@ -227,13 +229,15 @@ def _put(found: StoredObservation) -> None:
         "until": lambda one: _moment(one["deadline"]),
     }
     if calls:
-        output.put_table("open calls", call_columns, calls, texts=len(call_columns))
+        texts = len(call_columns)
+        output.put_table("open calls", call_columns, calls, texts=texts, limit=CALL_COUNT_MAX)
     if unresolved := unresolved_of(observation):
         rows = [(one.kind, one.call, one.name, one.known) for one in unresolved]
-        output.put_table("unresolved calls", ("kind", "call", "name", "it"), rows, texts=4)
+        columns = ("kind", "call", "name", "it")
+        output.put_table("unresolved calls", columns, rows, texts=4, limit=CALL_COUNT_MAX)
     if amounts := amounts_of(observation):
-        columns = [name.replace("_", " ") for name in amounts[0]]
-        output.put_table("amounts", columns, [one.values() for one in amounts])
+        units = [name.replace("_", " ") for name in amounts[0]]
+        output.put_table("amounts", units, [one.values() for one in amounts])
     output.say(*_reasons(manifest))
     output.say(*(f"{name} was disconnected" for name in manifest.gone))
     output.say(
@@ -389,7 +393,7 @@ def _put_difference(before: str, after: str, document: Fields) -> None:
             before: lambda one: one["before"] or "not open",
             after: lambda one: one["after"] or "closed",
         }
-        output.put_table("calls", call_columns, document["calls"], texts=4)
+        output.put_table("calls", call_columns, document["calls"], texts=4, limit=CALL_COUNT_MAX)
 
 
 def refuse_options(*options: tuple[str, object]) -> None:

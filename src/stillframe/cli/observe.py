@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,8 @@ from stillframe.store.observations import (
 )
 
 SECRET_VARIABLE = "STILLFRAME_SECRET"  # noqa: S105 - its name
+
+_NUMBER = re.compile(r"[0-9]+")
 
 app = Commands()
 
@@ -98,8 +101,9 @@ Event = (
 class ObservationPrinter:
     """Prints the events of a collector, and with `is_json` also writes each to stdout.
 
-    Of observations that are stored it prints the first one, and those that are partial although the
-    one before was not. A sentence is not repeated directly. If an event cannot be written to
+    Of observations that are stored it prints the first one, those that are partial although the one
+    before was not, and how many were abandoned before. Of those that are abandoned in a row it
+    prints one for each cause. A sentence is not repeated directly. If an event cannot be written to
     stdout, `unwritten` says why, and `on_unwritten` is called once.
     """
 
@@ -110,6 +114,8 @@ class ObservationPrinter:
         self._instances: set[str] = set()
         self._has_stored = False
         self._is_partial = False
+        self._abandoned_count = 0
+        self._cause = ""
         self._last = ""
 
     def emit(self, event: Event) -> None:
@@ -120,10 +126,10 @@ class ObservationPrinter:
             except OSError as error:
                 self.unwritten = error
                 self.on_unwritten()
-        line = self._line(event)
-        if line is not None and line != self._last:
-            output.say(line)
-            self._last = line
+        for line in self._lines(event):
+            if line != self._last:
+                output.say(line)
+                self._last = line
 
     def member(self, name: str, change: Membership) -> None:
         """Take an instance that joined or left."""
@@ -134,31 +140,43 @@ class ObservationPrinter:
             self._instances.remove(name)
             self.emit(InstanceLeft(name))
 
-    def _line(self, event: Event) -> str | None:
+    def _lines(self, event: Event) -> list[str]:
         match event:
             case CollectorListening(address):
-                return f"waiting for agents at {address}; Ctrl-C ends this command"
+                return [f"waiting for agents at {address}; Ctrl-C ends this command"]
             case InstanceJoined(instance):
-                return f"instance {instance} joined"
+                return [f"instance {instance} joined"]
             case InstanceLeft(instance):
-                return f"instance {instance} left"
+                return [f"instance {instance} left"]
             case ObservationStored():
                 return self._stored(event)
-            case ObservationAbandoned(number, reason):
-                return f"observation {number} was abandoned: {reason}"
+            case ObservationAbandoned():
+                return self._abandoned(event)
             case ConnectionWarning(detail) | CleanupFailed(detail):
-                return detail
+                return [detail]
 
-    def _stored(self, event: ObservationStored) -> str | None:
-        is_first, self._has_stored = not self._has_stored, True
+    def _abandoned(self, event: ObservationAbandoned) -> list[str]:
+        self._abandoned_count += 1
+        cause = _NUMBER.sub("", event.reason)
+        is_known, self._cause = cause == self._cause, cause
+        sentence = f"observation {event.number} was abandoned: {event.reason}"
+        return [] if is_known else [sentence]
+
+    def _stored(self, event: ObservationStored) -> list[str]:
+        lines = []
+        if self._abandoned_count:
+            count = quantities.count(self._abandoned_count, "observation")
+            lines.append(f"observation {event.number} is stored; abandoned before it: {count}")
+            self._abandoned_count, self._cause = 0, ""
         was_partial, self._is_partial = self._is_partial, bool(event.partial)
         if event.partial and not was_partial:
-            return f"observation {event.number} is partial: {'; '.join(event.partial)}"
-        if not is_first:
-            return None
-        took = quantities.duration(max(0.0, event.completed_at - event.initiated_at))
-        count = quantities.count(event.instance_count, "instance")
-        return f"observation {event.number}: {count}, complete after {took}"
+            lines.append(f"observation {event.number} is partial: {'; '.join(event.partial)}")
+        elif not self._has_stored:
+            took = quantities.duration(max(0.0, event.completed_at - event.initiated_at))
+            count = quantities.count(event.instance_count, "instance")
+            lines.append(f"observation {event.number}: {count}, complete after {took}")
+        self._has_stored = True
+        return lines
 
 
 @app.add("observe --store seen --secret-file secret --interval 1s")
@@ -187,8 +205,8 @@ def observe(
     ),
     secret_file: Path | None = option(
         "FILE",
-        "File with the secret that all instances share. Only its owner may read it.  [default: the "
-        f"value of {SECRET_VARIABLE}]",
+        "File with the secret that all instances share; white space around it is ignored. Only its "
+        f"owner may read it.  [default: the value of {SECRET_VARIABLE}]",
     ),
 ) -> None:
     """Observe services whose agents connect, and store the observations until Ctrl-C or SIGTERM.
