@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
+from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import (
     CallId,
     CallLedger,
@@ -384,6 +385,26 @@ def test_a_manifest_is_that_of_its_directory(path: Path) -> None:
 
 
 # --- the writer
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (msgspec.msgpack.encode([1, 2]), "Expected `object`, got `array`"),
+        (msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(7, b"x")}), "extension type 7"),
+        (b"\xc1", "malformed"),
+    ],
+)
+def test_a_state_that_is_no_map_of_fields_is_refused(state: bytes, error: str, path: Path) -> None:
+    """The error names the instance."""
+    observations, ledger = observed(KIND, SEED)
+    seen = observations[-1]
+    fragment = msgspec.structs.replace(seen.fragments["A-1"], state=InstanceState(state))
+    odd = msgspec.structs.replace(seen, number=50, fragments=seen.fragments | {"A-1": fragment})
+    with opened(path) as store:
+        with pytest.raises(StoreError, match=f"the state of A-1 cannot be read: .*{error}"):
+            store.publish(odd, TIMES, ledger)
+        assert store.numbers()[-1] == 6
 
 
 def test_an_observation_that_lacks_a_served_call_is_not_stored(path: Path) -> None:

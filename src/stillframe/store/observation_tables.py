@@ -99,12 +99,17 @@ _VALUE = Column("value", "json")
 _Read = TypeVar("_Read")
 Row = dict[str, Any]
 
+
+def _refuse_extension(code: int, _content: memoryview) -> Any:
+    raise msgspec.ValidationError(f"a value has the MessagePack extension type {code}")
+
+
 # Sets and maps in one order, so that equal values have equal bytes.
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_fragment = msgspec.msgpack.Decoder(InstanceFragment).decode
 _decode_located = msgspec.msgpack.Decoder(Located).decode
 _decode_accepted = msgspec.msgpack.Decoder(Accepted).decode
-_decode_fields = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode_fields = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=_refuse_extension).decode
 
 
 class Unresolved(msgspec.Struct, frozen=True):
