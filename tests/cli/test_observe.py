@@ -26,8 +26,10 @@ from stillframe.runtime.events import ConnectionWarning
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.json_page import check_output
+from tests.ports import free_port
 from tests.services.deployment import SECRET
-from tests.services.test_processes import ROOT, free_port
+
+ROOT = Path(__file__).parent.parent.parent
 
 NOT_HEARD = "pay:80 has never answered with a header"
 
@@ -230,7 +232,8 @@ class Collector:
 def bank(collector_port: int) -> Iterator[None]:
     """Run a bank behind uvicorn that pays itself, and an address at which there is nothing."""
     port = free_port()
-    command = [*(sys.executable, "-m", "uvicorn", "tests.services.bank_app:app")]
+    targets = f"127.0.0.1:{port} 127.0.0.1:{free_port()}"
+    command = [*(sys.executable, "-m", "uvicorn", "examples.services.bank:app")]
     process = subprocess.Popen(
         [*command, "--port", str(port), "--log-level", "critical"],
         cwd=ROOT,
@@ -238,8 +241,11 @@ def bank(collector_port: int) -> Iterator[None]:
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
             "BANK_NAME": "bank",
-            "BANK_TARGETS": f"127.0.0.1:{port} 127.0.0.1:{free_port()}",
+            "BANK_PAYEES": targets,
+            "BANK_TARGETS": targets,
             "BANK_COLLECTOR": f"127.0.0.1:{collector_port}",
+            "BANK_RATE": "50",
+            "STILLFRAME_SECRET": SECRET.decode(),
         },
     )
     try:

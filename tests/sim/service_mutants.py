@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from stillframe.protocol import calls
+from stillframe.protocol.activities import NO_DETAILS, CallDetails
 from stillframe.protocol.calls import (
     Acknowledgement,
     Amounts,
@@ -30,9 +31,13 @@ class RequestsWithoutColour(Instance):
     """Does not look at the colour of a request."""
 
     def accept(
-        self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
+        self,
+        header: RequestHeader,
+        *,
+        brought: Amounts = calls.NOTHING,
+        details: CallDetails = NO_DETAILS,
     ) -> tuple[int, InstanceFragment | None]:
-        return super().accept(changed(header, colour=0), brought=brought)
+        return super().accept(changed(header, colour=0), brought=brought, details=details)
 
 
 class AnswersWithoutColour(Instance):
@@ -46,9 +51,13 @@ class CapturesBehindRequests(Instance):
     """Captures after it has accepted a request."""
 
     def accept(
-        self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
+        self,
+        header: RequestHeader,
+        *,
+        brought: Amounts = calls.NOTHING,
+        details: CallDetails = NO_DETAILS,
     ) -> tuple[int, InstanceFragment | None]:
-        ticket, _ = super().accept(changed(header, colour=0), brought=brought)
+        ticket, _ = super().accept(changed(header, colour=0), brought=brought, details=details)
         return ticket, self.meet(header.colour)
 
 
@@ -68,9 +77,13 @@ class OldColour(Instance):
         self._colours: dict[int, int] = {}
 
     def accept(
-        self, header: RequestHeader, *, brought: Amounts = calls.NOTHING
+        self,
+        header: RequestHeader,
+        *,
+        brought: Amounts = calls.NOTHING,
+        details: CallDetails = NO_DETAILS,
     ) -> tuple[int, InstanceFragment | None]:
-        accepted = super().accept(header, brought=brought)
+        accepted = super().accept(header, brought=brought, details=details)
         self._colours[accepted[0]] = self.colour
         return accepted
 
