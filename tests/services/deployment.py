@@ -110,18 +110,80 @@ class Bank:
         self.balance += answer.json()["amount"]
 
 
-class Deployment:
+class Collected:
+    """Agents, and a collector whose messages to and from them are late."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self.agents: list[Agent] = []
+        self.collector = Collector()
+        self.results: asyncio.Queue[Any] = asyncio.Queue()
+
+    def join(self, agent: Agent) -> None:
+        """Add an agent."""
+        self.agents.append(agent)
+        self.collector.joined(agent.rules.name, 0)
+
+    def report(self, fragment: InstanceFragment) -> None:
+        """Pass a fragment on, later."""
+        self._later(self._add, fragment)
+
+    def _add(self, fragment: InstanceFragment) -> None:
+        try:
+            result = self.collector.add(fragment)
+        except Exception as error:  # noqa: BLE001 - the test decides
+            self.results.put_nowait(error)
+        else:
+            if result is not None:
+                self.results.put_nowait(result)
+
+    def _later(self, action: Callable[..., object], *arguments: object) -> None:
+        delay_s = self.chance.random() * DELAY_S
+        asyncio.get_running_loop().call_later(delay_s, action, *arguments)
+
+    async def observe(self) -> Observation:
+        """Take an observation, with every message of the collector late.
+
+        Raises:
+            NotConsistent: the cut is not consistent.
+        """
+        start = self.collector.begin()
+        for agent in self.agents:
+            self._later(self._pass, agent.rules.start, start)
+        result = await self.results.get()
+        if isinstance(result, Exception):
+            raise result
+        observation: Observation
+        settlement: Settlement
+        observation, settlement = result
+        for agent in self.agents:
+            self._pass(agent.rules.settle, settlement.of(agent.rules.name))
+        return observation
+
+    def _pass(self, rule: Callable[[Any], InstanceFragment | None], message: object) -> None:
+        fragment = rule(message)
+        if fragment is not None:
+            self.report(fragment)
+
+    def total(self, observation: Observation) -> int:
+        """Return the money in an observation."""
+        total = observation.outside_states().get("EUR", 0)
+        for fragment in observation.fragments.values():
+            state: InstanceState = fragment.state
+            total += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
+        return total
+
+
+class Deployment(Collected):
     """Banks that pay each other, and a collector."""
 
     def __init__(self, seed: int, names: str = "ABC") -> None:
-        self._chance = Random(seed)
+        super().__init__(Random(seed))
         self._listeners = [listening() for _ in names]
         self.targets = [address(listener) for listener in self._listeners]
-        self.banks = [Bank(name, self._chance, self.targets, self._report) for name in names]
-        self.collector = Collector()
-        self.results: asyncio.Queue[Any] = asyncio.Queue()
+        self.banks = [Bank(name, self.chance, self.targets, self.report) for name in names]
         for bank in self.banks:
-            self.collector.joined(bank.agent.rules.name, 0)
+            self.join(bank.agent)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -144,54 +206,4 @@ class Deployment:
     async def _load(self, number: int, over: asyncio.Event) -> None:
         others = [target for place, target in enumerate(self.targets) if place != number]
         while not over.is_set():
-            await self.banks[number].send(self._chance.choice(others), self._chance.randint(1, 9))
-
-    def _report(self, fragment: InstanceFragment) -> None:
-        self._later(self._add, fragment)
-
-    def _add(self, fragment: InstanceFragment) -> None:
-        try:
-            result = self.collector.add(fragment)
-        except Exception as error:  # noqa: BLE001 - the test decides
-            self.results.put_nowait(error)
-        else:
-            if result is not None:
-                self.results.put_nowait(result)
-
-    def _later(self, action: Callable[..., object], *arguments: object) -> None:
-        delay_s = self._chance.random() * DELAY_S
-        asyncio.get_running_loop().call_later(delay_s, action, *arguments)
-
-    async def observe(self) -> Observation:
-        """Take an observation, with every message of the collector late.
-
-        Raises:
-            NotConsistent: the cut is not consistent.
-        """
-        start = self.collector.begin()
-        for bank in self.banks:
-            self._later(self._pass, bank, bank.agent.rules.start, start)
-        result = await self.results.get()
-        if isinstance(result, Exception):
-            raise result
-        observation: Observation
-        settlement: Settlement
-        observation, settlement = result
-        for bank in self.banks:
-            self._pass(bank, bank.agent.rules.settle, settlement.of(bank.agent.rules.name))
-        return observation
-
-    def _pass(
-        self, bank: Bank, rule: Callable[[Any], InstanceFragment | None], message: object
-    ) -> None:
-        fragment = rule(message)
-        if fragment is not None:
-            self._report(fragment)
-
-    def total(self, observation: Observation) -> int:
-        """Return the money in an observation."""
-        total = observation.outside_states().get("EUR", 0)
-        for fragment in observation.fragments.values():
-            state: InstanceState = fragment.state
-            total += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
-        return total
+            await self.banks[number].send(self.chance.choice(others), self.chance.randint(1, 9))

@@ -2,25 +2,15 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from stillframe.errors import NotConsistent
-from stillframe.protocol.activities import NO_DETAILS, CallDetails
-from stillframe.protocol.calls import (
-    NOTHING,
-    Amounts,
-    AnswerHeader,
-    CallPlace,
-    Instance,
-    InstanceFragment,
-    RequestHeader,
-)
+from stillframe.protocol.calls import CallPlace
 from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import BALANCE, Deployment
+from tests.services.mistakes import answer_without_colour, capture_behind, request_without_colour
 
 OBSERVATION_COUNT = 8
-changed = msgspec.structs.replace
 
 
 async def observed(deployment: Deployment, count: int) -> dict[CallPlace, int]:
@@ -47,41 +37,6 @@ def test_every_total_is_exact(seed: int, figure: Figure) -> None:
     figure("calls in a cut", sum(found.values()))
     assert found[CallPlace.REQUESTED] + found[CallPlace.ANSWERED] > 0
     assert found[CallPlace.SERVED] > 0
-
-
-def request_without_colour(instance: Instance) -> None:
-    """Let an instance not look at the colour of requests."""
-    accept = instance.accept
-
-    def wrong(
-        header: RequestHeader, *, brought: Amounts = NOTHING, details: CallDetails = NO_DETAILS
-    ) -> tuple[int, InstanceFragment | None]:
-        return accept(changed(header, colour=0), brought=brought, details=details)
-
-    instance.accept = wrong  # type: ignore[method-assign]
-
-
-def answer_without_colour(instance: Instance) -> None:
-    """Let an instance not look at the colour of answers."""
-    accept = instance.accept_answer
-
-    def wrong(number: int, header: AnswerHeader) -> InstanceFragment | None:
-        return accept(number, changed(header, colour=0))
-
-    instance.accept_answer = wrong  # type: ignore[method-assign]
-
-
-def capture_behind(instance: Instance) -> None:
-    """Let an instance capture after it has accepted a request."""
-    accept = instance.accept
-
-    def wrong(
-        header: RequestHeader, *, brought: Amounts = NOTHING, details: CallDetails = NO_DETAILS
-    ) -> tuple[int, InstanceFragment | None]:
-        ticket, _ = accept(changed(header, colour=0), brought=brought, details=details)
-        return ticket, instance.meet(header.colour)
-
-    instance.accept = wrong  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("mistake", [request_without_colour, answer_without_colour, capture_behind])
