@@ -49,6 +49,15 @@ def test_no_changed_character_is_accepted(header: Header) -> None:
     assert HeaderCodec(SECRET[::-1]).decode(type(header), text) is None
 
 
+def test_a_message_of_another_stream_is_not_accepted() -> None:
+    """Nor one of the other direction."""
+    header = MessageHeader(3, "orders-1", 99, 17)
+    text = CODEC.encode(header, "carts-1#7>")
+    assert CODEC.decode(MessageHeader, text, "carts-1#7>") == header
+    for stream in ("", "carts-1#7<", "carts-1#8>"):
+        assert CODEC.decode(MessageHeader, text, stream) is None
+
+
 @pytest.mark.parametrize("text", ["", ";", "1;2", "\u0661;2;a;3;x", "1" * 10_000, "1;0;a;1;é"])
 def test_other_text_is_no_header(text: str) -> None:
     """It is refused without an error."""

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -25,8 +25,10 @@ from stillframe.protocol.calls import (
     AnswerHeader,
     CallId,
     Captured,
+    End,
     Instance,
     InstanceFragment,
+    MessageHeader,
     RequestHeader,
 )
 from stillframe.services.headers import HeaderCodec
@@ -38,19 +40,23 @@ FIELD_LENGTH_MAX = 200
 """How many characters of a field of a body are stored."""
 NAME_LENGTH_MAX = 200
 """How many characters of a path are stored."""
+GRPC = "GRPC"
+"""The method of every message of gRPC."""
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
 """The call that the current task serves."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A request or an answer, as `carries` is given it.
+    """A request, an answer, or a message of a stream, as `carries` is given it.
 
     Attributes:
-        method: the method of the request.
-        path: the path of the request.
-        body: the whole body of this message.
-        is_answer: whether it is an answer.
-        status: the status of the answer; 0 for a request.
+        method: the method of the request; `GRPC` for every message of gRPC.
+        path: the path of the request, such as ``/pay`` or ``/shop.Orders/Pay``.
+        body: the whole body of this message; for gRPC, the serialized message. An error of gRPC has
+            no message: then it is the body of the request.
+        is_answer: whether it is an answer, or a message of a stream that a server sends.
+        status: the status of the answer: that of HTTP, or the number of that of gRPC. It is 0 for a
+            request and for a message of a stream.
     """
 
     method: str
@@ -74,7 +80,7 @@ class Agent:
         targets: the addresses of instances, as ``host:port``. No other host is sent a header.
         carries: returns what a message conserves.
         stored_fields: the fields of JSON bodies of requests that observations may contain. No other
-            part of a body is ever stored.
+            part of a body is ever stored, and none of a message of gRPC.
         on_fragment: takes the fragment of each observation. It must not block.
 
     Raises:
@@ -104,6 +110,9 @@ class Agent:
         self._state = state
         self._carries = carries
         self.on_fragment = on_fragment
+        self.start: Callable[[], None] = lambda: None
+        """Connects this process to the collector, unless it is connected. Middleware calls it in
+        the event loop."""
         self._stored_fields = tuple(stored_fields)
         self._activities: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
             weakref.WeakKeyDictionary()
@@ -127,7 +136,12 @@ class Agent:
     # --- what middleware calls
 
     def request(
-        self, target: str, message: Message, *, timeout_s: float | None = None
+        self,
+        target: str,
+        message: Message,
+        *,
+        timeout_s: float | None = None,
+        is_streamed: bool = False,
     ) -> tuple["OutgoingCall", str | None]:
         """Open a call. Return it, and the header of its request unless the target is not one of
         `targets`.
@@ -136,8 +150,10 @@ class Agent:
             target: the address to which the request is sent.
             message: the request.
             timeout_s: how long the caller waits at least.
+            is_streamed: whether the request is a stream, whose messages follow.
         """
-        carries = self.amounts(message) if target in self.targets else NOTHING
+        is_silent = is_streamed or target not in self.targets
+        carries = NOTHING if is_silent else self.amounts(message)
         details = self._details(message)
         details = msgspec.structs.replace(
             details,
@@ -146,19 +162,21 @@ class Agent:
         )
         header = self.rules.request(target, carries=carries, serving=SERVING.get(), details=details)
         text = self.headers.encode(header) if target in self.targets else None
-        return OutgoingCall(self, self.rules, header.call.number), text
+        return OutgoingCall(self, header.call), text
 
-    def accept(self, header: RequestHeader, message: Message) -> "IncomingCall":
-        """Accept a request."""
-        rules = self.rules
-        ticket, fragment = rules.accept(
-            header, brought=self.amounts(message), details=self._details(message)
+    def accept(
+        self, header: RequestHeader, message: Message, *, is_streamed: bool = False
+    ) -> "IncomingCall":
+        """Accept a request. Its messages follow if it is a stream."""
+        brought = NOTHING if is_streamed else self.amounts(message)
+        ticket, fragment = self.rules.accept(
+            header, brought=brought, details=self._details(message)
         )
         task = asyncio.current_task()
         if task is not None:
             self._activities[task] = str(header.call)
         self.report(fragment)
-        return IncomingCall(self, rules, ticket)
+        return IncomingCall(self, header.call, ticket)
 
     def activity(self) -> str:
         """Return the activity that the current task is."""
@@ -173,10 +191,11 @@ class Agent:
 
     def _details(self, message: Message) -> CallDetails:
         """Return what may be stored of a request."""
+        may_store = self._stored_fields and message.method != GRPC
         return CallDetails(
             name=f"{message.method} {message.path}"[:NAME_LENGTH_MAX],
             began_at=time.time(),
-            fields=_fields_of(message.body, self._stored_fields) if self._stored_fields else {},
+            fields=_fields_of(message.body, self._stored_fields) if may_store else {},
         )
 
     def amounts(self, message: Message) -> Amounts:
@@ -305,37 +324,94 @@ class ObservedLock:
         self.release()
 
 
-class OutgoingCall(NamedTuple):
-    """An open call. It ends under the name of the instance under which it began."""
+class CallEnd:
+    """One end of an open call. It ends under the name of the instance under which it began."""
 
-    agent: Agent
-    rules: Instance
-    number: int
+    def __init__(self, agent: Agent, end: End, sending: str, accepting: str) -> None:
+        self.is_open = True
+        self._agent = agent
+        self._rules = agent.rules
+        self._end = end
+        self._sending = sending
+        self._accepting = accepting
+        self._accepted_count = 0
+        self._is_mixed = False
+        self._noted = contextlib.ExitStack()
+
+    def send(self, message: Message) -> str:
+        """Return the header of the next message of the stream."""
+        header = self._rules.send(self._end, carries=self._agent.amounts(message))
+        return self._agent.headers.encode(header, self._sending)
+
+    def accept_message(self, text: str | None, path: str) -> None:
+        """Accept the next message of the stream. One without a header of this stream that is new is
+        ignored and counted, and makes observations partial until the call ends.
+
+        Args:
+            text: the header of the message, if it has one.
+            path: the path of the request.
+        """
+        agent = self._agent
+        header = agent.headers.decode(MessageHeader, text, self._accepting) if text else None
+        if header is not None and header.number > self._accepted_count:
+            self._accepted_count = header.number
+            agent.report(self._rules.accept_message(self._end, header))
+            return
+        agent.ignored_count += 1
+        if not self._is_mixed:
+            self._is_mixed = True
+            self.note(f"a message of the stream {path} has no header")
+
+    def note(self, text: str) -> None:
+        """Make observations partial until the call ends, for this reason."""
+        self._noted.enter_context(self._agent.noted(lambda: text))
+
+    def _over(self) -> None:
+        self.is_open = False
+        self._noted.close()
+
+
+class OutgoingCall(CallEnd):
+    """An open call at its caller."""
+
+    def __init__(self, agent: Agent, call: CallId) -> None:
+        super().__init__(agent, call, f"{call}>", f"{call}<")
+        self._number = call.number
+
+    def meet(self, header: AnswerHeader) -> None:
+        """Capture if the answer has a higher colour. It is accepted later."""
+        self._agent.report(self._rules.meet(header.colour))
 
     def accept_answer(self, header: AnswerHeader) -> None:
         """Accept the answer."""
-        self.agent.report(self.rules.accept_answer(self.number, header))
+        self._over()
+        self._agent.report(self._rules.accept_answer(self._number, header))
 
     def stop_waiting(self, *, was_answered: bool = False) -> None:
         """Mark the call as unresolved; `was_answered` by something without a header."""
-        self.rules.stop_waiting(self.number, was_answered=was_answered)
+        self._over()
+        self._rules.stop_waiting(self._number, was_answered=was_answered)
 
     def close(self) -> None:
         """Close a call to a target that takes no part."""
-        self.rules.close(self.number)
+        self._over()
+        self._rules.close(self._number)
 
 
-class IncomingCall(NamedTuple):
+class IncomingCall(CallEnd):
     """A call that is served."""
 
-    agent: Agent
-    rules: Instance
-    ticket: int
+    def __init__(self, agent: Agent, call: CallId, ticket: int) -> None:
+        super().__init__(agent, ticket, f"{call}<", f"{call}>")
+        self._ticket = ticket
 
     def answer(self, message: Message | None) -> str:
-        """Return the header of the answer. None stands for one that is not sent."""
-        carries = self.agent.amounts(message) if message is not None else NOTHING
-        return self.agent.headers.encode(self.rules.answer(self.ticket, carries=carries))
+        """Return the header of the answer. None stands for one that is not sent, or that has no
+        message."""
+        carries = self._agent.amounts(message) if message is not None else NOTHING
+        header = self._agent.headers.encode(self._rules.answer(self._ticket, carries=carries))
+        self._over()
+        return header
 
 
 def _fields_of(body: bytes, names: Collection[str]) -> dict[str, str]:

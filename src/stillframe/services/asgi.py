@@ -57,6 +57,7 @@ class ObservedApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection or a request."""
+        self._agent.start()
         kind = scope["type"]
         if kind == "websocket":
             with self._agent.noted(lambda: f"a WebSocket on {scope['path']} crosses the cut"):

@@ -6,12 +6,14 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+from starlette.middleware import Middleware
+
 from stillframe.errors import UsageError
 from stillframe.protocol.calls import NOTHING
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.agent import Agent, Carries
 from stillframe.services.agent_connection import CollectorLink
-from stillframe.services.asgi import Application, ObservedApplication, Receive, Scope, Send
+from stillframe.services.asgi import ObservedApplication
 
 COLLECTOR_PORT = 8650
 _log = logging.getLogger("stillframe.services")
@@ -40,11 +42,12 @@ def attach(
         targets: the addresses of other instances, as ``host:port``. No other host is sent a header.
         carries: returns what a message conserves.
         stored_fields: the fields of JSON bodies of requests that observations may contain. No other
-            part of a body is ever stored.
+            part of a body is ever stored, and none of a message of gRPC.
         certificates: the directory of certificates; needed unless the collector is on this machine.
 
     Returns:
-        The agent of this process: for ``ObservedTransport``, `Agent.held` and `Agent.step`.
+        The agent of this process: for ``ObservedTransport``, for ``ObservedCalls`` and
+        ``ObservedChannel`` of gRPC, for `Agent.held` and for `Agent.step`.
 
     Raises:
         UsageError: the application has no list of middleware, or has begun to serve.
@@ -56,6 +59,35 @@ def attach(
         )
     if app.middleware_stack is not None:
         raise UsageError("the application has begun to serve: attach before that")
+    agent = connected_agent(
+        service=service,
+        state=state,
+        collector=collector,
+        secret=secret,
+        targets=targets,
+        carries=carries,
+        stored_fields=stored_fields,
+        certificates=certificates,
+    )
+    app.user_middleware.append(
+        Middleware(ObservedApplication, agent=agent, accepts_in_endpoint=_hooked(app))
+    )
+    return agent
+
+
+def connected_agent(
+    *,
+    service: str,
+    state: object,
+    collector: str,
+    secret: bytes,
+    targets: Collection[str] = (),
+    carries: Carries = lambda message: NOTHING,
+    stored_fields: Collection[str] = (),
+    certificates: str | None = None,
+) -> Agent:
+    """Return an agent that connects to the collector, for middleware of other servers. The
+    arguments are those of `attach`."""
     agent = Agent(
         service,
         state,
@@ -66,7 +98,7 @@ def attach(
     )
     address = Address.parse(collector, port=COLLECTOR_PORT)
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
-    app.user_middleware.append(_Middleware(agent, link, accepts_in_endpoint=_hooked(app)))
+    agent.start = _Started(agent, link).start
     return agent
 
 
@@ -78,26 +110,6 @@ def _hooked(app: Any) -> bool:
 
     accept_where_endpoints_begin()
     return True
-
-
-class _Middleware:
-    """An entry of Starlette's list of middleware: a class, arguments and keyword arguments."""
-
-    def __init__(self, agent: Agent, link: CollectorLink, *, accepts_in_endpoint: bool) -> None:
-        self._link = _Started(agent, link)
-        self._settings = {"agent": agent, "accepts_in_endpoint": accepts_in_endpoint}
-
-    def __iter__(self) -> Any:
-        return iter((self._make, (), {}))
-
-    def _make(self, app: Application) -> Application:
-        inner = ObservedApplication(app, **self._settings)  # type: ignore[arg-type]
-
-        async def started(scope: Scope, receive: Receive, send: Send) -> None:
-            self._link.start()
-            await inner(scope, receive, send)
-
-        return started
 
 
 class _Started:

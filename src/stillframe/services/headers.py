@@ -2,9 +2,10 @@
 
 A header is a line of ASCII: the version, the fields of the structure in ``protocol.calls``, and a
 message authentication code, separated by semicolons. A program that does not have the secret of a
-system can neither make one nor change one. A header that a stranger has copied can be sent again:
-it has an old colour, which has no effect, and a call that is accepted twice is named. TLS prevents
-that.
+system can neither make one nor change one. The code of a message covers the name of its stream,
+too, so that a message of another stream does not pass for one of this. A header that a stranger has
+copied can be sent again: it has an old colour, which has no effect, and a call that is accepted
+twice is named. TLS prevents that.
 """
 
 import base64
@@ -42,8 +43,13 @@ class HeaderCodec:
     def __init__(self, secret: bytes) -> None:
         self._key = hashlib.sha256(secret).digest()
 
-    def encode(self, header: Header) -> str:
-        """Return a header as text."""
+    def encode(self, header: Header, stream: str = "") -> str:
+        """Return a header as text.
+
+        Args:
+            header: the header.
+            stream: the name of the stream that a message belongs to.
+        """
         match header:
             case RequestHeader():
                 call = header.call
@@ -59,14 +65,15 @@ class HeaderCodec:
                     f"{VERSION};{header.colour};{header.instance};{header.sent_count};"
                     f"{header.number}"
                 )
-        return f"{body};{self._code(type(header), body)}"
+        return f"{body};{self._code(type(header), body, stream)}"
 
-    def decode(self, kind: type[OfHeader], text: str) -> OfHeader | None:
-        """Return the header that `text` contains; None if it was not made with the secret."""
+    def decode(self, kind: type[OfHeader], text: str, stream: str = "") -> OfHeader | None:
+        """Return the header that `text` contains; None if it was not made with the secret, or for
+        another stream."""
         body, _, code = text.rpartition(";")
         if len(text) > LENGTH_MAX or not text.isascii():
             return None
-        if not hmac.compare_digest(code, self._code(kind, body)):
+        if not hmac.compare_digest(code, self._code(kind, body, stream)):
             return None
         version, *fields = body.split(";")
         if version != VERSION:
@@ -81,10 +88,11 @@ class HeaderCodec:
         header = _made(kind, names, counts)
         return header if isinstance(header, kind) else None
 
-    def _code(self, kind: type, body: str) -> str:
+    def _code(self, kind: type, body: str, stream: str) -> str:
         # BLAKE2 is a keyed hash function; `person` keeps one kind from passing for another.
+        covered = f"{body};{stream}" if stream else body
         made = hashlib.blake2b(
-            body.encode(), digest_size=_CODE_BYTES, key=self._key, person=_PERSON[kind]
+            covered.encode(), digest_size=_CODE_BYTES, key=self._key, person=_PERSON[kind]
         )
         return base64.urlsafe_b64encode(made.digest()).decode().rstrip("=")
 
