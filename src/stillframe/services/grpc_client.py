@@ -1,0 +1,329 @@
+"""Observations of calls that services make with ``grpc.aio``.
+
+A channel is wrapped, since interceptors of grpc do not see the bytes of messages. The header of a
+request is made in the step in which the application makes the call, and that of a message of a
+stream in the step in which the application sends it. An answer is accepted in the step in which
+``await`` or the end of the stream returns to the application.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Generator
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from stillframe.protocol.calls import AnswerHeader
+from stillframe.services.agent import Agent, OutgoingCall
+from stillframe.services.grpc_messages import (
+    Deserializer,
+    Messages,
+    Metadata,
+    Serializer,
+    header_in,
+)
+from stillframe.services.headers import NAME
+
+_OF_CLIENTS = (
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+"""With these, a client or a gateway says that it had no answer."""
+
+
+class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
+    """A channel whose requests, answers and messages take part in observations.
+
+    Args:
+        agent: the agent of this instance.
+        channel: the channel that carries them.
+        target: its target, as one of the targets of the agent. Calls to another one have no header.
+
+    Example:
+        ``ObservedChannel(agent, grpc.aio.insecure_channel("orders:50051"), "orders:50051")``
+    """
+
+    def __init__(self, agent: Agent, channel: grpc.aio.Channel, target: str) -> None:
+        self._agent = agent
+        self._channel = channel
+        self._target = target
+
+    def _method(
+        self,
+        kind: str,
+        path: str,
+        serializer: Serializer,
+        deserializer: Deserializer,
+        settings: dict[str, Any],
+    ) -> "_Method":
+        return _Method(
+            self._agent, self._channel, self._target, kind, path, serializer, deserializer, settings
+        )
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Serializer = None,
+        response_deserializer: Deserializer = None,
+        **settings: Any,
+    ) -> Any:
+        """Return a function that makes calls with one request and one answer."""
+        return self._method(
+            "unary_unary", method, request_serializer, response_deserializer, settings
+        )
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Serializer = None,
+        response_deserializer: Deserializer = None,
+        **settings: Any,
+    ) -> Any:
+        """Return a function that makes calls with one request and a stream of answers."""
+        return self._method(
+            "unary_stream", method, request_serializer, response_deserializer, settings
+        )
+
+    def stream_unary(
+        self,
+        method: str,
+        request_serializer: Serializer = None,
+        response_deserializer: Deserializer = None,
+        **settings: Any,
+    ) -> Any:
+        """Return a function that makes calls with a stream of requests and one answer."""
+        return self._method(
+            "stream_unary", method, request_serializer, response_deserializer, settings
+        )
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Serializer = None,
+        response_deserializer: Deserializer = None,
+        **settings: Any,
+    ) -> Any:
+        """Return a function that makes calls with streams of requests and of answers."""
+        return self._method(
+            "stream_stream", method, request_serializer, response_deserializer, settings
+        )
+
+    async def __aenter__(self) -> Self:
+        """Return this channel, which is closed at the end."""
+        await self._channel.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._channel.__aexit__(*error)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close it, and cancel calls that are open after `grace` seconds."""
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> Any:  # noqa: FBT001, FBT002 - grpc's
+        """Return the state of the connection."""
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: Any) -> None:
+        """Wait until the connection is in another state."""
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Wait until it is connected."""
+        await self._channel.channel_ready()
+
+
+class _Method(NamedTuple):
+    """A method of a service: it makes calls."""
+
+    agent: Agent
+    channel: Any
+    target: str
+    kind: str
+    path: str
+    serializer: Serializer
+    deserializer: Deserializer
+    settings: dict[str, Any]
+
+    def __call__(
+        self,
+        request: Any = None,
+        timeout: float | None = None,
+        metadata: Metadata = None,
+        *settings: Any,
+        **more_settings: Any,
+    ) -> Any:
+        """Make a call: of one request, or of an iterator of requests, or of none that are written
+        later."""
+        agent, kind = self.agent, self.kind
+        is_streamed = kind.startswith("stream_")
+        messages = Messages(self.path, self.serializer, self.deserializer, is_answering=False)
+        body = b"" if is_streamed else messages.encode(request)
+        call, header = agent.request(
+            self.target,
+            messages.to_observe(body, is_answer=False),
+            timeout_s=timeout,
+            is_streamed=is_streamed,
+        )
+        if header is not None:
+            messages.call = call
+            metadata = (*(metadata or ()), (NAME, header))
+        if not is_streamed:
+            messages.keep(request, body)
+        elif header is not None and request is not None:
+            request = _sent(messages, request)
+        make = getattr(self.channel, kind)
+        method = make(self.path, messages.serialize, messages.deserialize, **self.settings)
+        try:
+            made = method(request, *settings, timeout=timeout, metadata=metadata, **more_settings)
+        except BaseException:
+            if header is None:
+                call.close()
+            else:
+                call.stop_waiting()
+            raise
+        if header is None:
+            made.add_done_callback(lambda _: call.close())
+            return made
+        observed = _StreamedAnswer if kind.endswith("_stream") else _UnaryAnswer
+        return observed(agent, call, messages, made)
+
+
+class _ObservedCall:
+    """A call that grpc has made, and its end. It has all that grpc's calls have."""
+
+    def __init__(self, agent: Agent, call: OutgoingCall, messages: Messages, made: Any) -> None:
+        self._agent = agent
+        self._call = call
+        self._messages = messages
+        self._made = made
+        self._loop = asyncio.get_running_loop()
+        self._was_cancelled = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def __del__(self) -> None:
+        """Stop waiting for an answer that nothing can accept any more."""
+        if self._call.is_open:
+            # The garbage collector may run in any thread, after the loop was closed, too.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._call.stop_waiting)
+
+    async def write(self, request: Any) -> None:
+        """Send the next message of the request."""
+        if not self._made.done():
+            self._messages.send(request)
+        await self._watch(self._made.write(request))
+
+    async def done_writing(self) -> None:
+        """End the stream of the request."""
+        await self._watch(self._made.done_writing())
+
+    async def code(self) -> grpc.StatusCode:
+        """Return the status."""
+        return await self._with_status(self._made.code())
+
+    async def details(self) -> str | None:
+        """Return the text of the status."""
+        details: str | None = await self._with_status(self._made.details())
+        return details
+
+    async def trailing_metadata(self) -> Any:
+        """Return the trailing metadata."""
+        return await self._with_status(self._made.trailing_metadata())
+
+    async def _with_status(self, awaitable: Awaitable[Any]) -> Any:
+        """Return a part of the status, which the application sees before it is given an answer."""
+        found = await awaitable
+        header = header_in(self._agent, AnswerHeader, await self._made.trailing_metadata())
+        if header is not None and self._call.is_open:
+            self._call.meet(header)
+        return found
+
+    async def _watch(self, awaitable: Awaitable[Any]) -> Any:
+        """Return the result of an operation. End the call if it is over."""
+        try:
+            return await awaitable
+        except grpc.aio.AioRpcError as error:
+            self._end(error.trailing_metadata(), error.code())
+            raise
+        except asyncio.CancelledError:
+            if self._call.is_open:
+                self._was_cancelled = True
+                self._call.stop_waiting()
+            raise
+
+    def _end(self, metadata: Metadata, code: grpc.StatusCode) -> None:
+        """Accept the answer, if it has a header."""
+        if not self._call.is_open:
+            return
+        header = header_in(self._agent, AnswerHeader, metadata)
+        if header is None:
+            self._call.stop_waiting(was_answered=code not in _OF_CLIENTS)
+        else:
+            self._call.accept_answer(header)
+
+
+class _UnaryAnswer(_ObservedCall):
+    """A call with one answer."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Return the answer."""
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:
+        if self._was_cancelled:
+            # The answer may have arrived all the same.
+            raise asyncio.CancelledError
+        answer = await self._watch(self._made)
+        self._end(await self._made.trailing_metadata(), grpc.StatusCode.OK)
+        return answer
+
+
+class _StreamedAnswer(_ObservedCall):
+    """A call whose answer is a stream."""
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """Return the messages of the answer."""
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            message = await self._watch(anext(aiter(self._made)))
+        except StopAsyncIteration:
+            self._end(await self._made.trailing_metadata(), grpc.StatusCode.OK)
+            raise
+        self._messages.accept()
+        return message
+
+    async def read(self) -> Any:
+        """Return the next message of the answer."""
+        message = await self._watch(self._made.read())
+        if message is grpc.aio.EOF:
+            self._end(await self._made.trailing_metadata(), grpc.StatusCode.OK)
+        else:
+            self._messages.accept()
+        return message
+
+
+def _sent(messages: Messages, requests: Any) -> Any:
+    """Return the messages of a stream; each gets its header when it is asked for."""
+    if isinstance(requests, AsyncIterable):
+        return _Sent(messages, aiter(requests))
+    return map(messages.send, requests)
+
+
+class _Sent:
+    """The messages of the stream of a request, each with its header made when it is asked for."""
+
+    def __init__(self, messages: Messages, requests: AsyncIterator[Any]) -> None:
+        self._messages = messages
+        self._requests = requests
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._messages.send(await anext(self._requests))
