@@ -98,14 +98,14 @@ class GrpcBank:
         await asyncio.sleep(self._chance.random() * 0.02)
 
     async def pay(self, request: Int64Value, context: Any) -> Int64Value:
-        """Take money, and give some of it back, now or later, or all of it with an error."""
-        back = request.value // 2
-        self.balance += request.value - back
-        with self.agent.held(EUR=back):
-            await self._pause()
+        """Take money, and give some of it back, or all of it with an error."""
+        self.balance += request.value
+        await self._pause()
         if self._chance.random() < 0.2:
-            self.balance -= request.value - back
+            self.balance -= request.value
             await context.abort(REFUSED, "refused")
+        back = request.value // 2
+        self.balance -= back
         return Int64Value(value=back)
 
     async def draw(self, request: Int64Value, _: Any) -> AsyncIterator[Int64Value]:
@@ -171,10 +171,19 @@ class GrpcBank:
 
 
 class GrpcDeployment(Collected):
-    """Banks that pay each other, and a collector."""
+    """Banks that pay each other, and a collector.
 
-    def __init__(self, seed: int, names: str = "ABC") -> None:
+    Args:
+        seed: the seed of chance.
+        timeout_s: how long a caller waits at most, if it does not wait until the end. Money that a
+            cancelled call has taken along is lost.
+    """
+
+    def __init__(self, seed: int, *, timeout_s: float | None = None) -> None:
         super().__init__(Random(seed))
+        names = "ABC"
+        self.cancelled_count = 0
+        self._timeout_s = timeout_s
         self.names = tuple(names)
         self.banks = [GrpcBank(name, self) for name in names]
         for bank in self.banks:
@@ -214,4 +223,9 @@ class GrpcDeployment(Collected):
         self, bank: GrpcBank, channels: list[Any], kind: str, over: asyncio.Event
     ) -> None:
         while not over.is_set():
-            await bank.call(self.chance.choice(channels), kind, self.chance.randint(1, 9))
+            limit_s = self.chance.random() * self._timeout_s if self._timeout_s else None
+            try:
+                async with asyncio.timeout(limit_s):
+                    await bank.call(self.chance.choice(channels), kind, self.chance.randint(1, 9))
+            except TimeoutError:
+                self.cancelled_count += 1

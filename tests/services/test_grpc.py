@@ -78,6 +78,16 @@ def test_every_total_is_exact(seed: int, figure: Figure) -> None:
     assert found[CallPlace.SERVED] > 0
 
 
+@pytest.mark.nightly(part="soak")
+@pytest.mark.parametrize("seed", seeds("cancelled calls over gRPC", 1, night=3))
+def test_every_total_with_cancelled_calls_is_exact(seed: int, figure: Figure) -> None:
+    """What they have taken along is found wherever it was, and is counted as lost."""
+    deployment = GrpcDeployment(seed, timeout_s=0.06)
+    asyncio.run(observed(deployment, by_night(100, check=4)))
+    figure("cancelled calls", deployment.cancelled_count)
+    assert deployment.cancelled_count > 0
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -291,6 +301,29 @@ def captured(agent: Agent) -> InstanceFragment:
     fragment = agent.rules.meet(agent.rules.colour + 1)
     assert fragment is not None
     return fragment
+
+
+def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
+    """So a task has to change the state itself, and ``gather`` must be given such tasks."""
+    server, client = agents()
+    calling = Audit(client)
+
+    async def run() -> None:
+        async with connected(client, {"unary_unary": echo}, [ObservedCalls(server)]) as channel:
+            pay = method_of(channel, "unary_unary")
+
+            async def paid() -> None:
+                calling.changes()
+                await pay(ONE)
+                calling.given("answer in a coroutine")
+
+            calling.changes()
+            await asyncio.gather(pay(ONE))
+            calling.given("answer in a task")
+            await asyncio.gather(paid(), paid())
+
+    asyncio.run(run())
+    assert calling.torn == ["answer in a task"]
 
 
 # --- handlers in threads, and interceptors inside
@@ -913,6 +946,21 @@ def test_an_agent_connects_before_the_first_call() -> None:
 
     asyncio.run(called())
     assert started == ["once", "once"]
+
+
+def test_an_agent_of_a_process_that_only_calls_connects() -> None:
+    """With its first call."""
+    client = agents()[1]
+    started: list[str] = []
+    client.start = lambda: started.append("once")
+
+    async def run() -> None:
+        async with connected(client, {"unary_unary": echo}, []) as channel:
+            assert started == []
+            await method_of(channel, "unary_unary")(ONE)
+
+    asyncio.run(run())
+    assert started == ["once"]
 
 
 # --- the field

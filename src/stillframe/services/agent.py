@@ -152,6 +152,7 @@ class Agent:
             timeout_s: how long the caller waits at least.
             is_streamed: whether the request is a stream, whose messages follow.
         """
+        self.start()
         is_silent = is_streamed or target not in self.targets
         carries = NOTHING if is_silent else self.amounts(message)
         details = self._details(message)
