@@ -303,6 +303,31 @@ def captured(agent: Agent) -> InstanceFragment:
     return fragment
 
 
+def test_calls_have_the_parameters_of_grpc() -> None:
+    """By position where grpc has them so, and by name."""
+    server, client = agents()
+    seen = []
+
+    async def stream_unary(requests: AsyncIterator[Int64Value], context: Any) -> Int64Value:
+        seen.append(dict(context.invocation_metadata())["mine"])
+        assert context.time_remaining() is not None
+        return Int64Value(value=sum([request.value async for request in requests]))
+
+    async def run() -> None:
+        methods = {"stream_unary": stream_unary}
+        async with connected(client, methods, [ObservedCalls(server)]) as channel:
+            method = method_of(channel, "stream_unary")
+            assert await method(iter([ONE]), 9, (("mine", "1"),), None, True) == ONE
+            metadata = grpc.aio.Metadata(("mine", "2"))
+            answer = await method(
+                request_iterator=iter([ONE]), timeout=9, metadata=metadata, wait_for_ready=True
+            )
+            assert answer == ONE
+
+    asyncio.run(run())
+    assert seen == ["1", "2"]
+
+
 def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
     """So a task has to change the state itself, and ``gather`` must be given such tasks."""
     server, client = agents()

@@ -152,12 +152,15 @@ class _Method(NamedTuple):
         timeout: float | None = None,
         metadata: Metadata = None,
         *settings: Any,
+        request_iterator: Any = None,
         **more_settings: Any,
     ) -> Any:
         """Make a call: of one request, or of an iterator of requests, or of none that are written
-        later."""
+        later. The parameters are those of grpc."""
         agent, kind = self.agent, self.kind
         is_streamed = kind.startswith("stream_")
+        if request is None:
+            request = request_iterator
         messages = Messages(self.path, self.serializer, self.deserializer, is_answering=False)
         body = b"" if is_streamed else messages.encode(request)
         call, header = agent.request(
@@ -176,7 +179,11 @@ class _Method(NamedTuple):
         make = getattr(self.channel, kind)
         method = make(self.path, messages.serialize, messages.deserialize, **self.settings)
         try:
-            made = method(request, *settings, timeout=timeout, metadata=metadata, **more_settings)
+            made = (
+                method(request, timeout, metadata, *settings, **more_settings)
+                if is_streamed
+                else method(request, timeout=timeout, metadata=metadata, **more_settings)
+            )
         except BaseException:
             if header is None:
                 call.close()
