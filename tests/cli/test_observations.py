@@ -1,13 +1,18 @@
-"""``list``, ``show``, ``verify`` and ``diff`` on observations; all other commands refuse them."""
+"""``list``, ``show``, ``verify``, ``detect`` and ``diff`` on observations; all other commands
+refuse them."""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
-from stillframe.cli.observations import amounts_of, difference
+from stillframe.cli.observations import difference
+from stillframe.sim.services import UNIT
+from stillframe.store.observation_tables import INSTANCES, amounts_of, fragments_in, to_tables
 from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.store.observation_samples import TIMES, filled, observed, rewrite
@@ -67,6 +72,101 @@ def test_an_empty_store_says_so(tmp_path: Path, call: Call) -> None:
     assert "holds no observation yet" in call("verify", tmp_path).stderr
     result = call("show", tmp_path)
     assert (result.exit_code, "holds no observation yet" in result.stderr) == (2, True)
+
+
+def detected(call: Call, store: Path, predicate: str, code: int) -> dict[str, Any]:
+    """Return what ``detect`` says; it exits with this code."""
+    result = call("detect", store, predicate, "--json")
+    assert result.exit_code == code, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of observations that are all exact."""
+    path = tmp_path_factory.mktemp("bank") / "seen"
+    filled(path, "losses", 1).close()
+    return path
+
+
+def test_nothing_is_lost_in_exact_observations(bank: Path, call: Call) -> None:
+    """Though messages are: their amounts are known."""
+    found = detected(call, bank, "loss", 1)
+    assert found["held"] == []
+    assert found["observation_count"] > 1
+    assert "nothing is missing" in found["found"]
+
+
+def test_a_loss_is_found_from_the_first_observation_on(
+    bank: Path, tmp_path: Path, call: Call
+) -> None:
+    """What is missing, and of what there was."""
+    store = shutil.copytree(bank, tmp_path / "seen")
+    numbers = ObservationReader(store).numbers()
+
+    def poorer(tables: dict[str, pa.Table]) -> None:
+        fragments = fragments_in(tables[INSTANCES])
+        name = min(fragments)
+        state = fragments[name].state
+        less = msgspec.structs.replace(state, conserved={UNIT: state.conserved[UNIT] - 7})
+        fragments[name] = msgspec.structs.replace(fragments[name], state=less)
+        observation = msgspec.structs.replace(
+            ObservationReader(bank).load(numbers[-1]).observation, fragments=fragments
+        )
+        tables.update(to_tables(observation))
+
+    rewrite(store, numbers[-1], poorer)
+    found = detected(call, store, "loss", 0)
+    assert found["held"] == [[numbers[-1], numbers[-1]]]
+    assert found["found"].startswith("7 EUR lost: in states")
+
+
+def test_sql_is_evaluated_in_exact_observations(bank: Path, call: Call) -> None:
+    """On the tables of an observation, and on its amounts."""
+    total = "(select total from amounts) = (select sum(number) from states where field='balance')"
+    count = len(ObservationReader(bank).numbers())
+    held = detected(call, bank, f"select {total} + (select outside_states + held from amounts)", 0)
+    assert held["observation_count"] == count
+    text = call("detect", bank, "select count(*) = 0 from instances").output
+    assert f"holds in none of {count} observations" in text
+
+
+def test_a_function_is_given_an_observation(
+    bank: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranges in which it returns True are named."""
+    numbers = ObservationReader(bank).numbers()
+    text = f"def late(observation):\n    return observation.number not in {numbers[1:-1]}\n"
+    (tmp_path / "observed_function.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    found = detected(call, bank, "observed_function:late", 0)
+    assert found["held"] == [[numbers[0], numbers[0]], [numbers[-1], numbers[-1]]]
+
+
+@pytest.mark.parametrize(
+    ("predicate", "error"),
+    [
+        ("termination", "termination cannot be detected in services"),
+        ("nothing", "there is no predicate 'nothing'"),
+    ],
+)
+def test_what_cannot_be_detected_is_refused(
+    bank: Path, call: Call, predicate: str, error: str
+) -> None:
+    """With the reason."""
+    result = call("detect", bank, predicate)
+    assert (result.exit_code, error in result.stderr) == (2, True), result.stderr
+
+
+def test_amounts_are_not_judged_in_observations_that_are_not_exact(
+    tmp_path: Path, call: Call
+) -> None:
+    """A deadlock is, since calls and locks prove it."""
+    filled(tmp_path / "seen", "outside", 13).close()
+    result = call("detect", tmp_path / "seen", "loss")
+    assert (result.exit_code, "is exact" in result.stderr) == (2, True)
+    assert detected(call, tmp_path / "seen", "deadlock", 1)["observation_count"] == 5
 
 
 def test_show_says_who_waits_and_what_is_known(original: Path, call: Call) -> None:
@@ -172,7 +272,6 @@ def test_diff_names_instances_that_came_or_left() -> None:
         ("snapshot", "SEEN"),
         ("savepoint", "SEEN", "name"),
         ("delete", "SEEN", "P1-17"),
-        ("detect", "SEEN", "termination"),
         ("events", "SEEN"),
         ("watch", "SEEN"),
         ("view", "SEEN"),

@@ -37,7 +37,7 @@ def captured(fragment: InstanceFragment) -> InstanceFragment:
         "note": None,
         "history": [1, {"more": "text"}],
     }
-    state = InstanceState(msgspec.msgpack.encode(fields), {UNIT: 3})
+    state = InstanceState(msgspec.msgpack.encode(fields), {UNIT: 3}, {UNIT: fragment.state[UNIT]})
     return msgspec.structs.replace(fragment, state=state)
 
 

@@ -38,6 +38,6 @@ def test_questions_tell_them_from_those_of_the_store(tmp_path: Path) -> None:
              and key_encoded = 7 and value = 1) = 2
         and (select count(*) from Named_parts) = 4
         """,
-        snapshot,
+        f"snapshot {snapshot}",
         tables,
     ).holds

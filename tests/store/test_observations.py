@@ -227,7 +227,15 @@ def test_a_call_must_be_where_the_fragments_have_it(place: CallPlace, path: Path
 EDITED = [
     (name, column)
     for name, columns in {
-        INSTANCES: ("observation", "service", "sent_count", "call_count", "served_count", "held"),
+        INSTANCES: (
+            "observation",
+            "service",
+            "sent_count",
+            "call_count",
+            "served_count",
+            "held",
+            "conserved",
+        ),
         STATES: ("instance", "service", "field", "value", "number"),
         CALLS: ("call", "caller", "target", "name", "place", "is_awaited", "began_at", "deadline"),
         UNRESOLVED: ("call", "instance", "target", "name", "place", "known", "amounts"),

@@ -1,4 +1,4 @@
-"""Observations of services in ``list``, ``show``, ``verify`` and ``diff``."""
+"""Observations of services in ``list``, ``show``, ``verify``, ``detect`` and ``diff``."""
 
 import itertools
 from collections.abc import Mapping
@@ -9,12 +9,16 @@ from typing import Any
 import msgspec
 
 from stillframe.cli import output, quantities
-from stillframe.cli.command import end_with_failure
+from stillframe.cli.command import conclude, end_with_failure
+from stillframe.detect.observations import ranges_of, resolve_observed
+from stillframe.detect.predicate import Verdict
 from stillframe.errors import UsageError
-from stillframe.protocol.calls import Amounts, Located, Observation
+from stillframe.imports import add_cwd_to_path
+from stillframe.protocol.calls import Located, Observation
 from stillframe.storage.location import Location
 from stillframe.store.layout import first_names, has_observations
 from stillframe.store.observation_tables import (
+    amounts_of,
     fields_of,
     service_of,
     state_of,
@@ -165,51 +169,6 @@ def _call(located: Located) -> Fields:
     }
 
 
-def amounts_of(observation: Observation) -> list[Fields]:
-    """Return for each unit where its amounts are, apart from the states of applications.
-
-    `outside_states` is the sum of the columns before it, without `doubled`.
-    """
-    awaited: dict[str, int] = {}
-    unresolved: dict[str, int] = {}
-    lost: dict[str, int] = {}
-    doubled: dict[str, int] = {}
-    held: dict[str, int] = {}
-    for located in observation.calls:
-        _add(awaited if located.record.is_awaited else unresolved, located.amounts())
-    for located in observation.late:
-        _add(unresolved, located.amounts())
-    for _, served in (*observation.duplicates, *observation.orphans):
-        _add(unresolved, served.amounts())
-    for _, served in observation.duplicates:
-        _add(doubled, served.brought)
-    for fragment in observation.fragments.values():
-        _add(lost, fragment.lost)
-        _add(held, state_of(fragment).held)
-    for amounts in (observation.not_accepted, observation.lost):
-        _add(lost, amounts)
-    _add(doubled, observation.created)
-    columns: dict[str, Amounts] = {
-        "in_open_calls": awaited,
-        "in_unresolved_calls": unresolved,
-        "lost": lost,
-        "doubled": doubled,
-        "outside_states": observation.outside_states(),
-        "held": held,
-        "unknown": observation.unknown,
-    }
-    units = sorted(set().union(*columns.values()))
-    return [
-        {"unit": unit} | {name: amounts.get(unit, 0) for name, amounts in columns.items()}
-        for unit in units
-    ]
-
-
-def _add(amounts: dict[str, int], more: Amounts) -> None:
-    for unit, amount in more.items():
-        amounts[unit] = amounts.get(unit, 0) + amount
-
-
 def _put(found: StoredObservation) -> None:
     manifest, observation = found.manifest, found.observation
     took = quantities.duration(max(0.0, manifest.completed_at - manifest.initiated_at))
@@ -304,6 +263,56 @@ def verify_observations(store: ObservationReader, name: str | None) -> None:
         if verified
         else f"the store {store.path} holds no observation yet: there is nothing to verify"
     )
+
+
+# --- detect
+
+
+def detect_observations(store: ObservationReader, name: str) -> None:
+    """Carry out ``detect``."""
+    add_cwd_to_path()
+    evaluate = resolve_observed(name, store)
+    verdicts: dict[int, Verdict] = {}
+    numbers = store.numbers()
+    with output.progress_bar("evaluating observations", total=len(numbers)) as update:
+        for number in numbers:
+            found = store.load_if_present(number)
+            verdict = None if found is None else evaluate(found)
+            if verdict is not None:
+                verdicts[number] = verdict
+            update(advance=1)
+    if not verdicts:
+        raise UsageError(
+            f"no observation in {store.path} is exact, so {name} cannot be evaluated: "
+            "'stillframe list' says why"
+            if numbers
+            else f"the store {store.path} holds no observation yet"
+        )
+    held = [number for number, verdict in verdicts.items() if verdict.holds]
+    newest = max(verdicts)
+    document = {
+        "predicate": name,
+        "holds": verdicts[newest].holds,
+        "found": verdicts[held[-1] if held else newest].sentence,
+        "observation": newest,
+        "held": ranges_of(held, list(verdicts)),
+        "observation_count": len(verdicts),
+    }
+    output.answer(document)
+    conclude(verdicts[newest].holds, _sentence(document), yes="yes", no="no")
+
+
+def _sentence(document: Fields) -> str:
+    name, held = document["predicate"], document["held"]
+    ranges = [f"{first}" if first == last else f"{first} to {last}" for first, last in held]
+    of = quantities.count(document["observation_count"], "observation")
+    if not held:
+        return f"{name} holds in none of {of}: {document['found']}"
+    words = f"{name} holds in {first_names(ranges[::-1])}, of {of}"
+    if not document["holds"]:
+        newest = document["observation"]
+        words = f"{name} does not hold in {newest}, the newest, but in {first_names(ranges[::-1])}"
+    return f"{words}: {document['found']}"
 
 
 # --- diff

@@ -3,8 +3,8 @@
 An activity is one task, and does nothing while it waits for the answer of a call or for a lock. So
 it is blocked as long as the instance that serves the call has not answered, or every holder of the
 lock keeps it. Activities that block each other in this way stay blocked until a time-out ends one
-wait. That is true at a consistent cut, and it stays true: none of them does anything before another one
-has (Chandy & Lamport 1985, section 4).
+wait. That is true at a consistent cut, and it stays true: none of them does anything before
+another one has (Chandy & Lamport 1985, section 4).
 
 What is in transit blocks no activity, nor does a call with an unknown fate. So an alarm is right,
 and a deadlock is found by the first observation after its last request was accepted. Other waits

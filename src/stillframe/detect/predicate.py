@@ -358,10 +358,10 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table]) -> Verdict:
+def evaluate_sql(sql: str, where: str, tables: Mapping[str, pa.Table]) -> Verdict:
     """Return the result of a predicate in SQL, which gives one row with one column, true or false,
-    on a snapshot whose `tables` are those of ``store.tables``. Raises a UsageError if it cannot be
-    executed, or gives something else, and Unavailable if DuckDB is not installed."""
+    on `tables`, such as those of ``store.tables``. Raises a UsageError, which says `where`, if it
+    cannot be executed, or gives something else, and Unavailable if DuckDB is not installed."""
     duckdb = _duckdb()
     try:
         with duckdb.connect() as database:
@@ -370,17 +370,17 @@ def evaluate_sql(sql: str, snapshot: SnapshotId, tables: Mapping[str, pa.Table])
             rows = database.execute(sql).fetchall()
     except duckdb.Error as error:
         raise UsageError(
-            f"the predicate {sql!r} cannot be evaluated in snapshot {snapshot}: {error}"
+            f"the predicate {sql!r} cannot be evaluated in {where}: {error}"
         ) from error
     if rows == [(None,)]:
         raise UsageError(
-            f"the predicate {sql!r} returns NULL in snapshot {snapshot}: a sum over no rows is "
+            f"the predicate {sql!r} returns NULL in {where}: a sum over no rows is "
             "NULL, so write coalesce(sum(...), 0)"
         )
     if len(rows) != 1 or len(rows[0]) != 1 or not isinstance(rows[0][0], bool):
         shown = ", ".join(map(repr, rows[:3])) or "no row"
         raise UsageError(
-            f"the predicate {sql!r} returns {shown} in snapshot {snapshot}: it must return one "
+            f"the predicate {sql!r} returns {shown} in {where}: it must return one "
             "row with one column that is true or false"
         )
     return Verdict(holds=rows[0][0], sentence=f"{sql} is {str(rows[0][0]).lower()}")
@@ -433,7 +433,7 @@ def resolve_predicate(name: str, store: Store, load: Callable[[], Topology]) -> 
     """
     if is_sql(name):
         return lambda entry: _evaluation(
-            entry, evaluate_sql(name, entry.id, store.tables(entry.id))
+            entry, evaluate_sql(name, f"snapshot {entry.id}", store.tables(entry.id))
         )
     topology = load()
     predicate = load_predicate(name, lambda: initial_places(store, topology, store.entries()))

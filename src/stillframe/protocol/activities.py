@@ -52,9 +52,11 @@ class InstanceState(msgspec.Struct, frozen=True):
     Attributes:
         encoded: the state of the application: a MessagePack map of its fields.
         held: the amounts that variables of handlers hold, by unit.
+        conserved: the amounts that the state holds, by unit, if the application reports them.
         locks: the locks that activities hold.
     """
 
     encoded: bytes
     held: dict[str, int] = {}
+    conserved: dict[str, int] = {}
     locks: tuple[Lock, ...] = ()

@@ -679,8 +679,8 @@ class CallPlace(enum.Enum):
     UNKNOWN = "unknown"
     """An instance that may have accepted it has died or has dropped it."""
     OUTSIDE = "outside"
-    """No instance of the cut has accepted it, and its target has answered this call without a
-    header, or has neither answered with one nor let an instance accept any call."""
+    """No instance of the cut has accepted it. Its target has answered it without a header, or has
+    never answered with one, and no call to it was ever found accepted."""
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -1082,7 +1082,7 @@ class _Conclusion:
     def _look_outside(self) -> None:
         """Collect why the cut may not show everything."""
         ledger = self._ledger
-        for name, fragment in sorted(self._fragments.items()):
+        for fragment in self._fragments.values():
             for target, has_answered in fragment.targets.items():
                 ledger.targets[target] = ledger.targets.get(target, False) or has_answered
         for call, record in self._open.items():

@@ -75,7 +75,8 @@ class Agent:
 
     Args:
         service: the name of the service.
-        state: an object whose fields are the state, or a function that returns the state.
+        state: an object whose fields are the state, or a function that returns the state. If it has
+            a method `conserved`, that returns the conserved amounts in the state, by unit.
         secret: the secret that all instances of the system share.
         targets: the addresses of instances, as ``host:port``. No other host is sent a header.
         carries: returns what a message conserves.
@@ -265,14 +266,17 @@ class Agent:
                 held[unit] = held.get(unit, 0) + amount
         notes = [*self._once, *(note() for note in self._notes.values())]
         self._once.clear()
-        encoded = b""
+        encoded, conserved = b"", NOTHING
         with self._step:
             try:
                 encoded = _encoder.encode(self._fields())
+                if hasattr(self._state, "conserved"):
+                    conserved = msgspec.convert(self._state.conserved(), dict[str, int])
             except Exception as error:  # noqa: BLE001 - the same
                 notes.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
-        return Captured(InstanceState(encoded, held, locks), tuple(filter(None, notes)))
+        state = InstanceState(encoded, held, dict(conserved), locks)
+        return Captured(state, tuple(filter(None, notes)))
 
     def _fields(self) -> Any:
         if callable(self._state):

@@ -36,7 +36,8 @@ def attach(
     Args:
         app: the application. It must not have begun to serve.
         service: the name of the service.
-        state: an object whose fields are the state, or a function that returns the state.
+        state: an object whose fields are the state, or a function that returns the state. If it has
+            a method `conserved`, that returns the conserved amounts in the state, by unit.
         collector: the address of ``stillframe observe``.
         secret: the secret that all instances of the system share.
         targets: the addresses of other instances, as ``host:port``. No other host is sent a header.

@@ -17,6 +17,7 @@ from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import (
     Accepted,
+    Amounts,
     CallPlace,
     InstanceFragment,
     Located,
@@ -46,6 +47,7 @@ _SCHEMAS = {
         "call_count": _COUNT,
         "served_count": _COUNT,
         "held": _TEXT,
+        "conserved": _TEXT,
         "encoded": _BYTES,
     },
     STATES: {
@@ -225,6 +227,58 @@ def served_by(located: Located) -> str | None:
     return ", ".join(dict.fromkeys(name for name, _ in located.served)) or None
 
 
+def amounts_of(observation: Observation) -> list[Row]:
+    """Return for each unit where its amounts are.
+
+    `outside_states` is the sum of the columns before it, without `doubled`. `total` is that with
+    `held` and what states report.
+    """
+    awaited: dict[str, int] = {}
+    unresolved: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    doubled: dict[str, int] = {}
+    held: dict[str, int] = {}
+    in_states: dict[str, int] = {}
+    for located in observation.calls:
+        _add(awaited if located.record.is_awaited else unresolved, located.amounts())
+    for located in observation.late:
+        _add(unresolved, located.amounts())
+    for _, served in (*observation.duplicates, *observation.orphans):
+        _add(unresolved, served.amounts())
+    for _, served in observation.duplicates:
+        _add(doubled, served.brought)
+    for fragment in observation.fragments.values():
+        _add(lost, fragment.lost)
+        _add(held, state_of(fragment).held)
+        _add(in_states, state_of(fragment).conserved)
+    for amounts in (observation.not_accepted, observation.lost):
+        _add(lost, amounts)
+    _add(doubled, observation.created)
+    columns: dict[str, Amounts] = {
+        "in_open_calls": awaited,
+        "in_unresolved_calls": unresolved,
+        "lost": lost,
+        "doubled": doubled,
+        "outside_states": observation.outside_states(),
+        "held": held,
+        "in_states": in_states,
+        "unknown": observation.unknown,
+    }
+    units = sorted(set().union(*columns.values()))
+    rows: list[Row] = [
+        {"unit": unit} | {name: amounts.get(unit, 0) for name, amounts in columns.items()}
+        for unit in units
+    ]
+    for row in rows:
+        row["total"] = row["outside_states"] + row["held"] + row["in_states"]
+    return rows
+
+
+def _add(amounts: dict[str, int], more: Amounts) -> None:
+    for unit, amount in more.items():
+        amounts[unit] = amounts.get(unit, 0) + amount
+
+
 # --- to tables
 
 
@@ -280,6 +334,7 @@ def _instance_row(fragment: InstanceFragment) -> Row:
         "call_count": len(fragment.calls),
         "served_count": len(fragment.served),
         "held": _json(state_of(fragment).held),
+        "conserved": _json(state_of(fragment).conserved),
         "encoded": _encode(fragment),
     }
 

@@ -189,6 +189,13 @@ class ObservationReader:
         manifest = self._manifest(number)
         return StoredObservation(manifest, self._put_together(manifest, self._tables(manifest)))
 
+    def load_if_present(self, number: int) -> StoredObservation | None:
+        """Return an observation, or None if it was removed meanwhile."""
+        try:
+            return self.load(number)
+        except UsageError:
+            return None
+
     def verify(self, number: int) -> StoredObservation:
         """Check every byte of an observation, and compare redundant data; return it.
 

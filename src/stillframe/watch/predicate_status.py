@@ -108,7 +108,9 @@ class PredicateMonitor:
 
     def _verdict(self, name: str, view: SnapshotView, topology: Topology) -> Verdict:
         if is_sql(name):
-            return evaluate_sql(name, view.snapshot, self._store.tables(view.snapshot))
+            return evaluate_sql(
+                name, f"snapshot {view.snapshot}", self._store.tables(view.snapshot)
+            )
         if name not in self._predicates:
             self._predicates[name] = load_predicate(
                 name, lambda: initial_places(self._store, topology, self._store.entries())
