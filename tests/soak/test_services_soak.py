@@ -1,9 +1,13 @@
 """Services behind a bad network: a thousand observations at night, some in the check."""
 
 import asyncio
+import io
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from examples.services.demo import demonstrate
 from tests.nightly import Figure, by_night, seeds
 from tests.soak.services import soak
 
@@ -21,3 +25,12 @@ def test_every_total_and_every_alarm_is_right(seed: int, figure: Figure) -> None
         figure(name, f"{count:,}")
     assert seen["exact observations"] >= OBSERVATION_COUNT
     assert seen["killed"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="soak", only=True)
+def test_the_demonstration_ends_well(tmp_path: Path) -> None:
+    """Each of its claims holds."""
+    said = io.StringIO()
+    assert demonstrate(tmp_path, 12.0, Console(file=said, width=200)) == 0, said.getvalue()
+    assert said.getvalue().count("PASS") == 6
