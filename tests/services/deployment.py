@@ -13,13 +13,11 @@ import fastapi
 import httpx
 import msgspec
 import uvicorn
-from fastapi.middleware import Middleware
 
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import Amounts, Collector, InstanceFragment, Observation, Settlement
 from stillframe.services.agent import Agent, Message
-from stillframe.services.asgi import ObservedApplication
-from stillframe.services.fastapi_endpoints import accept_where_endpoints_begin
+from stillframe.services.attach import observe_application
 from stillframe.services.http_client import ObservedTransport
 
 SECRET = b"the secret of a test"
@@ -54,14 +52,6 @@ def address(listener: socket.socket) -> str:
     return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def observed(app: fastapi.FastAPI, agent: Agent) -> None:
-    """Let an application take part in observations."""
-    accept_where_endpoints_begin()
-    app.user_middleware.append(
-        Middleware(ObservedApplication, agent=agent, accepts_in_endpoint=True)
-    )
-
-
 def amount_of(message: Message) -> Amounts:
     """Return the money in a message."""
     if message.path == "/pay" and message.status in (0, 200):
@@ -86,7 +76,7 @@ class Bank:
         )
         self._chance = chance
         self.app.post("/pay")(self.pay)
-        observed(self.app, self.agent)
+        observe_application(self.app, self.agent)
         self.client = httpx.AsyncClient(transport=ObservedTransport(self.agent), timeout=30)
 
     def __call__(self) -> dict[str, int]:

@@ -15,10 +15,12 @@ from fastapi.middleware import Middleware
 from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
+from stillframe.protocol.calls import InstanceFragment
 from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message
+from stillframe.services.attach import observe_application
 from stillframe.services.headers import NAME
 from stillframe.services.http_client import ObservedTransport
-from tests.services.deployment import SECRET, address, listening, observed, served
+from tests.services.deployment import SECRET, address, listening, served
 
 
 class Step:
@@ -42,7 +44,7 @@ class Watched:
     def __init__(self, middleware: Any = None) -> None:
         self.app = fastapi.FastAPI()
         self.agent = Agent("S", dict, secret=SECRET)
-        observed(self.app, self.agent)
+        observe_application(self.app, self.agent)
         if middleware is not None:
             self.app.add_middleware(middleware)
         self.accepting, self.answering = Step(), Step()
@@ -239,25 +241,6 @@ def test_an_endpoint_in_a_thread_may_be_torn() -> None:
     assert notes == [("/it runs in a thread, so the state may be torn",), ()]
 
 
-def test_a_streamed_answer_crosses_the_cut() -> None:
-    """Its parts carry no colour."""
-    watched = Watched()
-    notes = notes_while(watched)
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield b"1"
-        capture(watched)
-        yield b"2"
-
-    @watched.app.post("/it")
-    async def it() -> StreamingResponse:
-        return StreamingResponse(parts())
-
-    assert asyncio.run(call(watched, "/it")).content == b"12"
-    capture(watched)
-    assert notes == [("the answer of /it crosses the cut",), ()]
-
-
 def test_a_body_that_is_too_long_is_not_accepted_in_one_step() -> None:
     """It is passed on whole, and named."""
     watched = Watched()
@@ -309,8 +292,8 @@ def test_a_request_that_no_endpoint_answers_is_answered(path: str, status: int) 
     assert asyncio.run(call(watched, path)).status_code == status
 
 
-def test_a_call_whose_endpoint_raises_is_unresolved_and_was_served() -> None:
-    """The answer of the server has no header: the agent keeps what the collector needs."""
+def test_the_answer_to_a_call_whose_endpoint_raises_is_accepted() -> None:
+    """Though the outermost middleware makes it."""
     watched = Watched()
 
     @watched.app.post("/it")
@@ -333,25 +316,95 @@ def test_a_call_whose_endpoint_raises_is_unresolved_and_was_served() -> None:
     ours, theirs = agent.rules.meet(1), watched.agent.rules.meet(1)
     assert ours is not None
     assert theirs is not None
-    assert [call.is_awaited for call in ours.calls] == [False]
+    assert ours.calls == ()
     assert [call.number for call in theirs.served] == [1]
+    assert "S-" in next(iter(ours.received))
+
+
+def test_an_answer_that_has_no_length_is_not_read() -> None:
+    """A stream of events has no end. Observations are partial, and name it, until it is closed."""
+    watched = Watched()
+    may_end = asyncio.Event()
+
+    @watched.app.get("/events")
+    async def events() -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"first"
+            await may_end.wait()
+            yield b"last"
+
+        return StreamingResponse(parts())
+
+    listener = listening()
+    target = address(listener)
+    agent = Agent("C", dict, secret=SECRET, targets=[target])
+
+    async def run() -> list[InstanceFragment | None]:
+        async with (
+            served(watched.app, listener),
+            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+        ):
+            async with client.stream("GET", f"http://{target}/events") as response:
+                parts = response.aiter_bytes()
+                assert await anext(parts) == b"first"
+                found = [agent.rules.meet(1), watched.agent.rules.meet(1)]
+                may_end.set()
+                assert await anext(parts) == b"last"
+            found.append(agent.rules.meet(2))
+        return found
+
+    ours, theirs, after = asyncio.run(run())
+    assert ours is not None
+    assert theirs is not None
+    assert after is not None
+    assert ours.notes == theirs.notes == ("the answer of /events crosses the cut",)
+    assert ours.calls == ()
+    assert after.notes == ()
+
+
+def test_the_body_of_a_request_that_has_no_length_is_not_read() -> None:
+    """It is sent as it comes, and observations are partial meanwhile."""
+    seen: list[Any] = []
+    agent = Agent("C", dict, secret=SECRET, targets=["orders:80"])
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(agent.rules.meet(1))
+        seen.append(await request.aread())
+        return httpx.Response(200)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    async def run() -> None:
+        transport = ObservedTransport(agent, httpx.MockTransport(answer))
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.post("http://orders/", content=parts())
+        seen.append(agent.rules.meet(2))
+
+    asyncio.run(run())
+    during, body, after = seen
+    assert body == b"onetwo"
+    assert during.notes == ("the body of the request / crosses the cut",)
+    assert after.notes == ()
 
 
 def test_no_header_is_sent_to_hosts_that_are_not_listed() -> None:
-    """Nor to one that redirects there."""
+    """Nor to one that a listed host redirects to."""
     seen = []
 
     async def answer(request: httpx.Request) -> httpx.Response:
         seen.append(NAME in request.headers)
+        if request.url.path == "/moved":
+            return httpx.Response(307, headers={"location": "http://elsewhere/"})
         return httpx.Response(200)
 
     agent = Agent("C", dict, secret=SECRET, targets=["orders:80"])
 
     async def run() -> None:
         transport = ObservedTransport(agent, httpx.MockTransport(answer))
-        async with httpx.AsyncClient(transport=transport) as client:
-            await client.get("http://orders/")
-            await client.get("http://elsewhere/")
+        async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+            await client.get("http://orders/moved")
 
     asyncio.run(run())
     assert seen == [True, False]

@@ -18,6 +18,7 @@ from stillframe.errors import NotConsistent
 from stillframe.protocol.calls import CallId, CallPlace, InstanceFragment, MessageHeader
 from stillframe.protocol.calls import RequestHeader as Request
 from stillframe.services.agent import GRPC, Agent, Message
+from stillframe.services.attach import observe_application
 from stillframe.services.grpc_client import ObservedChannel
 from stillframe.services.grpc_messages import with_header, without_header
 from stillframe.services.grpc_server import ObservedCalls
@@ -25,7 +26,6 @@ from stillframe.services.headers import LENGTH_MAX, NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
 from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import BALANCE, SECRET, address, listening
-from tests.services.deployment import observed as observe_app
 from tests.services.deployment import served as served_app
 from tests.services.grpc_bank import (
     KINDS,
@@ -936,7 +936,7 @@ def test_an_agent_takes_part_over_http_and_grpc() -> None:
         return request
 
     async def run() -> None:
-        observe_app(app, server)
+        observe_application(app, server)
         transport = ObservedTransport(client)
         async with served_app(app, listener), httpx.AsyncClient(transport=transport) as http:
             assert (await http.post(f"http://{address(listener)}/it")).status_code == 200

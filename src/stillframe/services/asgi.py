@@ -10,6 +10,9 @@ the request is accepted when the endpoint is called (`accept_where_endpoints_beg
 is in transit. Observations are partial while an endpoint runs in a thread, and always if there is
 other middleware inside, which may suspend.
 
+An application that raises is answered by the outermost middleware of its framework. Around that,
+`ObservedErrors` gives the answer its header.
+
 Some answers have no whole body: their headers are sent first, then parts of the body, as the
 application makes them. The same holds for WebSockets. Their parts cannot carry a colour, so an
 observation that such a stream crosses is partial and names it.
@@ -32,6 +35,8 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _NAME = NAME.encode()
+_FAILED = "stillframe.failed"
+"""The name in a scope of the list of calls whose application has ended without an answer."""
 _ACCEPT: ContextVar[Callable[[], None] | None] = ContextVar("stillframe_accept", default=None)
 _OF_FRAMEWORKS = ("starlette.middleware.exceptions", "fastapi.middleware.asyncexitstack")
 """The modules of middleware that does not suspend."""
@@ -86,7 +91,7 @@ class ObservedApplication:
             await self._application(scope, _replay(body, receive, rest), send)
             return
         request = Message(method=scope["method"], path=scope["path"], body=body)
-        call = _ServedCall(agent, header, request, send)
+        call = _ServedCall(agent, header, request, send, scope.get(_FAILED))
         serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
         if not self._accepts_in_endpoint:
             call.accept()
@@ -114,8 +119,16 @@ class ObservedApplication:
 class _ServedCall:
     """The answer of one call."""
 
-    def __init__(self, agent: Agent, header: RequestHeader, request: Message, send: Send) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        header: RequestHeader,
+        request: Message,
+        send: Send,
+        failed: list[IncomingCall] | None,
+    ) -> None:
         self._agent = agent
+        self._failed = failed
         self._header: RequestHeader | None = header
         self._incoming: IncomingCall | None = None
         self._request = request
@@ -165,7 +178,41 @@ class _ServedCall:
         self.accept()
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
-            incoming.answer(None)
+            if self._failed is None:
+                incoming.answer(None)
+            else:
+                self._failed.append(incoming)
+
+
+class ObservedErrors:
+    """An ASGI application with all of its middleware, whose answers to requests that failed take
+    part in observations.
+
+    Args:
+        application: the application, which has an `ObservedApplication` inside.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection or a request."""
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        failed: list[IncomingCall] = []
+
+        async def with_header(event: Event) -> None:
+            if failed and event["type"] == "http.response.start":
+                header = failed.pop().answer(None)
+                event = {**event, "headers": [*event.get("headers", ()), (_NAME, header.encode())]}
+            await send(event)
+
+        try:
+            await self._application({**scope, _FAILED: failed}, receive, with_header)
+        finally:
+            while failed:
+                failed.pop().answer(None)
 
 
 def accept_request() -> None:

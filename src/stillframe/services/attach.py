@@ -13,7 +13,7 @@ from stillframe.protocol.calls import NOTHING
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.agent import Agent, Carries
 from stillframe.services.agent_connection import CollectorLink
-from stillframe.services.asgi import ObservedApplication
+from stillframe.services.asgi import ObservedApplication, ObservedErrors
 
 COLLECTOR_PORT = 8650
 _log = logging.getLogger("stillframe.services")
@@ -70,10 +70,17 @@ def attach(
         stored_fields=stored_fields,
         certificates=certificates,
     )
+    observe_application(app, agent)
+    return agent
+
+
+def observe_application(app: Any, agent: Agent) -> None:
+    """Let an application of FastAPI or Starlette that has not begun to serve use an agent."""
     app.user_middleware.append(
         Middleware(ObservedApplication, agent=agent, accepts_in_endpoint=_hooked(app))
     )
-    return agent
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: ObservedErrors(build())
 
 
 def connected_agent(

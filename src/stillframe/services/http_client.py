@@ -1,17 +1,23 @@
 """Observations of calls that services make with httpx.
 
-The transport reads the whole answer before it returns, so that accepting the answer is one step
-with the caller: between the two, httpx does not suspend.
+The transport reads a whole answer before it returns, so that accepting the answer is one step with
+the caller: between the two, httpx does not suspend. It does not read an answer that has no length,
+such as a stream of events, or that is too long: it accepts its start, and observations are partial
+until the caller has closed it. The same holds for the body of a request.
 """
+
+import contextlib
+from collections.abc import AsyncIterator
 
 import httpx
 
 from stillframe.protocol.calls import AnswerHeader
-from stillframe.services.agent import Agent, Message
+from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message, OutgoingCall
 from stillframe.services.headers import NAME
 
 _OF_GATEWAYS = (502, 503, 504)
 """With these, a gateway says that it had no answer."""
+_WITHOUT_BODY = (204, 304)
 
 
 class ObservedTransport(httpx.AsyncBaseTransport):
@@ -31,10 +37,10 @@ class ObservedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its answer."""
-        agent = self._agent
-        body = await request.aread()
-        target = target_of(request.url)
-        message = Message(method=request.method, path=request.url.path, body=body)
+        agent, target, path = self._agent, target_of(request.url), request.url.path
+        is_whole = target in agent.targets and _is_whole(request.headers)
+        body = await request.aread() if is_whole else b""
+        message = Message(method=request.method, path=path, body=body)
         timeout_s = request.extensions.get("timeout", {}).get("read")
         call, header = agent.request(target, message, timeout_s=timeout_s)
         if header is None:
@@ -44,17 +50,31 @@ class ObservedTransport(httpx.AsyncBaseTransport):
                 call.close()
         request.headers[NAME] = header
         try:
-            response = await self._transport.handle_async_request(request)
-            await response.aread()
+            with (
+                contextlib.nullcontext()
+                if is_whole
+                else agent.noted(lambda: f"the body of the request {path} crosses the cut")
+            ):
+                response = await self._transport.handle_async_request(request)
+            if is_answer_whole := response.is_closed or _is_answer_whole(request, response):
+                await response.aread()
         except BaseException:
             call.stop_waiting()
             raise
+        finally:
+            # httpx copies the headers of a request that it repeats at another address.
+            del request.headers[NAME]
+        self._end(call, response)
+        if not is_answer_whole:
+            response.stream = _NotedStream(agent, response.stream, path)
+        return response
+
+    def _end(self, call: OutgoingCall, response: httpx.Response) -> None:
         answer = self._header(response)
         if answer is None:
             call.stop_waiting(was_answered=response.status_code not in _OF_GATEWAYS)
         else:
             call.accept_answer(answer)
-        return response
 
     def _header(self, response: httpx.Response) -> AnswerHeader | None:
         text = response.headers.get(NAME)
@@ -68,6 +88,39 @@ class ObservedTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._transport.aclose()
+
+
+class _NotedStream(httpx.AsyncByteStream):
+    """The body of an answer whose parts carry no colour."""
+
+    def __init__(self, agent: Agent, stream: object, path: str) -> None:
+        assert isinstance(stream, httpx.AsyncByteStream)
+        self._stream = stream
+        self._noted = contextlib.ExitStack()
+        self._noted.enter_context(agent.noted(lambda: f"the answer of {path} crosses the cut"))
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        """Close it; observations may be complete again."""
+        self._noted.close()
+        await self._stream.aclose()
+
+
+def _is_whole(headers: httpx.Headers) -> bool:
+    """Return whether a body is short enough to be read before it is accepted."""
+    length = headers.get("content-length", "")
+    if not length:
+        return "transfer-encoding" not in headers
+    return length.isascii() and length.isdigit() and int(length) <= BODY_BYTES_MAX
+
+
+def _is_answer_whole(request: httpx.Request, response: httpx.Response) -> bool:
+    has_body = request.method != "HEAD" and response.status_code not in _WITHOUT_BODY
+    has_length = "content-length" in response.headers
+    return not has_body or (has_length and _is_whole(response.headers))
 
 
 def target_of(url: httpx.URL) -> str:
