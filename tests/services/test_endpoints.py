@@ -428,8 +428,10 @@ def test_an_unsigned_header_has_no_effect(header: str) -> None:
             )
 
     assert asyncio.run(run()).status_code == 200
-    assert watched.agent.ignored_count == 1
     assert watched.agent.rules.colour == 0
+    fragment = watched.agent.rules.meet(1)
+    assert fragment is not None
+    assert fragment.state.ignored_count == 1
 
 
 def test_a_state_that_cannot_be_captured_fails_no_request() -> None:

@@ -26,7 +26,7 @@ MANIFEST = (
 )
 COLUMNS = {
     "instances.parquet": "observation instance service sent_count call_count served_count held "
-    "conserved encoded",
+    "conserved ignored_count encoded",
     "states.parquet": "observation instance service field value number",
     "calls.parquet": "observation call caller service target name place is_awaited began_at "
     "deadline serving served_by amounts fields encoded",
@@ -35,7 +35,7 @@ COLUMNS = {
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
     "answer_counts heard received dropped targets lost notes",
-    "state": "encoded held conserved locks",
+    "state": "encoded held conserved locks ignored_count",
     "located": "call record place served",
     "record": "number target carries serving gone_count is_awaited was_answered stream details",
     "served": "call brought number answer stream details",

@@ -37,7 +37,9 @@ def captured(fragment: InstanceFragment) -> InstanceFragment:
         "note": None,
         "history": [1, {"more": "text"}],
     }
-    state = InstanceState(msgspec.msgpack.encode(fields), {UNIT: 3}, {UNIT: fragment.state[UNIT]})
+    state = InstanceState(
+        msgspec.msgpack.encode(fields), {UNIT: 3}, {UNIT: fragment.state[UNIT]}, ignored_count=2
+    )
     return msgspec.structs.replace(fragment, state=state)
 
 

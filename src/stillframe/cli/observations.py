@@ -140,6 +140,7 @@ def _document(found: StoredObservation) -> Fields:
                 "service": service_of(name),
                 "state": fields_of(fragment),
                 "held": state_of(fragment).held,
+                "ignored_count": state_of(fragment).ignored_count,
             }
             for name, fragment in observation.fragments.items()
         ],
@@ -199,6 +200,9 @@ def _put(found: StoredObservation) -> None:
         output.put_table("amounts", units, [one.values() for one in amounts])
     output.say(*_reasons(manifest))
     output.say(*(f"{name} was disconnected" for name in manifest.gone))
+    for name, fragment in observation.fragments.items():
+        if count := state_of(fragment).ignored_count:
+            output.say(f"{name} has ignored {quantities.count(count, 'header')} so far")
     output.say(
         f"{quantities.count(len(calls), 'open call')}, {len(unresolved):,} unresolved; this is no "
         "snapshot and cannot be restored"

@@ -54,9 +54,12 @@ class InstanceState(msgspec.Struct, frozen=True):
         held: the amounts that variables of handlers hold, by unit.
         conserved: the amounts that the state holds, by unit, if the application reports them.
         locks: the locks that activities hold.
+        ignored_count: how many headers were ignored so far, since they were not made with the
+            secret, or belong elsewhere.
     """
 
     encoded: bytes
     held: dict[str, int] = {}
     conserved: dict[str, int] = {}
     locks: tuple[Lock, ...] = ()
+    ignored_count: int = 0

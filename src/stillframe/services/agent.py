@@ -275,7 +275,7 @@ class Agent:
             except Exception as error:  # noqa: BLE001 - the same
                 notes.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
-        state = InstanceState(encoded, held, dict(conserved), locks)
+        state = InstanceState(encoded, held, dict(conserved), locks, self.ignored_count)
         return Captured(state, tuple(filter(None, notes)))
 
     def _fields(self) -> Any:

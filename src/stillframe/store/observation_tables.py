@@ -48,6 +48,7 @@ _SCHEMAS = {
         "served_count": _COUNT,
         "held": _TEXT,
         "conserved": _TEXT,
+        "ignored_count": _COUNT,
         "encoded": _BYTES,
     },
     STATES: {
@@ -335,6 +336,7 @@ def _instance_row(fragment: InstanceFragment) -> Row:
         "served_count": len(fragment.served),
         "held": _json(state_of(fragment).held),
         "conserved": _json(state_of(fragment).conserved),
+        "ignored_count": state_of(fragment).ignored_count,
         "encoded": _encode(fragment),
     }
 
