@@ -40,7 +40,7 @@ def test_list_shows_what_each_observation_has(original: Path, call: Call) -> Non
     assert result.exit_code == 0
     first = result.stdout.splitlines()[2].split()
     assert first[0] == "1"
-    assert first[-5:-2] == ["3", "14", "16"]
+    assert first[-6:-2] == ["3", "14", "16", "1"]
     assert "5 observations; none can be restored" in result.stderr
     assert "not exact: it is unknown whether some calls were accepted (in 1, 3" in result.stderr
     document = json.loads(call("list", original, "--json").stdout)

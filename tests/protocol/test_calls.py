@@ -342,7 +342,8 @@ def test_calls_that_were_not_accepted_are_unknown_after_a_death() -> None:
     del pair.instances["C"]
     observation = pair.observe()
     assert (observation.not_accepted, observation.unknown) == ({}, {"EUR": 5})
-    assert not observation.is_exact
+    assert observation.baseline == observation.number
+    assert pair.observe().baseline == observation.number
 
 
 def test_a_death_ends_an_observation_that_needs_its_fragment() -> None:
@@ -552,7 +553,9 @@ def test_a_target_that_answers_without_a_header_at_times_makes_observations_part
     observation = pair.observe()
     assert places(observation) == {number: CallPlace.OUTSIDE}
     assert observation.partial == ("b:80 has answered without a header",)
-    assert not pair.observe().is_exact
+    after = pair.observe()
+    assert after.is_exact
+    assert after.baseline == after.number
 
 
 def test_a_target_whose_call_was_accepted_takes_part() -> None:
@@ -575,6 +578,58 @@ def test_an_answer_without_a_header_to_a_call_that_was_accepted_is_told() -> Non
     pair.caller.stop_waiting(header.call.number, was_answered=True)
     assert pair.observe().partial == ("b:80 has answered without a header",)
     assert pair.observe().partial == ()
+
+
+def test_totals_are_not_compared_over_a_partial_observation() -> None:
+    """An answer without a header has brought money that is counted as lost, too."""
+    pair = Pair()
+    pair.exchange()
+    before = pair.observe()
+    header = pair.request(0)
+    pair.money["B"] -= 2
+    pair.target.answer(pair.accept(header, 0), carries={"EUR": 2})
+    pair.caller.stop_waiting(header.call.number, was_answered=True)
+    pair.money["A"] += 2
+    assert pair.observe().partial
+    after = pair.observe()
+    assert (before.is_exact, after.is_exact) == (True, True)
+    assert [pair.total(one) for one in (before, after)] == [200, 202]
+    assert (before.baseline, after.baseline) == (before.number, after.number)
+
+
+def test_totals_are_not_compared_over_an_answer_that_was_dropped_and_arrives() -> None:
+    """Its money was nowhere."""
+    pair = Pair(kept_count_max=1)
+    headers = [pair.request(0), pair.request(0)]
+    answers = []
+    for header in headers:
+        pair.money["B"] -= 5
+        answers.append(pair.target.answer(pair.accept(header, 0), carries={"EUR": 5}))
+    assert "has dropped 1 answers" in pair.observe().partial[0]
+    dropped, *_ = [pair.observe(), pair.observe()]
+    pair.caller.accept_answer(headers[0].call.number, answers[0])
+    pair.money["A"] += 5
+    arrived = pair.observe()
+    assert [one.baseline for one in (dropped, arrived)] == [dropped.number, arrived.number]
+    assert [pair.total(one) for one in (dropped, arrived)] == [195, 200]
+    assert pair.observe().baseline == arrived.number
+
+
+def test_totals_are_not_compared_over_a_forgotten_call_that_is_accepted() -> None:
+    """Its money was nowhere, either."""
+    pair = Pair(kept_count_max=1)
+    pair.exchange()
+    headers = [pair.request(), pair.request(0)]
+    for header in headers:
+        pair.caller.stop_waiting(header.call.number)
+    assert "has dropped unresolved calls" in pair.observe().partial[0]
+    before = pair.observe()
+    pair.target.answer(pair.accept(headers[0]))
+    late = pair.observe()
+    assert len(late.late) == 1
+    assert [one.baseline for one in (before, late)] == [before.number, late.number]
+    assert [pair.total(one) for one in (before, late)] == [195, 200]
+    assert pair.observe().baseline == late.number
 
 
 def test_messages_that_were_streamed_to_a_dead_caller_are_lost() -> None:

@@ -109,6 +109,7 @@ class Banks:
         self.abandoned: list[str] = []
         self.latest: Observation | None = None
         self.gone: set[str] = set()
+        self.totals: dict[int, int] = {}
         self.alarms: list[tuple[Observation, CallDeadlock]] = []
         self.ports = {name: free_port() for name in PROCESS_COUNTS}
         self.networks = {
@@ -133,7 +134,8 @@ class Banks:
         if observation.is_exact and len(observation.fragments) == INSTANCE_COUNT:
             self.seen["exact observations"] += 1
             total = money_in(observation)
-            if total != INSTANCE_COUNT * BALANCE:
+            first = total if self.seen["killed"] else INSTANCE_COUNT * BALANCE
+            if total != self.totals.setdefault(observation.baseline, first):
                 raise AssertionError(f"observation {observation.number} has {total} EUR")
             for located in observation.calls:
                 self.seen[located.place.value] += 1
@@ -242,16 +244,18 @@ class Banks:
         assert self.abandoned == []
 
     async def kill_and_start(self, name: str, collector: Address) -> None:
-        """Kill the instances of a bank, and start it again. Each must be named."""
+        """Kill the instances of a bank, and start it again. Each must be named, and totals must be
+        exact again, although the money of those instances is gone."""
         before = {one for one in self._instances() if one.startswith(name)}
         assert len(before) == PROCESS_COUNTS[name]
         self.kill(name)
+        self.seen["killed"] += len(before)
         await self.until(lambda: before <= self.gone, "an observation that names it")
         self.start(name, collector)
         await self.until(lambda: len(self._instances()) == INSTANCE_COUNT, "its successor")
         assert before.isdisjoint(self._instances())
+        await self.exact(self.seen["exact observations"] + 2)
         assert set(self.abandoned) <= {f"{one} was disconnected" for one in before}
-        self.seen["killed"] += len(before)
 
     def _instances(self) -> set[str]:
         return set(self.latest.fragments) if self.latest else set()

@@ -20,9 +20,9 @@ SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTAL
 NUMBER = re.compile(r"[1-9][0-9]*")
 FILES = ["instances.parquet", "states.parquet", "calls.parquet", "unresolved.parquet"]
 MANIFEST = (
-    "format number initiated_at completed_at is_exact instance_count open_count unresolved_count "
-    "partial gone not_accepted unknown lost created forgotten_count settled_calls settled_answers "
-    "files"
+    "format number initiated_at completed_at is_exact baseline instance_count open_count "
+    "unresolved_count partial gone not_accepted unknown lost created forgotten_count settled_calls "
+    "settled_answers files"
 )
 COLUMNS = {
     "instances.parquet": "observation instance service sent_count call_count served_count held "
@@ -208,5 +208,4 @@ def is_exact(found: dict[str, Any]) -> bool:
     """Return what the page says of it."""
     manifest = found["manifest"]
     is_open = any(one["place"] in ("unknown", "outside") for one in found["calls"])
-    is_known = not (manifest["partial"] or manifest["forgotten_count"])
-    return is_known and not is_open and not any(manifest["unknown"].values())
+    return not (manifest["partial"] or is_open)

@@ -266,6 +266,7 @@ def test_an_edited_column_is_named(name: str, column: str, path: Path) -> None:
     ("members", "error"),
     [
         ({"is_exact": True}, "is_exact of manifest.json differs"),
+        ({"baseline": 99}, "baseline of manifest.json is 99"),
         ({"open_count": 0}, "open_count of manifest.json differs"),
         ({"unresolved_count": 0}, "unresolved_count of manifest.json differs"),
         ({"settled_calls": (CallId("A-1", 1),)}, "settled_calls of manifest.json differs"),

@@ -59,6 +59,7 @@ LIST_COLUMNS: output.Columns[ObservationManifest] = {
     "instances": attrgetter("instance_count"),
     "open calls": attrgetter("open_count"),
     "unresolved": attrgetter("unresolved_count"),
+    "totals since": lambda one: str(one.baseline),
     "size": lambda one: quantities.size(one.byte_count),
 }
 
@@ -85,6 +86,7 @@ def _entry(manifest: ObservationManifest) -> Fields:
         "open_count": manifest.open_count,
         "unresolved_count": manifest.unresolved_count,
         "is_exact": manifest.is_exact,
+        "baseline": manifest.baseline,
         "partial": manifest.partial,
         "gone": manifest.gone,
         "bytes": manifest.byte_count,
@@ -132,6 +134,7 @@ def _document(found: StoredObservation) -> Fields:
         "initiated_at": manifest.initiated_at,
         "completed_at": manifest.completed_at,
         "is_exact": manifest.is_exact,
+        "baseline": manifest.baseline,
         "partial": manifest.partial,
         "gone": manifest.gone,
         "instances": [
@@ -275,7 +278,7 @@ def verify_observations(store: ObservationReader, name: str | None) -> None:
 def detect_observations(store: ObservationReader, name: str) -> None:
     """Carry out ``detect``."""
     add_cwd_to_path()
-    evaluate = resolve_observed(name, store)
+    evaluate = resolve_observed(name)
     verdicts: dict[int, Verdict] = {}
     numbers = store.numbers()
     with output.progress_bar("evaluating observations", total=len(numbers)) as update:

@@ -25,23 +25,22 @@ from stillframe.errors import UsageError
 from stillframe.imports import load_function
 from stillframe.protocol.calls import Observation
 from stillframe.store.observation_tables import amounts_of, to_tables
-from stillframe.store.observations import ObservationReader, StoredObservation
+from stillframe.store.observations import StoredObservation
 
 DEADLOCK, LOSS, TERMINATION = "deadlock", "loss", "termination"
 ObservationPredicate = Callable[[StoredObservation], Verdict | None]
 """Evaluates a predicate in an observation; None if the observation is not exact, and it must be."""
 
 
-def resolve_observed(name: str, store: ObservationReader) -> ObservationPredicate:
-    """Return the evaluation of a predicate in observations of a store.
+def resolve_observed(name: str) -> ObservationPredicate:
+    """Return the evaluation of a predicate in one observation after the other, the oldest first.
 
     Args:
-        name: deadlock; loss (against the oldest exact observation); MODULE:FUNCTION, which takes an
-            `Observation`; or an SQL query.
-        store: the observations.
+        name: deadlock; loss (against the oldest exact observation with the same baseline);
+            MODULE:FUNCTION, which takes an `Observation`; or an SQL query.
 
     Raises:
-        UsageError: there is no such predicate, or nothing that it could compare.
+        UsageError: there is no such predicate.
         Unavailable: SQL without DuckDB.
     """
     if name == TERMINATION:
@@ -52,8 +51,7 @@ def resolve_observed(name: str, store: ObservationReader) -> ObservationPredicat
     if name == DEADLOCK:
         return lambda found: call_deadlock(found.observation)
     if name == LOSS:
-        expected = _oldest_places(store)
-        return _exact(lambda observation: _loss(observation, expected))
+        return _exact(_Totals().evaluate)
     if is_sql(name):
         return _exact(lambda one: evaluate_sql(name, _where(one), observed_tables(one)))
     function = load_function(name)
@@ -94,24 +92,24 @@ def places_of(observation: Observation) -> Places:
     return found
 
 
-def _oldest_places(store: ObservationReader) -> Places:
-    for number in store.numbers():
-        found = store.load_if_present(number)
-        if found is not None and found.observation.is_exact:
-            places = places_of(found.observation)
-            if not any("in states" in place for place in places.values()):
-                raise UsageError(
-                    f"in observation {number} no state reports a conserved amount: implement "
-                    "'conserved()' in the state that 'attach' is given"
-                )
-            return places
-    raise UsageError(f"no observation in {store.path} is exact: 'stillframe list' says why")
+class _Totals:
+    """Totals of exact observations, each compared with that of the oldest one with its baseline."""
 
+    def __init__(self) -> None:
+        self._expected: dict[int, Places] = {}
 
-def _loss(observation: Observation, expected: Places) -> Verdict:
-    found = differences(expected, places_of(observation))
-    amounts = ", ".join(f"{sum(places.values())} {unit}" for unit, places in expected.items())
-    return Verdict(bool(found), "; ".join(map(str, found)) or f"nothing is missing: {amounts}")
+    def evaluate(self, observation: Observation) -> Verdict:
+        """Return whether something is missing, or too much."""
+        places = places_of(observation)
+        if not any("in states" in amounts for amounts in places.values()):
+            raise UsageError(
+                f"in {_where(observation)} no state reports a conserved amount: implement "
+                "'conserved()' in the state that 'attach' is given"
+            )
+        expected = self._expected.setdefault(observation.baseline, places)
+        found = differences(expected, places)
+        amounts = ", ".join(f"{sum(of.values())} {unit}" for unit, of in expected.items())
+        return Verdict(bool(found), "; ".join(map(str, found)) or f"nothing is missing: {amounts}")
 
 
 def ranges_of(numbers: list[int], evaluated: list[int]) -> list[tuple[int, int]]:

@@ -740,6 +740,12 @@ class CallLedger(msgspec.Struct):
         retired: those of them that may not connect again.
         talking: those of them that others have heard of, after they were gone, and since they were
             retired. Either they are alive, or that was the last that they had sent.
+        baseline: the first observation whose total is comparable with that of the next one, unless
+            that differs in one of the following.
+        observed: the instances of the newest observation.
+        unknown_amounts: the amounts of `unknown`, and of calls to targets that have never answered,
+            at the newest observation.
+        was_partial: whether the newest observation was partial.
     """
 
     not_accepted: dict[CallId, OpenCall] = {}
@@ -757,6 +763,10 @@ class CallLedger(msgspec.Struct):
     gone_count: int = 0
     retired: set[str] = set()
     talking: set[str] = set()
+    baseline: int = 0
+    observed: set[str] = set()
+    unknown_amounts: dict[str, int] = {}
+    was_partial: bool = False
 
 
 Accepted = tuple[str, ServedCall]
@@ -783,6 +793,9 @@ class Observation(msgspec.Struct, frozen=True):
         forgotten_count: from how many instances and pairs of them something was dropped whose
             amounts are not known.
         partial: why the cut may be inconsistent or does not show everything. Empty if it does.
+        baseline: the first of the observations with the same instances whose totals are comparable
+            with that of this one: those that are exact are equal. In between nothing was partial,
+            no amount became unknown, and none that was unknown turned up.
     """
 
     number: int
@@ -798,16 +811,16 @@ class Observation(msgspec.Struct, frozen=True):
     created: Amounts
     forgotten_count: int
     partial: tuple[str, ...]
+    baseline: int
 
     @property
     def is_exact(self) -> bool:
-        """Whether every amount is either in the state of an instance or in `outside_states`, as
-        long as no instance dies with what it has."""
+        """Whether every amount that was there at the `baseline` is in the state of an instance or
+        in `outside_states`."""
         is_located = all(
             located.place not in (CallPlace.UNKNOWN, CallPlace.OUTSIDE) for located in self.calls
         )
-        is_unknown = self.partial or any(self.unknown.values()) or self.forgotten_count
-        return is_located and not is_unknown
+        return is_located and not self.partial
 
     def outside_states(self) -> dict[str, int]:
         """Return the amounts that are in no state: those in transit or lost, without those that
@@ -982,6 +995,8 @@ class _Conclusion:
         self._fragments = pending.fragments
         self._ledger = ledger
         self._partial: list[str] = []
+        self._has_found = False
+        """Whether an answer that was dropped has arrived after all."""
         self._closed: list[tuple[str, str, int]] = []
         self._confirm()
         self._settled: dict[tuple[str, str], set[int]] = {}
@@ -1020,6 +1035,7 @@ class _Conclusion:
             created=dict(ledger.created),
             forgotten_count=len(ledger.forgotten_through) + len(ledger.forgotten_counts),
             partial=tuple(self._partial),
+            baseline=self._baseline(unknown, late),
         )
         ledger.gone_since = {name: None for name in ledger.gone_since if name in self._fragments}
         self._settle(observation)
@@ -1035,6 +1051,19 @@ class _Conclusion:
                 if served.stream != Stream() or one.record.stream != Stream()
             ),
         )
+
+    def _baseline(self, unknown: dict[str, int], late: Iterable[Located]) -> int:
+        """Return the baseline, and keep what that of the next observation depends on."""
+        ledger = self._ledger
+        amounts = {unit: amount for unit, amount in unknown.items() if amount}
+        is_same = ledger.observed == self._fragments.keys() and ledger.unknown_amounts == amounts
+        has_found = self._has_found or any(one.call not in ledger.not_accepted for one in late)
+        if ledger.was_partial or has_found or not is_same:
+            ledger.baseline = self._pending.number
+        ledger.observed = set(self._fragments)
+        ledger.unknown_amounts = amounts
+        ledger.was_partial = bool(self._partial)
+        return ledger.baseline
 
     def _mentioned(self) -> set[str]:
         """Return the instances about which others keep something."""
@@ -1156,7 +1185,7 @@ class _Conclusion:
                     f"{name} has dropped {forgotten} answers that {caller} has "
                     "not accepted, because there were too many"
                 )
-            ledger.forgotten_counts.pop(pair, None)
+            self._has_found |= forgotten < ledger.forgotten_counts.pop(pair, 0)
             if forgotten:
                 ledger.forgotten_counts[pair] = forgotten
 

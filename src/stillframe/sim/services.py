@@ -204,6 +204,7 @@ class Services:
         self._copy_counts: Counter[CallId] = Counter()
         self._has_gone = False
         self._went_outside = False
+        self._totals: dict[int, int] = {}
         for service, count in config.services.items():
             for _ in range(count):
                 self._connect(self._start(service))
@@ -580,7 +581,11 @@ class Services:
             self._judge_place(observation, located)
         self._judge_calls(observation)
         self._judge_reasons(observation)
-        if observation.is_exact and not self._went_outside:
+        if observation.is_exact:
+            self._judge_equal_totals(observation)
+        if observation.is_exact and not (
+            self._went_outside or any(observation.unknown.values()) or observation.forgotten_count
+        ):
             self._judge_total(observation)
         self.seen["partial" if observation.partial else "complete"] += 1
         self.seen["late"] += len(observation.late)
@@ -592,6 +597,18 @@ class Services:
         )
         self.seen["messages lost"] += any(one.lost for one in observation.fragments.values())
         self.seen["duplicates"] += len(observation.duplicates)
+
+    def _judge_equal_totals(self, observation: Observation) -> None:
+        """Exact observations with the same baseline have the same total."""
+        total = sum(one.state[UNIT] for one in observation.fragments.values())
+        total += observation.outside_states().get(UNIT, 0)
+        expected = self._totals.setdefault(observation.baseline, total)
+        if total != expected:
+            raise WrongObservation(
+                f"the total is {total}, and since observation {observation.baseline} it was "
+                f"{expected}"
+            )
+        self.seen["exact after deaths"] += any(observation.unknown.values())
 
     def _judge_total(self, observation: Observation) -> None:
         """The total is what the instances had at first, if all are in the cut. Otherwise it lies

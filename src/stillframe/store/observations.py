@@ -100,6 +100,7 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     initiated_at: float
     completed_at: float
     is_exact: bool
+    baseline: int
     instance_count: int
     open_count: int
     unresolved_count: int
@@ -505,6 +506,8 @@ def _check(observation: Observation, manifest: ObservationManifest) -> None:
     for name, value in found.items():
         if getattr(manifest, name) != value:
             raise NotConsistent(f"{name} of {MANIFEST} differs from the recorded data")
+    if not 0 < observation.baseline <= observation.number:
+        raise NotConsistent(f"baseline of {MANIFEST} is {observation.baseline}")
     if both := sorted(observation.fragments.keys() & set(observation.gone)):
         raise NotConsistent(f"{both[0]} has a fragment and was disconnected")
 
