@@ -12,7 +12,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import incremental, markers, noting, pause, scale, snapshots, start, throughput
+from bench import (
+    incremental,
+    markers,
+    noting,
+    pause,
+    scale,
+    services,
+    snapshots,
+    start,
+    throughput,
+)
 
 PARTS: dict[str, tuple[Callable[[Progress], Awaitable[Any]], Callable[[Any, Console], Any]]] = {
     "start": (start.measure, start.report),
@@ -24,6 +34,7 @@ PARTS: dict[str, tuple[Callable[[Progress], Awaitable[Any]], Callable[[Any, Cons
     "scale": (scale.measure, scale.report),
     "markers": (markers.measure, markers.report),
     "log": (noting.measure, noting.report),
+    "services": (services.measure, services.report),
 }
 """What measures each part, and what prints and returns its figures."""
 SHORT_PARTS = ("throughput", "cost", "latency")
