@@ -58,6 +58,23 @@ def test_a_message_of_another_stream_is_not_accepted() -> None:
         assert CODEC.decode(MessageHeader, text, stream) is None
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        RequestHeader(NUMBER_MAX + 1, CallId("orders-1", 17)),
+        AnswerHeader(3, "orders-1", 99, CallId("carts-1", NUMBER_MAX + 1), 17, 2),
+        MessageHeader(3, "orders-1", 99, NUMBER_MAX + 1),
+        MessageHeader(-1, "orders-1", 99, 17),
+        RequestHeader(3, CallId("o" * 81, 17)),
+        AnswerHeader(3, "orders-1", 99, CallId("carts 1", 7), 17, 2),
+    ],
+    ids=["colour", "call", "message", "negative", "long name", "other name"],
+)
+def test_fields_out_of_their_bounds_are_no_header(header: Header) -> None:
+    """Also if it was made with the secret."""
+    assert CODEC.decode(type(header), CODEC.encode(header)) is None
+
+
 @pytest.mark.parametrize("text", ["", ";", "1;2", "\u0661;2;a;3;x", "1" * 10_000, "1;0;a;1;é"])
 def test_other_text_is_no_header(text: str) -> None:
     """It is refused without an error."""

@@ -151,6 +151,9 @@ class Stream(msgspec.Struct, frozen=True):
         return found
 
 
+NO_STREAM = Stream()
+
+
 class ReceivedAnswers(msgspec.Struct, frozen=True):
     """The answers that a caller has accepted from an instance: all up to `highest`, without
     `gaps`. Very old gaps, which the sender has long dropped, are left out."""
@@ -194,7 +197,7 @@ class OpenCall(msgspec.Struct, frozen=True):
     gone_count: int = 0
     is_awaited: bool = True
     was_answered: bool = False
-    stream: Stream = Stream()
+    stream: Stream = NO_STREAM
     details: CallDetails = NO_DETAILS
 
     def amounts(self) -> dict[str, int]:
@@ -220,7 +223,7 @@ class ServedCall(msgspec.Struct, frozen=True):
     brought: Amounts = NOTHING
     number: int = 0
     answer: Amounts = NOTHING
-    stream: Stream = Stream()
+    stream: Stream = NO_STREAM
     details: CallDetails = NO_DETAILS
 
     def amounts(self) -> dict[str, int]:
@@ -323,7 +326,9 @@ class _Receipts:
         self._gaps: dict[int, None] = {}
 
     def add(self, number: int) -> None:
-        if number > self._highest:
+        if number == self._highest + 1:
+            self._highest = number
+        elif number > self._highest:
             first = max(self._highest + 1, number - KEPT_COUNT_MAX)
             self._gaps.update(dict.fromkeys(range(first, number)))
             self._highest = number
@@ -432,7 +437,7 @@ class Instance:
     def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         """Close a call whose answer has arrived. Return the fragment if this instance has captured
         its state for it. An answer to another call is one without a header."""
-        if header.call != CallId(self.name, number):
+        if header.call.number != number or header.call.caller != self.name:
             self.stop_waiting(number, was_answered=True)
             return None
         self._check_open(header.call)
@@ -440,7 +445,8 @@ class Instance:
         other = self._hear(header.instance, header.sent_count)
         call = self._calls.pop(number)
         stream = self._closed_stream(header.call)
-        _add(self._lost, stream.carried_after(header.accepted_count))
+        if stream.carried:
+            _add(self._lost, stream.carried_after(header.accepted_count))
         self._targets[call.target] = True
         other.receipts.add(header.number)
         self.unreported[header.instance] = None
@@ -504,12 +510,12 @@ class Instance:
             carries: the amounts that the state has lost to the answer.
         """
         served = self._serving.pop(ticket)
-        other = self._others.setdefault(served.call.caller, _Other())
+        other = self._other(served.call.caller)
         other.answer_count += 1
         stream = self._closed_stream(ticket)
         number = other.answer_count
-        other.kept[number] = msgspec.structs.replace(
-            served, number=number, answer=carries, stream=stream
+        other.kept[number] = ServedCall(
+            served.call, served.brought, number, carries, stream, served.details
         )
         self._kept_count += 1
         if self._kept_count > self._kept_count_max:
@@ -571,8 +577,8 @@ class Instance:
             raise UsageError(f"call {end} of {self.name} is not open")
 
     def _closed_stream(self, end: End) -> Stream:
-        stream = self._streams.pop(end, None)
-        return stream.record() if stream is not None else Stream()
+        stream = self._streams.pop(end, None) if self._streams else None
+        return stream.record() if stream is not None else NO_STREAM
 
     # --- observations
 
@@ -614,8 +620,14 @@ class Instance:
         return fragment
 
     def _hear(self, instance: str, number: int) -> _Other:
-        other = self._others.setdefault(instance, _Other())
+        other = self._other(instance)
         other.heard = max(other.heard, number)
+        return other
+
+    def _other(self, name: str) -> _Other:
+        other = self._others.get(name)
+        if other is None:
+            other = self._others[name] = _Other()
         return other
 
     def _open_record(self, call: OpenCall) -> OpenCall:
@@ -637,7 +649,7 @@ class Instance:
             if instance == self.name and caller in self._others:
                 self._forget(self._others[caller], number)
             if caller == self.name:
-                self._others.setdefault(instance, _Other()).receipts.add(number)
+                self._other(instance).receipts.add(number)
         if settlement.streams and self._streams:
             self._drop_carried(settlement.streams)
         self._retire(settlement.retired)
@@ -1048,7 +1060,7 @@ class _Conclusion:
                 (one.call, served.stream.accepted_count, one.record.stream.accepted_count)
                 for one in calls
                 for _, served in one.served[:1]
-                if served.stream != Stream() or one.record.stream != Stream()
+                if served.stream != NO_STREAM or one.record.stream != NO_STREAM
             ),
         )
 
@@ -1145,10 +1157,10 @@ class _Conclusion:
             streams = [one.record.stream, *(served.stream for _, served in one.served)]
             if any(stream.forgotten_through for stream in streams):
                 self._partial.append(f"amounts of call {one.call} were dropped: too many messages")
-            if len(one.served) > 1 and any(stream != Stream() for stream in streams):
+            if len(one.served) > 1 and any(stream != NO_STREAM for stream in streams):
                 self._partial.append(f"call {one.call} has a stream and was accepted twice")
         for _, served in duplicates:
-            if served.stream != Stream():
+            if served.stream != NO_STREAM:
                 self._partial.append(f"call {served.call} has a stream and was accepted twice")
 
     def _is_heard(self, fragment: InstanceFragment, other: str) -> bool:

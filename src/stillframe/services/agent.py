@@ -156,12 +156,7 @@ class Agent:
         self.start()
         is_silent = is_streamed or target not in self.targets
         carries = NOTHING if is_silent else self.amounts(message)
-        details = self._details(message)
-        details = msgspec.structs.replace(
-            details,
-            activity=self.activity(),
-            deadline=None if timeout_s is None else details.began_at + timeout_s,
-        )
+        details = self._details(message, activity=self.activity(), timeout_s=timeout_s)
         header = self.rules.request(target, carries=carries, serving=SERVING.get(), details=details)
         text = self.headers.encode(header) if target in self.targets else None
         return OutgoingCall(self, header.call), text
@@ -191,12 +186,17 @@ class Agent:
             name = self._activities[task] = f"{self.rules.name}/{self._activity_count}"
         return name
 
-    def _details(self, message: Message) -> CallDetails:
+    def _details(
+        self, message: Message, *, activity: str = "", timeout_s: float | None = None
+    ) -> CallDetails:
         """Return what may be stored of a request."""
+        began_at = time.time()
         may_store = self._stored_fields and message.method != GRPC
         return CallDetails(
             name=f"{message.method} {message.path}"[:NAME_LENGTH_MAX],
-            began_at=time.time(),
+            activity=activity,
+            began_at=began_at,
+            deadline=None if timeout_s is None else began_at + timeout_s,
             fields=_fields_of(message.body, self._stored_fields) if may_store else {},
         )
 

@@ -22,13 +22,22 @@ LENGTH_MAX = 320
 VERSION = "1"
 NUMBER_MAX = 2**53
 _CODE_BYTES = 16
-_INSTANCE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+_INSTANCE = r"([A-Za-z0-9_.-]{1,80})"
+_COUNT = r"([0-9]{1,16})"
 
 Header = RequestHeader | AnswerHeader | MessageHeader
 _PERSON: dict[type, bytes] = {
     RequestHeader: b"sf-request-1",
     AnswerHeader: b"sf-answer-1",
     MessageHeader: b"sf-message-1",
+}
+_FIELDS: dict[type, re.Pattern[str]] = {
+    kind: re.compile(";".join([VERSION, *fields]))
+    for kind, fields in {
+        RequestHeader: [_COUNT, _INSTANCE, _COUNT],
+        AnswerHeader: [_COUNT, _INSTANCE, _INSTANCE, *[_COUNT] * 4],
+        MessageHeader: [_COUNT, _INSTANCE, *[_COUNT] * 2],
+    }.items()
 }
 OfHeader = TypeVar("OfHeader", bound=Header)
 
@@ -41,7 +50,13 @@ class HeaderCodec:
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._key = hashlib.sha256(secret).digest()
+        key = hashlib.sha256(secret).digest()
+        # BLAKE2 is a keyed hash function; `person` keeps one kind from passing for another. To copy
+        # one that has read its key takes less time than to make one.
+        self._keyed = {
+            kind: hashlib.blake2b(digest_size=_CODE_BYTES, key=key, person=person)
+            for kind, person in _PERSON.items()
+        }
 
     def encode(self, header: Header, stream: str = "") -> str:
         """Return a header as text.
@@ -75,35 +90,26 @@ class HeaderCodec:
             return None
         if not hmac.compare_digest(code, self._code(kind, body, stream)):
             return None
-        version, *fields = body.split(";")
-        if version != VERSION:
-            return None
-        first, name, *numbers = fields
-        names = [name, numbers.pop(0)] if kind is AnswerHeader else [name]
-        if not all(map(_INSTANCE.fullmatch, names)):
-            return None
-        counts = [int(number) for number in (first, *numbers)]
-        if any(not 0 <= count <= NUMBER_MAX for count in counts):
-            return None
-        header = _made(kind, names, counts)
+        found = _FIELDS[kind].fullmatch(body)
+        header = _made(kind, found.groups()) if found is not None else None
         return header if isinstance(header, kind) else None
 
     def _code(self, kind: type, body: str, stream: str) -> str:
-        # BLAKE2 is a keyed hash function; `person` keeps one kind from passing for another.
-        covered = f"{body};{stream}" if stream else body
-        made = hashlib.blake2b(
-            covered.encode(), digest_size=_CODE_BYTES, key=self._key, person=_PERSON[kind]
-        )
+        made = self._keyed[kind].copy()
+        made.update((f"{body};{stream}" if stream else body).encode())
         return base64.urlsafe_b64encode(made.digest()).decode().rstrip("=")
 
 
-def _made(kind: type, names: list[str], counts: list[int]) -> Header:
-    """Return the header of a kind with these names and numbers."""
-    colour, first, *rest = counts
+def _made(kind: type, fields: tuple[str, ...]) -> Header | None:
+    """Return the header of a kind with these fields; None if a number is too high."""
+    colour, name, *rest = fields
+    caller = rest.pop(0) if kind is AnswerHeader else name
+    counts = [int(colour), *map(int, rest)]
+    if max(counts) > NUMBER_MAX:
+        return None
     if kind is RequestHeader:
-        return RequestHeader(colour, CallId(names[0], first))
+        return RequestHeader(counts[0], CallId(name, counts[1]))
     if kind is AnswerHeader:
-        sent_count, number, accepted_count = rest
-        call = CallId(names[1], first)
-        return AnswerHeader(colour, names[0], sent_count, call, number, accepted_count)
-    return MessageHeader(colour, names[0], first, *rest)
+        call = CallId(caller, counts[1])
+        return AnswerHeader(counts[0], name, counts[2], call, counts[3], counts[4])
+    return MessageHeader(counts[0], name, counts[1], counts[2])
