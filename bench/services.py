@@ -135,7 +135,7 @@ async def _collector(figures: Figures) -> AsyncIterator[tuple[Observer, str]]:
     """Collect observations while the body runs."""
     observer = Observer(
         ObserverConfig(secret=SECRET),
-        publish=figures.publish,
+        publish=lambda observation, times, ledger: figures.publish(observation),
         store=lambda ledger: None,
         abandoned=lambda number, why: None,
         warn=lambda text: None,
