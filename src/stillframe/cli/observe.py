@@ -15,6 +15,7 @@ from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, option
 from stillframe.cli.options import INTERVAL
 from stillframe.cli.supervision import stop_signals
+from stillframe.durable_files import shell_command
 from stillframe.errors import StoreError, UsageError
 from stillframe.pages.values import plain
 from stillframe.protocol.calls import CallLedger, Observation
@@ -226,7 +227,7 @@ def observe(
         uvloop.run(_observe(config, address, writer, keep, printer))
     if printer.unwritten is not None:
         raise printer.unwritten
-    output.say(f"stopped; to look at the observations: stillframe list {store}")
+    output.say(f"stopped; to look at the observations: {shell_command('list', store)}")
 
 
 def _secret(file: Path | None) -> bytes:
