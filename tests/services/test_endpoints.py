@@ -459,3 +459,12 @@ def test_what_is_held_is_captured() -> None:
     assert held is not None
     assert later is not None
     assert [held.state.held, later.state.held] == [{"EUR": 7, "USD": 1}, {}]
+
+
+def test_a_shared_database_is_named() -> None:
+    """In every observation: no middleware sees what passes through it."""
+    agent = Agent("S", dict, secret=SECRET, shared=["the database of orders"])
+    fragments = [agent.rules.meet(1), agent.rules.meet(2)]
+    assert [one.notes for one in fragments if one is not None] == [
+        ("the database of orders is shared outside of calls",)
+    ] * 2

@@ -82,6 +82,8 @@ class Agent:
         carries: returns what a message conserves.
         stored_fields: the fields of JSON bodies of requests that observations may contain. No other
             part of a body is ever stored, and none of a message of gRPC.
+        shared: names of databases, caches and files over which this service and another one pass
+            data. No middleware sees that, so every observation is partial and has these names.
         on_fragment: takes the fragment of each observation. It must not block.
 
     Raises:
@@ -97,6 +99,7 @@ class Agent:
         targets: Collection[str] = (),
         carries: Carries = lambda message: NOTHING,
         stored_fields: Collection[str] = (),
+        shared: Collection[str] = (),
         on_fragment: Callable[[InstanceFragment], None] = lambda fragment: None,
     ) -> None:
         if len(secret) < SECRET_BYTES_MIN:
@@ -115,6 +118,7 @@ class Agent:
         """Connects this process to the collector, unless it is connected. Middleware calls it in
         the event loop."""
         self._stored_fields = tuple(stored_fields)
+        self._shared = tuple(shared)
         self._activities: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
             weakref.WeakKeyDictionary()
         )
@@ -264,7 +268,8 @@ class Agent:
         for amounts in self._held.values():
             for unit, amount in amounts.items():
                 held[unit] = held.get(unit, 0) + amount
-        notes = [*self._once, *(note() for note in self._notes.values())]
+        notes = [f"{name} is shared outside of calls" for name in self._shared]
+        notes += [*self._once, *(note() for note in self._notes.values())]
         self._once.clear()
         encoded, conserved = b"", NOTHING
         with self._step:

@@ -29,6 +29,7 @@ def attach(
     targets: Collection[str] = (),
     carries: Carries = lambda message: NOTHING,
     stored_fields: Collection[str] = (),
+    shared: Collection[str] = (),
     certificates: str | None = None,
 ) -> Agent:
     """Let an application of FastAPI or Starlette take part in observations.
@@ -44,6 +45,8 @@ def attach(
         carries: returns what a message conserves.
         stored_fields: the fields of JSON bodies of requests that observations may contain. No other
             part of a body is ever stored, and none of a message of gRPC.
+        shared: names of databases, caches and files over which this service and another one pass
+            data. No middleware sees that, so every observation is partial and has these names.
         certificates: the directory of certificates; needed unless the collector is on this machine.
 
     Returns:
@@ -68,6 +71,7 @@ def attach(
         targets=targets,
         carries=carries,
         stored_fields=stored_fields,
+        shared=shared,
         certificates=certificates,
     )
     observe_application(app, agent)
@@ -92,6 +96,7 @@ def connected_agent(
     targets: Collection[str] = (),
     carries: Carries = lambda message: NOTHING,
     stored_fields: Collection[str] = (),
+    shared: Collection[str] = (),
     certificates: str | None = None,
 ) -> Agent:
     """Return an agent that connects to the collector, for middleware of other servers. The
@@ -103,6 +108,7 @@ def connected_agent(
         targets=targets,
         carries=carries,
         stored_fields=stored_fields,
+        shared=shared,
     )
     address = Address.parse(collector, port=COLLECTOR_PORT)
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
