@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ ANYWHERE = Address("127.0.0.1", 0)
 class Collected:
     """A collector, what it has published, and what it has said."""
 
-    def __init__(self, **settings: float) -> None:
+    def __init__(self, **settings: float | str) -> None:
         self.config = ObserverConfig(secret=SECRET, **settings)  # type: ignore[arg-type]
         self.published: list[Observation] = []
         self.abandoned: list[tuple[int, str]] = []
@@ -84,10 +85,15 @@ def agent(name: str, secret: bytes = SECRET) -> Agent:
 
 
 @contextlib.asynccontextmanager
-async def linked(address: Address, *agents: Agent) -> AsyncIterator[list[str]]:
+async def linked(
+    address: Address, *agents: Agent, certificates: Path | None = None
+) -> AsyncIterator[list[str]]:
     """Keep agents connected while the body runs; yields what they warn of."""
     warnings: list[str] = []
-    links = [CollectorLink(one, address, warn=warnings.append) for one in agents]
+    directory = None if certificates is None else str(certificates)
+    links = [
+        CollectorLink(one, address, certificates=directory, warn=warnings.append) for one in agents
+    ]
     tasks = [asyncio.create_task(link.run()) for link in links]
     try:
         yield warnings

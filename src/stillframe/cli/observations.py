@@ -14,13 +14,13 @@ from stillframe.detect.observations import ranges_of, resolve_observed
 from stillframe.detect.predicate import Verdict
 from stillframe.errors import UsageError
 from stillframe.imports import add_cwd_to_path
+from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import Located, Observation
 from stillframe.storage.location import Location
 from stillframe.store.layout import first_names, has_observations
 from stillframe.store.observation_tables import (
     amounts_of,
     fields_of,
-    service_of,
     state_of,
     unresolved_of,
 )

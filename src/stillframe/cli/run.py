@@ -398,11 +398,13 @@ def join(
 @app.add("certs certificates P2 P3")
 def certs(
     directory: Path = argument("DIR", "Directory of the CA. It is created if it does not exist."),
-    processes: list[str] | None = argument("PROCESS...", "External processes.", default=None),
+    processes: list[str] | None = argument(
+        "PROCESS...", "External processes, or services.", default=None
+    ),
     days: int = typer.Option(90, help="Days until the certificates expire.", min=1, max=DAYS_MAX),
 ) -> None:
-    """Create a CA and certificates for the coordinator and for each external process, for
-    testing. An existing CA is used again. In production, use your own CA."""
+    """Create a CA and certificates for the coordinator and for each external process or observed
+    service, for testing. An existing CA is used again. In production, use your own CA."""
     if importlib.util.find_spec("cryptography") is None:
         raise UsageError("certificates need the extra 'tls': pip install 'stillframe[tls]'")
     from stillframe.runtime.network import certificate_authority as authority  # noqa: PLC0415 - needs the extra

@@ -6,7 +6,11 @@ answer or for a lock, it does nothing else. So what waits for what at a consiste
 until something outside of it happens, such as the end of a time-out.
 """
 
+import re
+
 import msgspec
+
+_SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 
 
 class CallDetails(msgspec.Struct, frozen=True):
@@ -63,3 +67,8 @@ class InstanceState(msgspec.Struct, frozen=True):
     conserved: dict[str, int] = {}
     locks: tuple[Lock, ...] = ()
     ignored_count: int = 0
+
+
+def service_of(instance: str) -> str:
+    """Return the service of an instance: its name without the last eight digits."""
+    return _SUFFIX.sub("", instance)

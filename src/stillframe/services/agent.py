@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from stillframe.errors import UsageError, describe
-from stillframe.model import DECODING_ERRORS
+from stillframe.model import DECODING_ERRORS, check_process_id
 from stillframe.protocol.activities import CallDetails, InstanceState, Lock
 from stillframe.protocol.calls import (
     NOTHING,
@@ -87,7 +87,7 @@ class Agent:
         on_fragment: takes the fragment of each observation. It must not block.
 
     Raises:
-        UsageError: the secret is too short.
+        UsageError: the secret is too short, or a service cannot have this name.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Agent:
     ) -> None:
         if len(secret) < SECRET_BYTES_MIN:
             raise UsageError(f"the secret has {len(secret)} bytes: use {SECRET_BYTES_MIN} or more")
-        self.service = service
+        self.service = check_process_id(service, "a service")
         self.secret = secret
         self.was_connected = False
         self.rules = self._new_rules()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import msgspec
 
@@ -12,6 +13,7 @@ from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
 from stillframe.protocol.calls import InstanceFragment
 from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.certificates import explain_unreadable
 from stillframe.runtime.network.connection import Credentials, OutboundConnection, protocol_of
 from stillframe.services import control
 from stillframe.services.agent import Agent
@@ -52,7 +54,6 @@ class _CollectorConnection(OutboundConnection):
             self.send(
                 control.Join(
                     agent.rules.name,
-                    agent.service,
                     agent.rules.colour,
                     agent.rules.gone_count,
                     agent.was_connected,
@@ -130,6 +131,7 @@ class CollectorLink:
         self._warn = warn
         self._waiting: deque[InstanceFragment] = deque(maxlen=FRAGMENT_COUNT_MAX)
         self._connection: _CollectorConnection | None = None
+        self._last_warning = ""
         agent.on_fragment = self._report
 
     def _report(self, fragment: InstanceFragment) -> None:
@@ -149,7 +151,7 @@ class CollectorLink:
 
     async def run(self) -> None:
         """Connect, again and again, until cancelled."""
-        retry_s, last = RETRY_S_MIN, ""
+        retry_s = RETRY_S_MIN
         while True:
             connection = await self._connect()
             if connection is not None:
@@ -158,9 +160,10 @@ class CollectorLink:
                 self._connection = None
                 if connection.must_rename:
                     self._agent.rename()
-                elif connection.error is not None and str(connection.error) != last:
-                    last = str(connection.error)
-                    self._warn(f"the connection to the collector was closed: {last}")
+                elif connection.error is not None:
+                    self._warn_once(
+                        f"the connection to the collector was closed: {connection.error}"
+                    )
                 if self._agent.was_connected:
                     retry_s = RETRY_S_MIN
             await asyncio.sleep(retry_s)
@@ -168,9 +171,14 @@ class CollectorLink:
 
     async def _connect(self) -> _CollectorConnection | None:
         agent = self._agent
-        me = Credentials(agent.rules.name, 0, PROTOCOL, agent.secret, self._certificates)
+        # A certificate is for a service: its instances have new names whenever they start.
+        me = Credentials(agent.service, 0, PROTOCOL, agent.secret, self._certificates)
         connection = _CollectorConnection(me, agent, self._waiting)
-        protocol = protocol_of(connection, self._certificates, is_listening=False)
+        try:
+            protocol = protocol_of(connection, self._certificates, is_listening=False)
+        except OSError as error:
+            self._warn_once(explain_unreadable(Path(self._certificates or ""), error))
+            return None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(
@@ -180,6 +188,12 @@ class CollectorLink:
             return None
         self._connection = connection
         return connection
+
+    def _warn_once(self, warning: str) -> None:
+        """Warn, unless the last warning was the same."""
+        if warning != self._last_warning:
+            self._last_warning = warning
+            self._warn(warning)
 
 
 @contextlib.asynccontextmanager

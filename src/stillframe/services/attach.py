@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -11,6 +12,7 @@ from starlette.middleware import Middleware
 from stillframe.errors import UsageError
 from stillframe.protocol.calls import NOTHING
 from stillframe.runtime.network.addresses import Address
+from stillframe.runtime.network.certificates import check_own
 from stillframe.services.agent import Agent, Carries
 from stillframe.services.agent_connection import CollectorLink
 from stillframe.services.asgi import ObservedApplication, ObservedErrors
@@ -47,14 +49,16 @@ def attach(
             part of a body is ever stored, and none of a message of gRPC.
         shared: names of databases, caches and files over which this service and another one pass
             data. No middleware sees that, so every observation is partial and has these names.
-        certificates: the directory of certificates; needed unless the collector is on this machine.
+        certificates: the directory of certificates of this service; needed unless the collector is
+            on this machine.
 
     Returns:
         The agent of this process: for ``ObservedTransport``, for ``ObservedCalls`` and
         ``ObservedChannel`` of gRPC, for `Agent.held` and for `Agent.step`.
 
     Raises:
-        UsageError: the application has no list of middleware, or has begun to serve.
+        UsageError: the application has no list of middleware, or has begun to serve; the secret is
+            too short; or the certificate is not valid for this service.
     """
     if not hasattr(app, "user_middleware"):
         raise UsageError(
@@ -101,6 +105,8 @@ def connected_agent(
 ) -> Agent:
     """Return an agent that connects to the collector, for middleware of other servers. The
     arguments are those of `attach`."""
+    if certificates is not None:
+        check_own(Path(certificates), service)
     agent = Agent(
         service,
         state,

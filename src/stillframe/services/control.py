@@ -15,14 +15,12 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         instance: its name.
-        service: the name of its service.
         colour: its colour.
         gone_count: its count of disconnections.
         was_connected: whether it was connected before under this name.
     """
 
     instance: str
-    service: str
     colour: int
     gone_count: int
     was_connected: bool

@@ -11,13 +11,14 @@ import msgspec
 from stillframe.errors import (
     NotConsistent,
     ProtocolViolation,
+    Refused,
     StillframeError,
     StoreError,
     describe,
 )
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.activities import InstanceState
+from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
     CallLedger,
     Collector,
@@ -62,14 +63,14 @@ class _AgentConnection(InboundConnection):
         super().__init__(listener)
         self.instance: str | None = None
         self._observer = observer
-        self._is_known = False
+        self._service: str | None = None
 
     def take(self, frame: wire.Frame) -> None:
         """Pass on a message of the agent."""
         if not isinstance(frame, wire.Control):
             name = self.authenticate(frame)
             if name is not None:
-                self._is_known = True
+                self._service = name
                 self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
                 self.write_greeting(Greeted(0))
             return
@@ -77,6 +78,10 @@ class _AgentConnection(InboundConnection):
             message = _decode(frame.encoded)
         except DECODING_ERRORS as error:
             raise ProtocolViolation(f"its message cannot be read: {error}") from error
+        if isinstance(message, control.Join):
+            name, service = message.instance, self._service
+            if name == service or service_of(name) != service:
+                raise Refused(f"{name!a} is not the name of an instance of {service}")
         self._observer.on_message(self, message)
 
     def send(self, message: control.ToAgent) -> None:
@@ -87,7 +92,7 @@ class _AgentConnection(InboundConnection):
     def broken(self, error: StillframeError) -> None:
         """Report why a stranger is refused, or an agent is disconnected."""
         detail = f"the connection of {self.instance or self.peer} was closed: {error}"
-        if self._is_known:
+        if self._service is not None:
             self._observer.warn(detail)
         else:
             self.decline(error)

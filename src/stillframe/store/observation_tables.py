@@ -4,7 +4,6 @@ The columns `encoded` hold everything as it was recorded, as MessagePack. All ot
 it for queries with any reader of Parquet.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 
 from stillframe.errors import NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
-from stillframe.protocol.activities import InstanceState
+from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
     Accepted,
     Amounts,
@@ -97,7 +96,6 @@ _NULLABLE = {
     CALLS: ("deadline", "serving", "served_by"),
     UNRESOLVED: ("instance", "target", "encoded"),
 }
-_SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 _VALUE = Column("value", "json")
 _Read = TypeVar("_Read")
 Row = dict[str, Any]
@@ -137,11 +135,6 @@ class Unresolved(msgspec.Struct, frozen=True):
     place: CallPlace
     known: str
     amounts: dict[str, int]
-
-
-def service_of(instance: str) -> str:
-    """Return the service of an instance: its name without the last eight digits."""
-    return _SUFFIX.sub("", instance)
 
 
 def state_of(fragment: InstanceFragment) -> InstanceState:

@@ -3,8 +3,9 @@
 A directory holds three files: `CA_FILE`, who may sign; `CERTIFICATE_FILE`, ours, with those that
 lead to the CA; `KEY_FILE`, its key. A certificate names whom it may speak for, as DNS names in its
 subjectAltName: ``P1.process.stillframe`` for the process P1, ``*.process.stillframe`` for every
-process, ``coordinator.stillframe`` for the coordinator. The names are compared sign by sign; where
-a machine is has no part in it, so machines may move.
+process, ``coordinator.stillframe`` for the coordinator. An agent shows the name of its service
+instead of that of a process, and its collector that of the coordinator. The names are compared sign
+by sign; where a machine is has no part in it, so machines may move.
 
 The files are looked at for every connection, and read again when they have changed: they can be
 renewed while the system runs.
