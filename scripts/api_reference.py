@@ -60,6 +60,14 @@ PYTHON = [
         "join JoinedProcess",
     ),
     Section(
+        "Services that keep their transports",
+        "[A how-to](services.md) shows them in whole programs. `ObservedTransport` needs httpx; "
+        "`ObservedCalls` and `ObservedChannel` need grpcio and protobuf.",
+        "stillframe.services",
+        "attach connected_agent Agent ObservedLock Message ObservedTransport ObservedCalls "
+        "ObservedChannel ObservedApplication",
+    ),
+    Section(
         "Effects outside",
         "[When each effect happens exactly once](guarantees.md#effects-outside-each-exactly-once), "
         "and what that rests on.",
@@ -159,15 +167,16 @@ Examples are in [the history of a system](history.md) and in [pipelines](pipelin
 PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
-    AbandonedSnapshot Assembler Audit AwaitedChannel ChannelCut Compaction Counting Dataflow
+    AbandonedSnapshot Agent Assembler Audit AwaitedChannel ChannelCut Compaction Counting Dataflow
     DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService
     JoinedTopicService KafkaRecord Label LabelRange LaiYangRecorder LoadedSnapshot Manifest
-    OutboxEntry PipelineView Played Progress Reason Recorder RunningSystem Snapshot SnapshotAudit
-    SnapshotEntry SnapshotStore Summary Topic TopicCut Trace Unevaluable Verdict World
+    ObservedLock OutboxEntry PipelineView Played Progress Reason Recorder RunningSystem Snapshot
+    SnapshotAudit SnapshotEntry SnapshotStore Summary Topic TopicCut Trace Unevaluable Verdict World
     """.split()
 )
 """Classes whose objects are only returned: their constructors are not public."""
 MEMBERS = {
+    "Agent": "held lock step",
     "Assembler": "",
     "Awaited": "",
     "ChannelCut": "sent_count received_count record_count duplicate_count",
@@ -181,6 +190,11 @@ MEMBERS = {
     "Label": "",
     "LabelRange": "",
     "LaiYangRecorder": "",
+    "ObservedApplication": "",
+    "ObservedCalls": "",
+    "ObservedChannel": "",
+    "ObservedLock": "acquire release",
+    "ObservedTransport": "",
     "Manifest": "cut record_count duplicate_count unaligned",
     "Outbox": "put",
     "PipelineView": "channels in_flight in_flight_count states",

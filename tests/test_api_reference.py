@@ -64,12 +64,12 @@ def test_paths_are_also_text_and_snapshots_also_ids(name: str) -> None:
 
 ELSEWHERE = frozenset(
     """
-    AbstractContextManager Any AsyncContextManager Awaitable Callable ContextManager DataFrame
-    Expression False Item Iterable Iterator Key Literal Mapping None Path RecordBatch Records Schema
-    Self Sequence SparkSession StreamingQuery Table True Union Value
+    AbstractContextManager Any AsyncBaseTransport AsyncContextManager Awaitable Callable Collection
+    ContextManager DataFrame Expression False Item Iterable Iterator Key Literal Mapping None Path
+    RecordBatch Records Schema Self Sequence SparkSession StreamingQuery Table True Union Value
     """.split()
 )
-"""What signatures name of Python, Arrow and Spark, and type variables."""
+"""What signatures name of Python, httpx, Arrow and Spark, and type variables."""
 
 
 def test_every_class_in_a_signature_is_public() -> None:

@@ -13,6 +13,7 @@ import pytest
 import stillframe
 import stillframe.analytics
 import stillframe.pipeline
+import stillframe.services
 import stillframe.sim
 import stillframe.spark
 from stillframe.public_names import RENAMED
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 ON_SPARK = ("stillframe.spark", "stillframe.analytics")
 PACKAGES = (
     *("stillframe", "stillframe.pipeline", "stillframe.sim", "stillframe.trace"),
-    *("stillframe.tracefile", "stillframe.cuts", "stillframe.importer"),
+    *("stillframe.tracefile", "stillframe.cuts", "stillframe.importer", "stillframe.services"),
     *("stillframe.runtime.events", *ON_SPARK),
 )
 NAMES = [
@@ -69,7 +70,7 @@ def test_names_are_sorted_and_found_by_a_type_checker() -> None:
     for package in PACKAGES:
         module = importlib.import_module(package)
         assert sorted(module.__all__) == module.__all__, package
-    for lazy in (stillframe, stillframe.sim):
+    for lazy in (stillframe, stillframe.services, stillframe.sim):
         block = inspect.getsource(lazy).partition("if TYPE_CHECKING:")[2]
         seen = re.sub(r"from [\w.]+ import|[(),]", " ", block.partition("__all__")[0]).split()
         assert sorted(seen) == lazy.__all__
@@ -83,6 +84,18 @@ def test_a_notebook_completes_names_that_are_not_imported_yet() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert set(stillframe.__all__) <= set(done.stdout.split())
+
+
+def test_a_service_needs_only_what_it_uses() -> None:
+    """Attaching imports no client of HTTP and no gRPC."""
+    program = (
+        "import sys; from stillframe.services import Message, attach; "
+        "print(callable(attach), {'fastapi', 'google', 'grpc', 'httpx'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True set()\n"
 
 
 METHODS = {old for old in RENAMED if old.startswith("stillframe.pipeline.Pipeline.")}

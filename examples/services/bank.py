@@ -16,10 +16,7 @@ import fastapi
 import httpx
 
 from examples.services import BALANCE, VAULT_TIMEOUT_S
-from stillframe.protocol.calls import Amounts
-from stillframe.services.agent import Message
-from stillframe.services.attach import attach
-from stillframe.services.http_client import ObservedTransport
+from stillframe.services import Message, ObservedTransport, attach
 
 PAYING = "/pay"
 TIMEOUT_S = 0.5
@@ -42,7 +39,7 @@ class Books:
         return {"EUR": self.balance}
 
 
-def amounts(message: Message) -> Amounts:
+def amounts(message: Message) -> dict[str, int]:
     """Return the money in a request or an answer."""
     if message.path == PAYING and message.status in (0, 200):
         return {"EUR": json.loads(message.body)["amount"]}

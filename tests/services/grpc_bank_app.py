@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import Int64Value
 
-from stillframe.services.attach import connected_agent
+from stillframe.services.attachment import connected_agent
 from stillframe.services.grpc_client import ObservedChannel
 from stillframe.services.grpc_server import ObservedCalls
 from tests.services.deployment import BALANCE, SECRET

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import UsageError
-from stillframe.services.attach import connected_agent
+from stillframe.services.attachment import connected_agent
 from tests.runtime.certificate_dirs import everybody, papers
 from tests.services.deployment import SECRET
 from tests.services.test_observer import Collected, agent, linked, run

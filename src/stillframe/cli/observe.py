@@ -24,7 +24,7 @@ from stillframe.runtime.network.addresses import LOOPBACK, Address, require_tls_
 from stillframe.runtime.os_process import PROGRAM_FILE_COUNT, require_open_files
 from stillframe.secret_files import read_text
 from stillframe.services.agent import SECRET_BYTES_MIN
-from stillframe.services.attach import COLLECTOR_PORT
+from stillframe.services.attachment import COLLECTOR_PORT
 from stillframe.services.observer import Membership, Observer, ObserverConfig
 from stillframe.store.observations import (
     KEEP_COUNT,

@@ -71,7 +71,8 @@ Carries = Callable[[Message], Amounts]
 
 
 class Agent:
-    """Takes the part of one instance in observations.
+    """An agent, which takes the part of one instance in observations. `attach` and
+    `connected_agent` make it.
 
     Args:
         service: the name of the service.

@@ -33,7 +33,6 @@ Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 _NAME = NAME.encode()
 _FAILED = "stillframe.failed"
 """The name in a scope of the list of calls whose application has ended without an answer."""
@@ -53,7 +52,11 @@ class ObservedApplication:
     """
 
     def __init__(
-        self, application: Application, agent: Agent, *, accepts_in_endpoint: bool = False
+        self,
+        application: Callable[..., Awaitable[None]],
+        agent: Agent,
+        *,
+        accepts_in_endpoint: bool = False,
     ) -> None:
         self._application = application
         self._agent = agent
