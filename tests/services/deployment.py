@@ -17,7 +17,7 @@ import uvicorn
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import Amounts, Collector, InstanceFragment, Observation, Settlement
 from stillframe.services.agent import Agent, Message
-from stillframe.services.attach import observe_application
+from stillframe.services.attachment import observe_application
 from stillframe.services.http_client import ObservedTransport
 
 SECRET = b"the secret of a test"

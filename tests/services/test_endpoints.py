@@ -1,10 +1,12 @@
-"""Where accepting and answering are one step with an endpoint of FastAPI, and where they are not.
+"""Where accepting and answering are one step with an endpoint of FastAPI or Starlette, and where
+they are not: the table of docs/services.md.
 
 Each kind of endpoint is served by a real server. The loop runs a callback as soon as something
 suspends; so a callback that was run between two moments shows that they are not one step.
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,15 +14,20 @@ import fastapi
 import httpx
 import pytest
 from fastapi.middleware import Middleware
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.routing import Route
 
 from stillframe.protocol.calls import InstanceFragment
 from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message
-from stillframe.services.attach import observe_application
+from stillframe.services.attachment import observe_application
 from stillframe.services.headers import NAME
 from stillframe.services.http_client import ObservedTransport
 from tests.services.deployment import SECRET, address, listening, served
+
+HAS_GENERATORS = tuple(map(int, fastapi.__version__.split(".")[:2])) >= (0, 134)
 
 
 class Step:
@@ -41,8 +48,8 @@ class Step:
 class Watched:
     """An application whose agent says when it accepts and answers, and a client of it."""
 
-    def __init__(self, middleware: Any = None) -> None:
-        self.app = fastapi.FastAPI()
+    def __init__(self, middleware: Any = None, app: Any = None) -> None:
+        self.app: fastapi.FastAPI = fastapi.FastAPI() if app is None else app
         self.agent = Agent("S", dict, secret=SECRET)
         observe_application(self.app, self.agent)
         if middleware is not None:
@@ -50,6 +57,7 @@ class Watched:
         self.accepting, self.answering = Step(), Step()
         self.was_accepted_before: bool | None = None
         self.was_answered_later: bool | None = None
+        self.notes: list[str] = []
         self._watch()
 
     def _watch(self) -> None:
@@ -70,7 +78,26 @@ class Watched:
     def mark(self) -> None:
         """Note that the endpoint runs: all of it is one step."""
         self.was_accepted_before = self.accepting.is_over
+        self.notes += (note() for note in self.agent._notes.values())
         self.answering.begin()
+
+
+def watch_answers(agent: Agent, step: Step) -> None:
+    """Begin a step whenever an agent accepts an answer."""
+    accept_answer = agent.rules.accept_answer
+
+    def accepted(*arguments: Any) -> Any:
+        step.begin()
+        return accept_answer(*arguments)
+
+    agent.rules.accept_answer = accepted  # type: ignore[method-assign,assignment]
+
+
+def bank() -> fastapi.FastAPI:
+    """Return an application that answers with a header."""
+    watched = Watched()
+    in_router(watched)
+    return watched.app
 
 
 async def call(watched: Watched, path: str, body: dict[str, int] | None = None) -> httpx.Response:
@@ -79,13 +106,8 @@ async def call(watched: Watched, path: str, body: dict[str, int] | None = None) 
     listener = listening()
     target = address(listener)
     agent = Agent("C", dict, secret=SECRET, targets=[target])
-    accept_answer, returning = agent.rules.accept_answer, Step()
-
-    def accepted(*arguments: Any) -> Any:
-        returning.begin()
-        return accept_answer(*arguments)
-
-    agent.rules.accept_answer = accepted  # type: ignore[method-assign,assignment]
+    returning = Step()
+    watch_answers(agent, returning)
     async with (
         served(watched.app, listener),
         httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
@@ -172,6 +194,57 @@ def _marking(watched: Watched) -> Callable[[], Any]:
     return it
 
 
+class Marking:
+    """An object with an endpoint."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    async def it(self) -> dict[str, int]:
+        """Mark."""
+        self._watched.mark()
+        return {}
+
+    async def __call__(self) -> dict[str, int]:
+        """Mark."""
+        return await self.it()
+
+
+def of_object(watched: Watched) -> None:
+    """Add an endpoint that is a method of an object."""
+    watched.app.post("/it")(Marking(watched).it)
+
+
+def called_object(watched: Watched) -> None:
+    """Add an endpoint that is an object."""
+    watched.app.post("/it")(Marking(watched))
+
+
+def with_arguments(watched: Watched) -> None:
+    """Add an endpoint that has arguments already."""
+    watched.app.post("/it")(functools.partial(Marking.it, Marking(watched)))
+
+
+def mounted(watched: Watched) -> None:
+    """Add an endpoint of another application of FastAPI."""
+    inner = fastapi.FastAPI()
+    inner.post("/it")(_marking(watched))
+    watched.app.mount("/", inner)
+
+
+def with_error_handler(watched: Watched) -> None:
+    """Add an endpoint whose error becomes an answer."""
+
+    @watched.app.post("/it")
+    async def it() -> None:
+        watched.mark()
+        raise LookupError
+
+    @watched.app.exception_handler(LookupError)
+    async def answer(_: fastapi.Request, __: Exception) -> Response:
+        return Response(status_code=404)
+
+
 class Outside(BaseHTTPMiddleware):
     """Middleware that suspends, outside of that of an agent."""
 
@@ -187,6 +260,11 @@ ONE_STEP: dict[str, Callable[[Watched], None]] = {
     "request": with_request,
     "background task": with_background,
     "router": in_router,
+    "method of an object": of_object,
+    "object": called_object,
+    "function with arguments": with_arguments,
+    "mounted application of FastAPI": mounted,
+    "error with a handler": with_error_handler,
     "dependency": with_dependency(dependency),
     "dependency with an end": with_dependency(closed_dependency),
     "dependency in a thread": with_dependency(plain_dependency),
@@ -203,6 +281,55 @@ def test_an_endpoint_accepts_and_answers_in_one_step(kind: str, middleware: Any)
     asyncio.run(call(watched, "/it"))
     assert watched.was_accepted_before is False
     assert watched.was_answered_later is False
+    assert watched.notes == [""]
+
+
+def plain_route(watched: Watched) -> None:
+    """Add an ordinary route of Starlette."""
+
+    async def it(_: fastapi.Request) -> Response:
+        watched.mark()
+        return Response()
+
+    watched.app.add_route("/it", it, ["POST"])
+
+
+def with_class(watched: Watched) -> None:
+    """Add an endpoint that is a class."""
+
+    class It(HTTPEndpoint):
+        async def post(self, _: fastapi.Request) -> Response:
+            watched.mark()
+            return Response()
+
+    watched.app.router.routes.append(Route("/it", It))
+
+
+def in_mount(watched: Watched) -> None:
+    """Add a route of another application of Starlette."""
+    inner = Watched(app=Starlette())
+    inner.mark = watched.mark  # type: ignore[method-assign]
+    inner.app.user_middleware.clear()
+    plain_route(inner)
+    watched.app.mount("/", inner.app)
+
+
+ROUTES: dict[str, Callable[[Watched], None]] = {
+    "route": plain_route,
+    "class": with_class,
+    "mounted application": in_mount,
+}
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_an_application_of_starlette_accepts_and_answers_in_one_step(kind: str) -> None:
+    """Its request is accepted before the application is called, which does not suspend."""
+    watched = Watched(app=Starlette())
+    ROUTES[kind](watched)
+    asyncio.run(call(watched, "/it"))
+    assert watched.was_accepted_before is False
+    assert watched.was_answered_later is False
+    assert watched.notes == [""]
 
 
 def notes_while(watched: Watched) -> list[tuple[str, ...]]:
@@ -218,27 +345,180 @@ def capture(watched: Watched) -> None:
     watched.agent.report(rules.meet(rules.colour + 1))
 
 
-def test_an_endpoint_in_a_thread_may_be_torn() -> None:
-    """An observation that begins meanwhile says so, and no other."""
+@pytest.mark.parametrize("kind", ROUTES)
+def test_an_application_of_fastapi_may_pass_requests_on(kind: str) -> None:
+    """Nothing tells when these begin, so an observation names them."""
     watched = Watched()
+    notes = notes_while(watched)
+    watched.mark = lambda: capture(watched)  # type: ignore[method-assign]
+    ROUTES[kind](watched)
+    asyncio.run(call(watched, "/it"))
+    capture(watched)
+    assert notes == [
+        ("/it is not a function that FastAPI calls, so it may act before it accepts",),
+        (),
+    ]
+
+
+class InThread(HTTPEndpoint):
+    """An endpoint that runs in a thread."""
+
+    action: Callable[[], None]
+
+    def post(self, _: fastapi.Request) -> Response:
+        """Act."""
+        type(self).action()
+        return Response()
+
+
+def thread_function(app: fastapi.FastAPI, action: Callable[[], None]) -> None:
+    """Add an ordinary function."""
+
+    @app.post("/it")
+    def it() -> None:
+        action()
+
+
+def thread_method(app: Any, action: Callable[[], None]) -> None:
+    """Add an ordinary method of an object."""
+    app.post("/it")(ByCall(action).act)
+
+
+def thread_partial(app: Any, action: Callable[[], None]) -> None:
+    """Add a function with arguments."""
+    app.post("/it")(functools.partial(ByCall.act, ByCall(action)))
+
+
+def thread_object(app: Any, action: Callable[[], None]) -> None:
+    """Add an object that is called."""
+    app.post("/it")(ByCall(action))
+
+
+def thread_route(app: Any, action: Callable[[], None]) -> None:
+    """Add an ordinary function to Starlette."""
+
+    def it(_: fastapi.Request) -> Response:
+        action()
+        return Response()
+
+    app.add_route("/it", it, ["POST"])
+
+
+def thread_class(app: Any, action: Callable[[], None]) -> None:
+    """Add a class with an ordinary method to Starlette."""
+    kind = type("It", (InThread,), {"action": staticmethod(action)})
+    app.router.routes.append(Route("/it", kind))
+
+
+class ByCall:
+    """An object that acts when it is called."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+
+    def act(self) -> None:
+        """Act."""
+        self._action()
+
+    def __call__(self) -> None:
+        """Act."""
+        self._action()
+
+
+THREADS: dict[str, tuple[bool, Callable[[Any, Callable[[], None]], None]]] = {
+    "function": (True, thread_function),
+    "method": (True, thread_method),
+    "partial": (True, thread_partial),
+    "object": (True, thread_object),
+    "route": (False, thread_route),
+    "class": (False, thread_class),
+}
+"""Whether it is FastAPI, and what adds the endpoint."""
+
+
+@pytest.mark.parametrize("kind", THREADS)
+def test_an_endpoint_in_a_thread_may_be_torn(kind: str) -> None:
+    """An observation that begins meanwhile says so, and no other."""
+    is_fastapi, add = THREADS[kind]
+    watched = Watched(app=None if is_fastapi else Starlette())
     notes = notes_while(watched)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
-        @watched.app.post("/it")
-        def it() -> dict[str, int]:
-            asyncio.run_coroutine_threadsafe(captured(), loop).result()
-            return {}
-
         async def captured() -> None:
             capture(watched)
 
+        def action() -> None:
+            asyncio.run_coroutine_threadsafe(captured(), loop).result()
+
+        add(watched.app, action)
         await call(watched, "/it")
 
     asyncio.run(run())
     capture(watched)
     assert notes == [("/it runs in a thread, so the state may be torn",), ()]
+
+
+@pytest.mark.skipif(not HAS_GENERATORS, reason="needs a FastAPI whose endpoints can be generators")
+def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
+    """FastAPI begins it with the answer; observations name it until it ends."""
+    watched = Watched()
+    notes = notes_while(watched)
+
+    @watched.app.post("/it")
+    async def it() -> AsyncIterator[dict[str, int]]:
+        capture(watched)
+        yield {}
+        capture(watched)
+
+    assert asyncio.run(call(watched, "/it")).text == "{}\n"
+    capture(watched)
+    early = "/it is not a function that FastAPI calls, so it may act before it accepts"
+    assert notes == [(early,), (early, "the answer of /it crosses the cut"), ()]
+
+
+def test_a_websocket_crosses_the_cut() -> None:
+    """As long as it is open: its messages carry no colour."""
+    watched = Watched()
+    notes = notes_while(watched)
+
+    @watched.app.websocket("/it")
+    async def it(socket: fastapi.WebSocket) -> None:
+        await socket.accept()
+        capture(watched)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    scope = {"type": "websocket", "path": "/it", "query_string": b"", "headers": []}
+    asyncio.run(watched.app(scope, receive, send))
+    capture(watched)
+    assert notes == [("a WebSocket on /it crosses the cut",), ()]
+
+
+def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
+    """So a task has to change the state itself, and ``gather`` must be given such tasks."""
+    agent = Agent("C", dict, secret=SECRET, targets=["bank:80"])
+    accepting = Step()
+    watch_answers(agent, accepting)
+
+    async def run() -> None:
+        transport = ObservedTransport(agent, httpx.ASGITransport(bank()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
+            await asyncio.gather(client.post("/it"))
+            assert accepting.is_over
+
+            async def paid() -> None:
+                await client.post("/it")
+                assert not accepting.is_over
+
+            await asyncio.gather(paid())
+
+    asyncio.run(run())
 
 
 def test_a_body_that_is_too_long_is_not_accepted_in_one_step() -> None:

@@ -18,7 +18,7 @@ from stillframe.errors import NotConsistent
 from stillframe.protocol.calls import CallId, CallPlace, InstanceFragment, MessageHeader
 from stillframe.protocol.calls import RequestHeader as Request
 from stillframe.services.agent import GRPC, Agent, Message
-from stillframe.services.attach import observe_application
+from stillframe.services.attachment import observe_application
 from stillframe.services.grpc_client import ObservedChannel
 from stillframe.services.grpc_messages import with_header, without_header
 from stillframe.services.grpc_server import ObservedCalls

@@ -7,8 +7,9 @@ application makes it, and sends its start when the body is whole.
 
 FastAPI runs dependencies that are ordinary functions in threads before it calls an endpoint. There
 the request is accepted when the endpoint is called (`accept_where_endpoints_begin`): until then it
-is in transit. Observations are partial while an endpoint runs in a thread, and always if there is
-other middleware inside, which may suspend.
+is in transit. Observations are partial while an endpoint runs in a thread, while FastAPI passes a
+request on to something that is not called so, and always if there is other middleware inside, which
+may suspend.
 
 An application that raises is answered by the outermost middleware of its framework. Around that,
 `ObservedErrors` gives the answer its header.
@@ -18,6 +19,7 @@ application makes them. The same holds for WebSockets. Their parts cannot carry 
 observation that such a stream crosses is partial and names it.
 """
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
@@ -47,8 +49,9 @@ class ObservedApplication:
     Args:
         application: the application, without its other middleware.
         agent: the agent of this instance.
-        accepts_in_endpoint: whether something calls `accept_request` when an endpoint begins.
-            Otherwise, a request is accepted before the application is called.
+        accepts_in_endpoint: returns whether something calls `accept_request` when the endpoint of a
+            request begins, from its scope. Without it, a request is accepted before the application
+            is called.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class ObservedApplication:
         application: Callable[..., Awaitable[None]],
         agent: Agent,
         *,
-        accepts_in_endpoint: bool = False,
+        accepts_in_endpoint: Callable[[Scope], bool] | None = None,
     ) -> None:
         self._application = application
         self._agent = agent
@@ -96,15 +99,15 @@ class ObservedApplication:
         request = Message(method=scope["method"], path=scope["path"], body=body)
         call = _ServedCall(agent, header, request, send, scope.get(_FAILED))
         serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
-        if not self._accepts_in_endpoint:
+        if self._accepts_in_endpoint is None:
             call.accept()
-        try:
-            with agent.noted(lambda: self._why_torn(scope, is_whole=rest is None)):
+        with agent.noted(lambda: self._why_torn(scope, is_whole=rest is None)):
+            try:
                 await self._application(scope, _replay(body, receive, rest), call.send)
-        finally:
-            _ACCEPT.reset(accepting)
-            SERVING.reset(serving)
-            call.close()
+            finally:
+                _ACCEPT.reset(accepting)
+                SERVING.reset(serving)
+                call.close()
 
     def _why_torn(self, scope: Scope, *, is_whole: bool) -> str:
         """Return why a capture while a request is served may not be between two steps."""
@@ -113,8 +116,11 @@ class ObservedApplication:
             return f"{self._inner} is inside the middleware that takes part in observations"
         if not is_whole:
             return f"the body of {path} is too long to be accepted in one step"
-        endpoint = scope.get("endpoint")
-        if inspect.isfunction(endpoint) and not inspect.iscoroutinefunction(endpoint):
+        if (endpoint := scope.get("endpoint")) is None:
+            return ""
+        if self._accepts_in_endpoint is not None and not self._accepts_in_endpoint(scope):
+            return f"{path} is not a function that FastAPI calls, so it may act before it accepts"
+        if _runs_in_thread(endpoint, scope["method"]):
             return f"{path} runs in a thread, so the state may be torn"
         return ""
 
@@ -237,6 +243,18 @@ def _inner_middleware(application: Any) -> str:
             return kind.__name__
         application = inner
     return ""
+
+
+def _runs_in_thread(endpoint: Any, method: str) -> bool:
+    """Return whether an endpoint, or the method of it that serves a request, is an ordinary
+    function: frameworks call that in a thread."""
+    if inspect.isclass(endpoint):
+        endpoint = getattr(endpoint, method.lower(), None) or getattr(endpoint, "get", None)
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    if not inspect.isroutine(endpoint):
+        endpoint = type(endpoint).__call__
+    return not inspect.iscoroutinefunction(endpoint) and not inspect.isasyncgenfunction(endpoint)
 
 
 async def _read(receive: Receive) -> tuple[bytes, Event | None]:

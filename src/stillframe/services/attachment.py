@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.services.agent import Agent, Carries
 from stillframe.services.agent_connection import CollectorLink
-from stillframe.services.asgi import ObservedApplication, ObservedErrors
+from stillframe.services.asgi import ObservedApplication, ObservedErrors, Scope
 
 COLLECTOR_PORT = 8650
 _log = logging.getLogger("stillframe.services")
@@ -122,14 +122,14 @@ def connected_agent(
     return agent
 
 
-def _hooked(app: Any) -> bool:
-    """Let FastAPI accept requests where endpoints begin; return whether this is FastAPI."""
+def _hooked(app: Any) -> Callable[[Scope], bool] | None:
+    """Let FastAPI accept requests where endpoints begin; return which do, if this is FastAPI."""
     if not any(kind.__module__.startswith("fastapi.") for kind in type(app).__mro__):
-        return False
-    from stillframe.services.fastapi_endpoints import accept_where_endpoints_begin  # noqa: PLC0415
+        return None
+    from stillframe.services import fastapi_endpoints  # noqa: PLC0415 - the service's own framework
 
-    accept_where_endpoints_begin()
-    return True
+    fastapi_endpoints.accept_where_endpoints_begin()
+    return fastapi_endpoints.accepts_in_endpoint
 
 
 class _Started:

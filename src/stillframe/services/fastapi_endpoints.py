@@ -4,13 +4,14 @@ FastAPI has no hook for it. It calls every endpoint by one function of its routi
 keeps apart for profilers, so this function is replaced.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import fastapi.routing
 
 from stillframe.errors import Unavailable
-from stillframe.services.asgi import accept_request
+from stillframe.services.asgi import Scope, accept_request
 
 _FUNCTION = "run_endpoint_function"
 
@@ -37,3 +38,11 @@ def accept_where_endpoints_begin() -> None:
 
     run_endpoint_function.accepts = True  # type: ignore[attr-defined]
     setattr(fastapi.routing, _FUNCTION, run_endpoint_function)
+
+
+def accepts_in_endpoint(scope: Scope) -> bool:
+    """Return whether the endpoint to which a request was routed accepts it when it begins. Those of
+    Starlette and generators do not, nor do applications that are mounted."""
+    endpoint = scope["endpoint"]
+    is_generator = inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint)
+    return isinstance(scope.get("route"), fastapi.routing.APIRoute) and not is_generator
