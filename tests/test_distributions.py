@@ -71,7 +71,7 @@ def test_the_metadata_are_those_of_a_package_index(distributions: Distributions)
     metadata = Metadata.from_email(metadata_of(distributions.wheel), validate=True)
     assert metadata.description == (ROOT / "README.md").read_text()
     assert metadata.description_content_type == "text/markdown"
-    extras = ["hdfs", "kafka", "notebook", "object-store", "otel", "png", "spark", "sql", "tls"]
+    extras = "hdfs kafka notebook object-store otel png services spark sql tls".split()
     assert metadata.provides_extra == extras
     assert "Typing :: Typed" in (metadata.classifiers or [])
 

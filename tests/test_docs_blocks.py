@@ -32,6 +32,8 @@ KAFKA = "tests/spark/test_kafka_page.py::test_two_ordinary_queries_become_a_pipe
 DATABASE = (
     "tests/spark/test_ends.py::test_with_a_transaction_for_each_micro_batch_a_record_counts_once"
 )
+SERVICES = "tests/test_services_page.py::test_the_services_of_the_page_can_be_observed"
+SHORT = "tests/test_services_page.py::test_the_short_programs_do_what_the_page_says"
 WATCH = "tests/watch/test_server.py::test_the_command_of_the_page_prints_the_link"
 
 RUN_BY: dict[str, dict[str, list[str]]] = {
@@ -81,6 +83,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     },
     "docs/player.md": {"console": [PROVING] * 4},
     "docs/proof.md": {"console": [PROVING] * 6},
+    "docs/services.md": {"python": [*[SERVICES] * 4, *[SHORT] * 3], "console": [SERVICES] * 4},
     "docs/simulator.md": {"python": [SIMULATOR] * 9},
     "docs/python.md": {
         "python": ["tests/test_docs_python.py::test_the_programs_of_the_page_print_what_it_shows"]

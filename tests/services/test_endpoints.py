@@ -554,6 +554,22 @@ def test_middleware_inside_may_suspend() -> None:
     assert notes == [("Outside is inside the middleware that takes part in observations",)]
 
 
+def test_middleware_of_a_mounted_application_may_suspend() -> None:
+    """While that serves a request."""
+    watched = Watched()
+    inner = fastapi.FastAPI(middleware=[Middleware(Outside)])
+    watched.app.mount("/", inner)
+    notes = notes_while(watched)
+
+    @inner.post("/it")
+    async def it() -> None:
+        capture(watched)
+
+    asyncio.run(call(watched, "/it"))
+    capture(watched)
+    assert notes == [("Outside is inside the middleware that takes part in observations",), ()]
+
+
 @pytest.mark.parametrize(
     ("path", "status"), [("/missing", 404), ("/refused", 409), ("/checked", 422)]
 )

@@ -43,7 +43,7 @@ class ActivityWait(msgspec.Struct, frozen=True):
     deadline: float | None = None
 
     def __str__(self) -> str:
-        work = f"serves {self.serves} ({self.activity})" if self.serves else self.activity
+        work = f"serves {self.serves} ({self.activity})" if self.serves else f"runs {self.activity}"
         return f"{self.instance} {work} and waits for {self.waits_for}"
 
 

@@ -101,7 +101,8 @@ class ObservedApplication:
         serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
         if self._accepts_in_endpoint is None:
             call.accept()
-        with agent.noted(lambda: self._why_torn(scope, is_whole=rest is None)):
+        outer = scope.get("app")
+        with agent.noted(lambda: self._why_torn(scope, outer, is_whole=rest is None)):
             try:
                 await self._application(scope, _replay(body, receive, rest), call.send)
             finally:
@@ -109,11 +110,16 @@ class ObservedApplication:
                 SERVING.reset(serving)
                 call.close()
 
-    def _why_torn(self, scope: Scope, *, is_whole: bool) -> str:
-        """Return why a capture while a request is served may not be between two steps."""
-        path = scope["path"]
-        if self._inner:
-            return f"{self._inner} is inside the middleware that takes part in observations"
+    def _why_torn(self, scope: Scope, outer: Any, *, is_whole: bool) -> str:
+        """Return why a capture while a request is served may not be between two steps. `outer` is
+        the application; the scope has one that is mounted in it, once that serves the request."""
+        path: str = scope["path"]
+        mounted: Any = scope.get("app")
+        inner = self._inner
+        if mounted is not outer and getattr(mounted, "user_middleware", None):
+            inner = mounted.user_middleware[0].cls.__name__
+        if inner:
+            return f"{inner} is inside the middleware that takes part in observations"
         if not is_whole:
             return f"the body of {path} is too long to be accepted in one step"
         if (endpoint := scope.get("endpoint")) is None:
