@@ -306,3 +306,10 @@ def test_a_short_secret_is_refused() -> None:
     """It could be guessed."""
     with pytest.raises(UsageError, match=f"the secret has 5 bytes: use {SECRET_BYTES_MIN} or more"):
         agent("A", b"short")
+
+
+@pytest.mark.parametrize("name", ["", "the bank", "bank\n", "bank-"])
+def test_a_service_has_the_name_of_a_process(name: str) -> None:
+    """A certificate can be for it, and a terminal can show it."""
+    with pytest.raises(UsageError, match="cannot name a service"):
+        agent(name)
