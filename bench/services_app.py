@@ -51,8 +51,7 @@ def service(kind: str, name: str, target: str, endpoint: str) -> fastapi.FastAPI
     app, state = fastapi.FastAPI(), Counter()
     transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport()
     if kind == "stillframe":
-        from stillframe.services.attach import attach  # noqa: PLC0415
-        from stillframe.services.http_client import ObservedTransport  # noqa: PLC0415
+        from stillframe.services import ObservedTransport, attach  # noqa: PLC0415
 
         agent = attach(
             app, service=name, state=state, collector=endpoint, secret=SECRET, targets=[target]

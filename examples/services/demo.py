@@ -32,8 +32,9 @@ from examples.claims import exit_code_of, show_claims
 from examples.services import BALANCE
 from examples.services.bad_network import BadNetwork, Faults
 from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
+from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import CallPlace, Observation
-from stillframe.store.observation_tables import amounts_of, service_of
+from stillframe.store.observation_tables import amounts_of
 from stillframe.store.observations import ObservationReader, StoredObservation
 
 LOOPBACK = "127.0.0.1"

@@ -14,6 +14,7 @@ import pytest
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
 from stillframe.protocol.activities import InstanceState
+from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import (
     CallId,
     CallLedger,
@@ -31,7 +32,6 @@ from stillframe.store.observation_tables import (
     INSTANCES,
     STATES,
     UNRESOLVED,
-    service_of,
     unresolved_of,
 )
 from stillframe.store.observations import (

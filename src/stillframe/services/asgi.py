@@ -207,7 +207,7 @@ class ObservedErrors:
         application: the application, which has an `ObservedApplication` inside.
     """
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Callable[..., Awaitable[None]]) -> None:
         self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
