@@ -1,5 +1,5 @@
-"""``list``, ``show``, ``verify``, ``detect`` and ``diff`` on observations; all other commands
-refuse them."""
+"""``list``, ``show``, ``view``, ``verify``, ``detect`` and ``diff`` on observations; all other
+commands refuse them."""
 
 import json
 import shutil
@@ -15,6 +15,8 @@ from stillframe.sim.services import UNIT
 from stillframe.store.observation_tables import INSTANCES, amounts_of, fragments_in, to_tables
 from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
+from tests.cli.test_snapshot_page import document_in
+from tests.store.call_samples import deadlocked, stored
 from tests.store.observation_samples import TIMES, filled, observed, rewrite
 
 KIND, SEED, RICH = "deaths", 4, 3
@@ -274,7 +276,7 @@ def test_diff_names_instances_that_came_or_left() -> None:
         ("delete", "SEEN", "P1-17"),
         ("events", "SEEN"),
         ("watch", "SEEN"),
-        ("view", "SEEN"),
+        ("store", "stats", "SEEN"),
         ("store", "copy", "SEEN", "elsewhere"),
         ("run", "examples.bank:bank", "--store", "SEEN"),
     ],
@@ -287,6 +289,66 @@ def test_commands_on_snapshots_refuse_observations(
     assert result.exit_code == 2
     assert "which can be looked at and not restored" in result.stderr
     assert f"stillframe show {original}" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with an observation that has a deadlock, and a newer one."""
+    return stored(tmp_path_factory.mktemp("ring") / "seen", deadlocked(), deadlocked(2))
+
+
+def test_view_makes_a_page_of_an_observation(ring: Path, tmp_path: Path, call: Call) -> None:
+    """What ``show --json`` prints is in it; without a number it is the newest."""
+    result = call("view", ring, "1", "--out", tmp_path / "a.html")
+    assert result.exit_code == 0, result.output
+    assert "a.html: observation 1 of 4 instances, 8 open calls, partial, " in result.stderr
+    document = document_in(tmp_path / "a.html")
+    shown = json.loads(call("show", ring, "1", "--json").stdout)
+    assert document["kind"] == "observation"
+    places = {one["call"]: one["place"] for one in document["calls"]}
+    assert places == {one["call"]: one["place"] for one in shown["calls"]}
+    assert [(one["call"], one["known"]) for one in document["unresolved"]] == [
+        (one["call"], one["known"]) for one in shown["unresolved"]
+    ]
+    assert call("view", ring).exit_code == 0
+    assert document_in(ring.with_name("seen-2.html"))["number"] == 2
+
+
+def test_view_makes_a_picture_that_says_why_it_is_partial(
+    ring: Path, tmp_path: Path, call: Call
+) -> None:
+    """Above the diagram, with the deadlock and its earliest time-out."""
+    assert call("view", ring, "--out", tmp_path / "a.svg").exit_code == 0
+    picture = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "partial: cards.example:443 has never answered with a header" in picture
+    assert "waits for the lock 'ledger', which bank-0000000d#1 holds" in picture
+    assert "its earliest time-out is at 2023-11-14 22:13:27.000 UTC" in picture
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--snapshot", "1"), "--snapshot: "),
+        (("--compare", "1", "--steps"), "--compare, --steps: "),
+        (("--event-log", "log", "--cut", "A=1", "--first", "2"), "--event-log, --cut, --first: "),
+        (("--out", "a.txt"), "use a name that ends in .html, .svg or .png"),
+        (("--out", "SEEN/a.html"), "is inside"),
+        (("3",), "there is no observation 3"),
+        (("P1-3",), "is not the number of an observation"),
+    ],
+)
+def test_view_refuses_what_is_not_for_observations(
+    ring: Path, call: Call, arguments: tuple[str, ...], expected: str
+) -> None:
+    """With one error, and nothing is written."""
+    result = call("view", ring, *(word.replace("SEEN", str(ring)) for word in arguments))
+    assert (result.exit_code, expected in result.stderr) == (2, True), result.stderr
+
+
+def test_view_takes_a_number_for_observations_only(call: Call) -> None:
+    """A snapshot is selected by an option."""
+    result = call("view", "lecture", "17")
+    assert (result.exit_code, "select a snapshot with --snapshot" in result.stderr) == (2, True)
 
 
 def test_a_second_reader_sees_new_observations(seen: Path) -> None:

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
-from stillframe.protocol.activities import InstanceState
-from stillframe.protocol.activities import service_of
+from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
     CallId,
     CallLedger,

@@ -44,17 +44,10 @@ def reader_of(path: Location) -> ObservationReader | None:
     return None
 
 
-def quality(manifest: ObservationManifest) -> str:
-    """Return in a word how much an observation shows."""
-    if manifest.is_exact:
-        return "exact"
-    return "partial" if manifest.partial else "not exact"
-
-
 LIST_COLUMNS: output.Columns[ObservationManifest] = {
     "observation": lambda one: str(one.number),
     "completed": lambda one: quantities.moment(one.completed_at),
-    "amounts": quality,
+    "amounts": attrgetter("quality"),
     "took": lambda one: quantities.duration(max(0.0, one.completed_at - one.initiated_at)),
     "instances": attrgetter("instance_count"),
     "open calls": attrgetter("open_count"),
@@ -102,20 +95,13 @@ def _put_list(
     output.put_table("", LIST_COLUMNS, found, texts=3)
     reasons: dict[str, list[str]] = {}
     for manifest in found:
-        for reason in _reasons(manifest):
+        for reason in manifest.reasons:
             reasons.setdefault(reason, []).append(str(manifest.number))
     for reason, numbers in itertools.islice(reasons.items(), REASON_COUNT_MAX):
         output.say(f"{reason} (in {first_names(numbers)})")
     if len(reasons) > REASON_COUNT_MAX:
         output.say(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
     output.say(f"{quantities.count(len(found), 'observation')}; none can be restored")
-
-
-def _reasons(manifest: ObservationManifest) -> list[str]:
-    """Return why an observation is not exact."""
-    if manifest.is_exact or manifest.partial:
-        return [f"partial: {reason}" for reason in dict.fromkeys(manifest.partial)]
-    return ["not exact: it is unknown whether some calls were accepted"]
 
 
 # --- show
@@ -178,7 +164,7 @@ def _put(found: StoredObservation) -> None:
     took = quantities.duration(max(0.0, manifest.completed_at - manifest.initiated_at))
     output.say(
         f"observation {manifest.number}: initiated {quantities.moment(manifest.initiated_at)}, "
-        f"complete after {took}, {quality(manifest)}"
+        f"complete after {took}, {manifest.quality}"
     )
     _put_states(observation)
     calls = [_call(one) for one in observation.calls if one.record.is_awaited]
@@ -201,7 +187,7 @@ def _put(found: StoredObservation) -> None:
     if amounts := amounts_of(observation):
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
-    output.say(*_reasons(manifest))
+    output.say(*manifest.reasons)
     output.say(*(f"{name} was disconnected" for name in manifest.gone))
     for name, fragment in observation.fragments.items():
         if count := state_of(fragment).ignored_count:

@@ -1,6 +1,5 @@
 """Quantities as text: each has a unit."""
 
-import datetime
 import re
 
 from stillframe.diagram import text_metrics
@@ -10,7 +9,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
 _NEVER = ("never", "0")
 
-count = text_metrics.count
+count, moment = text_metrics.count, text_metrics.moment
 
 
 def parse_duration(option: str, text: str) -> float:
@@ -57,9 +56,3 @@ def size(byte_count: int) -> str:
             return f"{byte_count} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} GB"
-
-
-def moment(seconds: float) -> str:
-    """Return seconds since 1970 as date and time of day in UTC, to the millisecond."""
-    time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03} UTC"

@@ -22,7 +22,7 @@ from stillframe.pages import self_contained_page
 from stillframe.pages.player_document import player_document
 from stillframe.sim.scenario import Played
 from stillframe.storage.location import ObjectPath, local_path, locate
-from stillframe.store.layout import refuse_observations
+from stillframe.store.layout import has_observations
 from stillframe.trace import Trace
 
 SVG, PNG, HTML = ".svg", ".png", ".html"
@@ -51,7 +51,6 @@ def _read_execution(what: str) -> Execution:
         script = sim.script_path(what)
         played = sim.play(script, sim.read_script(script))
         return Execution(script, played.world.trace(), played)
-    refuse_observations(path)
     if path.is_dir():
         raise UsageError(
             f"{what} is a directory, but neither a store nor a pipeline: give one of these, a "
@@ -68,18 +67,39 @@ def _read_execution(what: str) -> Execution:
 app = Commands()
 
 
-@app.add("view lecture.trace --snapshot P1-1 --out lecture.svg", "view lecture --out lecture.html")
+@app.add(
+    "view lecture.trace --snapshot P1-1 --out lecture.svg",
+    "view lecture --out lecture.html",
+    "view seen 17 --out seen.html",
+)
 def view(
     what: str = argument(
         "TRACE|SCRIPT|STORE",
-        "Trace file, script (a .run file, or the name of an included one), store or pipeline.",
+        "Trace file, script (a .run file, or the name of an included one), store, pipeline or "
+        "store of observations.",
+    ),
+    number: str | None = argument(
+        "NUMBER",
+        "Observation to show, if it is a store of observations.  [default: the newest]",
+        default=None,
     ),
     *,
     options: ViewOptions,
 ) -> None:
     """Draw an execution as a space-time diagram, or as a page that plays it step by step. Or show
-    a snapshot of a store or pipeline: its cut, states and channels."""
+    a snapshot of a store or pipeline: its cut, states and channels. Or show an observation of
+    services: its open calls, states and amounts."""
     where = locate(what)
+    if isinstance(where, Path) and has_observations(where):
+        from stillframe.cli import view_observations  # noqa: PLC0415 - it loads what reads them
+
+        view_observations.show(where, number, options)
+        return
+    if number is not None:
+        raise UsageError(
+            f"the number {number} is for observations of services, and {what} holds none: select a "
+            "snapshot with --snapshot"
+        )
     if isinstance(where, ObjectPath) or where.is_dir():
         # It loads what reads stores and pipelines, which no picture of a trace needs.
         from stillframe.cli import view_store  # noqa: PLC0415

@@ -1,11 +1,13 @@
 """``stillframe view STORE``: a snapshot as a page, or two compared; the cut alone as a picture."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from stillframe.cli import output, quantities
 from stillframe.cli.options import ViewOptions
 from stillframe.diagram import svg
+from stillframe.diagram.shapes import Diagram
 from stillframe.durable_files import shell_command, write_atomically
 from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
@@ -33,19 +35,34 @@ def show(path: Location, options: ViewOptions) -> None:
     """Write a snapshot of the store at `path`, or a comparison of two, to a file."""
     if options.cut is not None or options.first != 1 or options.steps:
         raise UsageError("--cut, --first and --steps are for traces, and not for a store")
-    suffix = SUFFIX if options.out is None else options.out.suffix
-    if suffix not in (SUFFIX, ".svg", ".png"):
-        raise UsageError(
-            f"--out {options.out}: use a name that ends in .html, .svg or .png, which selects "
-            "the format"
-        )
+    suffix = suffix_of(options.out)
     if is_there(path / PIPELINE_FILE):
         content, words, name = _of_pipeline(path, options, suffix)
     else:
         content, words, name = _of_store(path, options, suffix)
     beside = path if isinstance(path, Path) else Path(path.name)
     out = options.out or beside.with_name(f"{path.stem}-{name}{SUFFIX}")
-    for inside in (path, options.event_log):
+    write(out, content, words, outside=(path, options.event_log))
+
+
+def suffix_of(out: Path | None) -> str:
+    """Return the suffix of an output file, which selects the format; that of a page without one."""
+    suffix = SUFFIX if out is None else out.suffix
+    if suffix not in (SUFFIX, ".svg", ".png"):
+        raise UsageError(
+            f"--out {out}: use a name that ends in .html, .svg or .png, which selects the format"
+        )
+    return suffix
+
+
+def picture(diagram: Diagram, suffix: str) -> bytes:
+    """Return the content of a file that is a picture."""
+    return svg.draw_png(diagram) if suffix == ".png" else svg.draw(diagram).encode()
+
+
+def write(out: Path, content: bytes, words: str, *, outside: Iterable[Location | None]) -> None:
+    """Write a file, which must not be inside of what was read, and say so."""
+    for inside in outside:
         if isinstance(inside, Path) and out.resolve().is_relative_to(inside.resolve()):
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
     write_atomically(out, [content], inputs=[])
@@ -77,8 +94,7 @@ def _of_store(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes,
     for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
         if words:
             output.say(words)
-    content = svg.draw_png(cut.diagram) if suffix == ".png" else svg.draw(cut.diagram).encode()
-    return content, f"the cut of snapshot {snapshot}", str(snapshot)
+    return picture(cut.diagram, suffix), f"the cut of snapshot {snapshot}", str(snapshot)
 
 
 def _of_pipeline(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:

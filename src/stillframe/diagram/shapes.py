@@ -63,6 +63,10 @@ class Role(enum.Enum):
     """Sent before the cut, not accepted before it: a part of its channel's state."""
     ORPHAN = "orphan"
     """Accepted before the cut, not sent before it: the cut is not consistent."""
+    UNSEEN = "unseen"
+    """It is not known where it is, because its target shows nothing."""
+    BLOCKED = "blocked"
+    """A request whose answer is part of a deadlock."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -115,6 +119,18 @@ class MessageArrow(msgspec.Struct, frozen=True):
     extent: Extent
     role: Role
     full: str
+    label: Label | None = None
+
+
+class LockArrow(msgspec.Struct, frozen=True):
+    """A wait for a lock, from the activity that waits to the one that holds it."""
+
+    lock: str
+    process: ProcessId
+    path: Path
+    label: Label | None
+    is_blocked: bool
+    full: str
 
 
 class MarkerArrow(msgspec.Struct, frozen=True):
@@ -151,6 +167,11 @@ class Sample(enum.Enum):
     IN_TRANSIT = "in transit"
     CAUGHT = "caught"
     ORPHAN = "orphan"
+    MESSAGE = "message"
+    UNSEEN = "unseen"
+    UNKNOWN = "unknown"
+    BLOCKED = "blocked"
+    LOCK = "lock"
 
 
 class LegendRow(msgspec.Struct, frozen=True):
@@ -180,6 +201,7 @@ class Diagram(msgspec.Struct, frozen=True):
     curves: tuple[Curve, ...] = ()
     markers: tuple[MarkerArrow, ...] = ()
     messages: tuple[MessageArrow, ...] = ()
+    locks: tuple[LockArrow, ...] = ()
     dots: tuple[Dot, ...] = ()
     marks: tuple[Mark, ...] = ()
     legend: tuple[LegendRow, ...] = ()

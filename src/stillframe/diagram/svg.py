@@ -29,6 +29,7 @@ from stillframe.diagram.shapes import (
     Label,
     LegendRow,
     Line,
+    LockArrow,
     Mark,
     MarkerArrow,
     MessageArrow,
@@ -101,11 +102,15 @@ _RULES = (
     (".caught .open", (("stroke", "caught"),), "stroke-width: 2.5"),
     (".orphan .arrow", (("stroke", "orphan"),), "stroke-width: 3; stroke-dasharray: 8 3"),
     (".orphan .head", (("fill", "orphan"),), ""),
+    (".unseen .arrow", (), "stroke-dasharray: 2 4"),
+    (".blocked .arrow", (("stroke", "orphan"),), "stroke-width: 3.5"),
+    (".blocked .head", (("fill", "orphan"),), ""),
+    (".lock .arrow", (), "stroke-dasharray: 7 3"),
     (".dot", (("fill", "ink"),), ""),
     (".ring", (("stroke", "ink"), ("fill", "paper")), "stroke-width: 1.5"),
     (".cut", (), "fill: none; stroke-width: 2.2"),
     (".marker .arrow", (), "stroke-width: 1.8; stroke-linecap: round"),
-    (".crowded .message:not(.caught):not(.orphan) .arrow", (), "stroke-width: 0.9"),
+    (".crowded .message:not(.caught):not(.orphan):not(.blocked) .arrow", (), "stroke-width: 0.9"),
     (".crowded .caught .arrow", (), "stroke-width: 2"),
     (".crowded .marker .arrow", (), "stroke-width: 1.3; opacity: 0.5"),
     (".faint", (), "opacity: 0.45"),
@@ -176,6 +181,7 @@ def layers(diagram: Diagram) -> Iterator[tuple[Sequence[Any], Callable[[Any], st
     yield diagram.lines, _line
     yield diagram.markers, _marker
     yield diagram.messages, _message
+    yield diagram.locks, _lock
     yield diagram.curves, _curve
     yield diagram.marks, _mark
     yield diagram.dots, _dot
@@ -209,13 +215,20 @@ def _curve(curve: Curve) -> str:
 def _message(arrow: MessageArrow) -> str:
     kind = "message" if arrow.role is Role.PLAIN else f"message {arrow.role.value}"
     key = _key("message", arrow.message)
-    return _group(kind, key, arrow.full, _arrow(arrow.path, arrow.extent))
+    drawn = f"{_arrow(arrow.path, arrow.extent)}{_text(arrow.label)}"
+    return _group(kind, key, arrow.full, drawn)
 
 
 def _marker(arrow: MarkerArrow) -> str:
     kind = f"marker {_colour(arrow.colour, is_faint=arrow.is_faint)}"
     key = _key("marker", arrow.snapshot, Channel(arrow.source, arrow.target))
     return _group(kind, key, arrow.full, _arrow(arrow.path, arrow.extent))
+
+
+def _lock(arrow: LockArrow) -> str:
+    kind = "lock blocked" if arrow.is_blocked else "lock"
+    drawn = f"{_arrow(arrow.path, Extent.WHOLE)}{_text(arrow.label)}"
+    return _group(kind, _key("lock", arrow.process, arrow.lock), arrow.full, drawn)
 
 
 def _arrow(path: Path, extent: Extent) -> str:
@@ -282,9 +295,12 @@ def _legend_row(row: LegendRow) -> str:
             sample += _circle("dot", middle, DOT_RADIUS)
         case Sample.MARKER:
             sample, kind = _arrow(whole, Extent.WHOLE), f"marker {_colour(row.colour)}"
-        case Sample.IN_TRANSIT:
+        case Sample.IN_TRANSIT | Sample.UNKNOWN:
             sample, kind = _arrow(Path(begin, middle, end), Extent.LEAVING), "message"
-        case Sample.CAUGHT | Sample.ORPHAN:
+            kind += " unseen" if row.sample is Sample.UNKNOWN else ""
+        case Sample.MESSAGE | Sample.LOCK:
+            sample, kind = _arrow(whole, Extent.WHOLE), row.sample.value
+        case Sample.CAUGHT | Sample.ORPHAN | Sample.UNSEEN | Sample.BLOCKED:
             sample, kind = _arrow(whole, Extent.WHOLE), f"message {row.sample.value}"
     return (
         f'<g class="legend">{_title(row.full)}<g class="{kind}">{sample}</g>{_text(row.label)}</g>'

@@ -3,6 +3,7 @@
 Names come from foreign logs: they may be endless or hold what no file of text may hold.
 """
 
+import datetime
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -56,6 +57,12 @@ def count(number: int, noun: str) -> str:
     """Return a number of things, such as ``1 message`` or ``2 processes``."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def moment(seconds: float) -> str:
+    """Return seconds since 1970 as date and time of day in UTC, to the millisecond."""
+    time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03} UTC"
 
 
 def listing(items: Sequence[Item], count_max: int, name: Callable[[Item], str] = str) -> str:

@@ -120,6 +120,20 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         """The size of the files."""
         return sum(record.bytes for record in self.files)
 
+    @property
+    def quality(self) -> str:
+        """How much the observation shows, in a word or two."""
+        if self.is_exact:
+            return "exact"
+        return "partial" if self.partial else "not exact"
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the observation is not exact, as sentences without repetition."""
+        if self.is_exact or self.partial:
+            return [f"partial: {reason}" for reason in dict.fromkeys(self.partial)]
+        return ["not exact: it is unknown whether some calls were accepted"]
+
 
 class StoredObservation(msgspec.Struct, frozen=True):
     """An observation, and what its manifest says of it."""

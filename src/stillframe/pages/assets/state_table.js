@@ -15,11 +15,12 @@ export function showStates(snapshot) {
     make: (isOpen) => stateEntry(state, own(snapshot.excluded, state.process), isOpen),
   }));
   const left = snapshot.processes_left_out_count;
+  const member = snapshot.member ?? "process";
   return makePanel(
     "States",
     { id: "states" },
-    filtered("states", "processes", entries),
-    left > 0 ? make("p", { class: "muted" }, `${counted(left, "process")} more: stillframe show prints all of them`) : null,
+    filtered("states", member === "process" ? "processes" : `${member}s`, entries),
+    left > 0 ? make("p", { class: "muted" }, `${counted(left, member)} more: stillframe show prints all of them`) : null,
   );
 }
 
