@@ -143,6 +143,12 @@ SPARK = [
         "Compaction compacted_tables spark_errors",
     ),
     Section(
+        "Observations of services",
+        "[Questions over time](history.md#observations-of-services) are in the how-to.",
+        "stillframe.analytics",
+        "observation_tables",
+    ),
+    Section(
         "Event logs",
         "",
         "stillframe.analytics",

@@ -61,7 +61,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
     },
     "docs/existing-program.md": {"python": [EXISTING] * 8, "console": [EXISTING] * 5},
     "docs/history.md": {
-        "python": [HISTORY] * 5,
+        "python": [HISTORY] * 6,
         "console": ["-", *[HISTORY] * 9],
         "sql": [
             HISTORY,
@@ -93,6 +93,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "console": [
             "tests/test_docs_snapshot_view.py::test_the_commands_of_the_page_write_what_it_says"
         ]
+        * 2
     },
     "docs/spark-cluster.md": {
         "python": [CLUSTER, "tests/spark/test_s3.py::test_the_program_of_the_page_sets_them"],

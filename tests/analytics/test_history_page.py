@@ -16,11 +16,14 @@ from examples.bank import ACCOUNT_COUNT
 from stillframe.cli.app import app
 from tests.doc_pages import blocks
 from tests.reader import wait_until
+from tests.store.call_samples import deadlocked, stored
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "history.md").read_text()
 STILLFRAME = str(Path(sys.executable).with_name("stillframe"))
-DIRECTORY = re.compile(r"\bbank\.(?=again|log|parts|store|tables)|(?<=\")(?=judged\"|verdicts\")")
+DIRECTORY = re.compile(
+    r"\bbank\.(?=again|log|parts|store|tables)|(?<=\")(?=judged\"|verdicts\"|seen\")"
+)
 """Where a directory of the page begins."""
 
 SNAPSHOT_COUNT_MIN = 17
@@ -79,6 +82,7 @@ def test_commands_and_programs_of_the_page(
     total, _ = blocks_in("sql", tmp_path)
     totals = duckdb.execute(total.replace("v000003", "v000001")).fetchall()
     assert len(totals) >= SNAPSHOT_COUNT_MIN
+    stored(tmp_path / "seen", deadlocked())
     space: dict[str, Any] = {}
     for program in blocks_in("python", tmp_path):
         exec(program.replace('/judged"', '/judged by a query"'), space)

@@ -26,11 +26,12 @@ MANIFEST = (
 )
 COLUMNS = {
     "instances.parquet": "observation instance service sent_count call_count served_count held "
-    "conserved ignored_count encoded",
+    "conserved ignored_count lost encoded",
     "states.parquet": "observation instance service field value number",
     "calls.parquet": "observation call caller service target name place is_awaited began_at "
     "deadline serving served_by amounts fields encoded",
-    "unresolved.parquet": "observation kind call instance target name place known amounts encoded",
+    "unresolved.parquet": "observation kind call instance target name place known amounts brought "
+    "encoded",
 }
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "

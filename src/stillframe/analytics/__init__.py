@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         vector_clock,
     )
     from stillframe.analytics.log_verification import log_pieces, published_cuts, verify
+    from stillframe.analytics.observation_history import observation_tables
     from stillframe.analytics.predicate_history import (
         EpochSummary,
         Summary,
@@ -68,6 +69,7 @@ __all__ = [
     "log_pieces",
     "marker_paths",
     "marker_steps",
+    "observation_tables",
     "published_cuts",
     "snapshot_history",
     "spark_errors",
@@ -85,6 +87,7 @@ _MODULES = {
     "stillframe.analytics.full_snapshots": "store_tables",
     "stillframe.analytics.log_events": "LogMessage event_rows locate marker_paths vector_clock",
     "stillframe.analytics.log_verification": "log_pieces published_cuts verify",
+    "stillframe.analytics.observation_history": "observation_tables",
     "stillframe.analytics.predicate_history": "EpochSummary Summary Unevaluable detect summary",
     "stillframe.analytics.snapshot_stats": "channel_history channel_spread marker_steps "
     "snapshot_history spread",

@@ -115,7 +115,8 @@ def refuse_observations(path: Location) -> None:
             "are not snapshots (docs/observation-format.md)",
             path=path,
             remedy="use 'stillframe observe', 'list', 'show', 'view', 'verify', 'detect' or "
-            f"'diff', such as '{shell_command('show', path)}'",
+            f"'diff', such as '{shell_command('show', path)}', or observation_tables of "
+            "stillframe.analytics",
         )
 
 

@@ -15,6 +15,7 @@ from stillframe.errors import NotConsistent, StoreError
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
+    NOTHING,
     Accepted,
     Amounts,
     CallPlace,
@@ -48,6 +49,7 @@ _SCHEMAS = {
         "held": _TEXT,
         "conserved": _TEXT,
         "ignored_count": _COUNT,
+        "lost": _TEXT,
         "encoded": _BYTES,
     },
     STATES: {
@@ -85,6 +87,7 @@ _SCHEMAS = {
         "place": _TEXT,
         "known": _TEXT,
         "amounts": _TEXT,
+        "brought": _TEXT,
         "encoded": _BYTES,
     },
 }
@@ -150,20 +153,21 @@ def fields_of(fragment: InstanceFragment) -> dict[str, Any]:
 
 def unresolved_of(observation: Observation) -> list[Unresolved]:
     """Return the calls that their callers do not wait for."""
-    return [one for one, _ in _unresolved(observation)]
+    return [one for one, _, _ in _unresolved(observation)]
 
 
-def _unresolved(observation: Observation) -> Iterable[tuple[Unresolved, bytes | None]]:
-    """Yield each unresolved call, and what another file does not hold of it."""
+def _unresolved(observation: Observation) -> Iterable[tuple[Unresolved, Amounts, bytes | None]]:
+    """Yield each unresolved call, the amounts that its request brought once more, and what another
+    file does not hold of it."""
     for located in observation.calls:
         if not located.record.is_awaited:
-            yield _of_located(NOT_AWAITED, located), None
+            yield _of_located(NOT_AWAITED, located), NOTHING, None
     for located in observation.late:
-        yield _of_located(LATE, located), _encode(located)
+        yield _of_located(LATE, located), NOTHING, _encode(located)
     for accepted in observation.duplicates:
-        yield _of_accepted(DUPLICATE, accepted), _encode(accepted)
+        yield _of_accepted(DUPLICATE, accepted), accepted[1].brought, _encode(accepted)
     for accepted in observation.orphans:
-        yield _of_accepted(ORPHAN, accepted), _encode(accepted)
+        yield _of_accepted(ORPHAN, accepted), NOTHING, _encode(accepted)
 
 
 def _of_located(kind: str, located: Located) -> Unresolved:
@@ -330,6 +334,7 @@ def _instance_row(fragment: InstanceFragment) -> Row:
         "held": _json(state_of(fragment).held),
         "conserved": _json(state_of(fragment).conserved),
         "ignored_count": state_of(fragment).ignored_count,
+        "lost": _json(fragment.lost),
         "encoded": _encode(fragment),
     }
 
@@ -371,9 +376,10 @@ def _call_row(located: Located) -> Row:
     }
 
 
-def _unresolved_row(one: Unresolved, encoded: bytes | None) -> Row:
+def _unresolved_row(one: Unresolved, brought: Amounts, encoded: bytes | None) -> Row:
     row = msgspec.structs.asdict(one)
-    return row | {"place": one.place.value, "amounts": _json(one.amounts), "encoded": encoded}
+    amounts = {"amounts": _json(one.amounts), "brought": _json(brought)}
+    return row | amounts | {"place": one.place.value, "encoded": encoded}
 
 
 # --- and back
