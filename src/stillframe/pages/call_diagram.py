@@ -282,7 +282,7 @@ class _Plan:
             begin = min(rows.ys.values()) - CUT_OVERHANG
             points = tuple((x_cut, y) for y in (begin, *rows.ys.values(), rows.bottom))
             name = f"observation {number}"
-            label = Label(x_cut + 6, begin + 5, name)
+            label = Label(x_cut + 6, begin - 3, name)  # above the names of calls
             curves = (Curve(name, 0, points, label, is_faint=False, full=what),)
         return Diagram(
             width=width,
