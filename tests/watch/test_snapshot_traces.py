@@ -26,7 +26,7 @@ from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 from stillframe.store.writer import local
 from stillframe.topology import Description
-from stillframe.watch import snapshot_traces
+from stillframe.watch import span_exporter
 from stillframe.watch.event_feed import SnapshotOutcome
 from stillframe.watch.snapshot_traces import (
     ATTRIBUTES,
@@ -34,9 +34,9 @@ from stillframe.watch.snapshot_traces import (
     MARKER,
     ROOT,
     EndedSnapshot,
-    SpanFactory,
     TraceBuilder,
 )
+from stillframe.watch.span_exporter import SpanFactory
 from tests.calm import BANK
 from tests.nightly import by_night
 from tests.watch.endpoint import Endpoint, plain
@@ -221,7 +221,7 @@ def test_an_endpoint_that_is_not_there_costs_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The watcher serves, says that once, and ends when it is told to."""
-    monkeypatch.setattr(snapshot_traces, "TIMEOUT_S", 2.0)  # room for a second try, after a second
+    monkeypatch.setattr(span_exporter, "TIMEOUT_S", 2.0)  # room for a second try, after a second
     gone = Endpoint()
     with gone.open():
         pass

@@ -9,9 +9,10 @@ from stillframe.errors import UsageError
 from stillframe.model import MarkerTimes, SnapshotId
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimeline
 from stillframe.store.history import SnapshotPublished
-from stillframe.watch import snapshot_traces
+from stillframe.watch import span_exporter
 from stillframe.watch.event_feed import SnapshotOutcome
-from stillframe.watch.snapshot_traces import EndedSnapshot, SpanExporter, SpanFactory, traces_url
+from stillframe.watch.snapshot_traces import EndedSnapshot
+from stillframe.watch.span_exporter import SpanExporter, SpanFactory, traces_url
 from tests.watch.endpoint import Endpoint
 
 
@@ -41,9 +42,9 @@ def trace(number: int, part_count: int = 1, marker_count: int = 1) -> EndedSnaps
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the exporter try again at once."""
-    monkeypatch.setattr(snapshot_traces, "RETRY_S", 0.01)
-    monkeypatch.setattr(snapshot_traces, "TIMEOUT_S", 1.0)
-    monkeypatch.setattr(snapshot_traces, "TRY_COUNT", 10_000)
+    monkeypatch.setattr(span_exporter, "RETRY_S", 0.01)
+    monkeypatch.setattr(span_exporter, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(span_exporter, "TRY_COUNT", 10_000)
 
 
 @pytest.mark.slow
@@ -81,8 +82,8 @@ def test_an_endpoint_that_refuses_for_ever_costs_what_it_refuses(
     tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After some tries the traces are given up, and counted."""
-    monkeypatch.setattr(snapshot_traces, "RETRY_S", 0.0)
-    monkeypatch.setattr(snapshot_traces, "TRY_COUNT", 3)
+    monkeypatch.setattr(span_exporter, "RETRY_S", 0.0)
+    monkeypatch.setattr(span_exporter, "TRY_COUNT", 3)
     endpoint.status = 400
     said: list[str] = []
     exporter = SpanExporter(endpoint.url, tmp_path, said.append)
@@ -97,8 +98,8 @@ def test_a_slow_endpoint_keeps_nobody_waiting(
     tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit into the queue is dropped, the oldest first; closing does not wait long."""
-    monkeypatch.setattr(snapshot_traces, "SPAN_COUNT_MAX", 10)
-    monkeypatch.setattr(snapshot_traces, "CLOSE_S_MAX", 0.01)
+    monkeypatch.setattr(span_exporter, "SPAN_COUNT_MAX", 10)
+    monkeypatch.setattr(span_exporter, "CLOSE_S_MAX", 0.01)
     endpoint.may_answer.clear()
     exporter = SpanExporter(endpoint.url, tmp_path, lambda line: None)
     exporter.put(trace(1))

@@ -120,10 +120,8 @@ def _trace_builder(store: Store, otlp: str | None) -> Iterator["TraceBuilder | N
         yield None
         return
     try:
-        from stillframe.watch.snapshot_traces import (  # noqa: PLC0415 - an extra
-            SpanExporter,
-            TraceBuilder,
-        )
+        from stillframe.watch.snapshot_traces import TraceBuilder  # noqa: PLC0415 - an extra
+        from stillframe.watch.span_exporter import SpanExporter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise UsageError("traces need the extra 'otel': pip install 'stillframe[otel]'") from error
 
