@@ -275,7 +275,6 @@ def test_diff_names_instances_that_came_or_left() -> None:
         ("savepoint", "SEEN", "name"),
         ("delete", "SEEN", "P1-17"),
         ("events", "SEEN"),
-        ("watch", "SEEN"),
         ("store", "stats", "SEEN"),
         ("store", "copy", "SEEN", "elsewhere"),
         ("run", "examples.bank:bank", "--store", "SEEN"),

@@ -19,6 +19,7 @@ from stillframe.store.store import Store
 from stillframe.store.writer import local
 from tests.calm import BANK
 from tests.watch.endpoint import Endpoint
+from tests.watch.observed import publish, ring
 from tests.watch.scraping import watching
 
 ROOT = Path(__file__).parent.parent.parent
@@ -67,7 +68,7 @@ def asked(query: str) -> Iterator[tuple[str, set[str]]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Return the labels of each metric that is scraped of a bank that runs."""
+    """Return the labels of each metric that is scraped of a bank that runs, and of observations."""
     directory = tmp_path_factory.mktemp("bank")
     endpoint = Endpoint()
 
@@ -82,9 +83,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         ):
             assert isinstance(await system.snapshot(), SnapshotEntry)
             scrape = await watcher.until("evaluated_snapshot_number", 1)
+            publish(directory / "seen", ring(1, "AB"))
+            async with watching(directory / "seen") as other:
+                seen = await other.scrape()
         store.close()
         found: dict[str, set[str]] = {"up": set()}
-        for name, labels in scrape.samples:
+        for name, labels in (*scrape.samples, *seen.samples):
             found.setdefault(name, set()).update(label for label, _ in labels)
         return found
 

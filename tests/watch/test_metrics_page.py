@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from stillframe.watch import observation_traces, snapshot_traces
 from stillframe.watch.metrics import PREFIX, SECTIONS
-from stillframe.watch.snapshot_traces import ATTRIBUTES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "metrics.md"
+ATTRIBUTES = snapshot_traces.ATTRIBUTES | observation_traces.ATTRIBUTES
 
 
 def tables() -> str:

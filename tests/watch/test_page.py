@@ -29,6 +29,9 @@ from tests.browser import a_page, check_accessible, check_everybody_can_use
 from tests.cli.pipelines import add_up, resting_shop
 from tests.pipeline.topics_shop import Shop
 from tests.shapes import same_shape
+from tests.watch.observed import Call, crowd, observed
+from tests.watch.observed import publish as publish_observations
+from tests.watch.observed import ring as ring_of_calls
 from tests.watch.programs import Shouting, calm, hostile, ring
 from tests.watch.published import a_store, new_store, publish
 from tests.watch.servers import a_system, page_of, running, served, shown, until
@@ -346,7 +349,7 @@ def test_fifty_processes_are_in_the_graph(
     assert [box["y"] for box in ys if box] == sorted(box["y"] for box in ys if box)
 
 
-def long_list(store: Store, count: int) -> SnapshotList:
+def long_list(store: Store, count: int) -> SnapshotList[SnapshotId]:
     """Return a list of many snapshots, which all look like the one that is there."""
     (entry,) = store.entries()
     like = store_row(entry)
@@ -406,6 +409,43 @@ def test_what_came_while_somebody_was_in_the_list_is_shown_when_they_leave(
         page.evaluate("location.hash = '#snapshot=A-1'")
         page.get_by_role("link", name="← The running system").click()
         expect(first).to_contain_text("A-5")
+
+
+def test_observations_of_services_are_shown_as_they_come(
+    tmp_path: Path, page: Page, visit: Visit
+) -> None:
+    """Who waits for whom, in a picture and as text; a deadlock, and what no caller waits for. A
+    large system does not make the page wider, and a table that is open stays open."""
+    store, first, second = tmp_path / "seen", "bank-0000000a", "bank-0000000b"
+    lost = Call(first, None, 2, is_awaited=False)
+    publish_observations(store, observed(1, [Call(first, second), lost], partial=("<b>x</b>",)))
+    page.goto(visit(page_of(store)))
+    expect(page.locator(".state")).to_have_text("partial")
+    expect(page.get_by_text("partial: <b>x</b>")).to_be_visible()
+    expect(page.locator(".channel title")).to_have_text(
+        f"{first} waits for {second}: 1 call, the oldest for 3.0 s (being served: 1)"
+    )
+    expect(page.get_by_role("cell", name="was accepted by no instance")).to_be_visible()
+    expect(page.get_by_role("button", name="Take a snapshot")).to_be_hidden()
+    for name in ("Who waits for whom, as text", "Open calls", "Instances"):
+        summary = page.locator("summary", has_text=name)
+        summary.focus()
+        page.keyboard.press("Enter")
+    check_accessible(page)
+    publish_observations(store, ring_of_calls(2, [first, second]))
+    expect(page.locator(".state")).to_have_text("deadlock")
+    expect(page.locator(".process.ring")).to_have_count(2)
+    expect(page.locator(".event-entry.deadlock")).to_contain_text("deadlock in observation 2")
+    expect(page.get_by_role("cell", name=f"being served by {first}")).to_be_visible()
+    expect(summary).to_be_focused()
+    page.get_by_role("link", name="1", exact=True).click()
+    expect(page.get_by_role("heading", name="Observation 1")).to_be_visible()
+    expect(page.locator(".process.ring")).to_have_count(0)
+    page.get_by_role("link", name="← The newest observation").click()
+    publish_observations(store, crowd(3, instance_count=300, call_count=900))
+    expect(page.get_by_text("so it shows services")).to_be_visible()
+    expect(page.get_by_text("and 700 rows more")).to_be_visible()
+    check_everybody_can_use(page)
 
 
 GRAPH = """

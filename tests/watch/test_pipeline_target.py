@@ -1,11 +1,9 @@
 """What is told of a pipeline as it happens, and what is done when somebody wishes it."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,40 +19,7 @@ from stillframe.watch.target import CreateSavepoint, Restore, TriggerSnapshot
 from tests.cli.pipelines import Till, add_up, commit, resting_shop, sales
 from tests.pipeline.money import changed
 from tests.pipeline.topics_shop import Shop
-
-WAIT_S = 60
-
-
-class Heard:
-    """Listens to an target, and keeps the last news of each kind."""
-
-    def __init__(self, target: PipelineTarget) -> None:
-        self.target = target
-        self.last: dict[str, Any] = {}
-        self.sentences: list[str] = []
-        self._news = asyncio.Event()
-
-    async def listen(self) -> None:
-        """Listen until this is cancelled."""
-        target = self.target
-        async for event in target.stream.subscribe(target.initial_events, target.wake):
-            if event.startswith(b":"):
-                continue
-            kind, _, data = event.decode().partition("\n")
-            document = json.loads(data.removeprefix("data: "))
-            kind = kind.removeprefix("event: ")
-            self.last[kind] = document
-            if kind in ("past", "events"):
-                told = document["events"] if kind == "past" else document
-                self.sentences += [one["sentence"] for one in told]
-            self._news.set()
-
-    async def until(self, is_true: Callable[[], object]) -> None:
-        """Wait until something was told."""
-        async with asyncio.timeout(WAIT_S):
-            while not is_true():
-                self._news.clear()
-                await self._news.wait()
+from tests.watch.heard import WAIT_S, Heard
 
 
 def watching(shop: Pipeline, act: Callable[[Heard], Awaitable[None]]) -> Heard:

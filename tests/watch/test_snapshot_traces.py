@@ -312,11 +312,11 @@ def test_without_the_extra_the_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of OpenTelemetry is needed otherwise."""
-    monkeypatch.setitem(sys.modules, "stillframe.watch.snapshot_traces", None)
+    monkeypatch.setitem(sys.modules, "stillframe.watch.span_exporter", None)
     store = Store.create(tmp_path / "store", description=load_topology(BANK).description)
     with (
         pytest.raises(UsageError, match=r"pip install 'stillframe\[otel\]'"),
-        watch._trace_builder(store, "http://localhost:4318"),
+        watch._exporter(store.path, "http://localhost:4318"),
     ):
         pass
     store.close()

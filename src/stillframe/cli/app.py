@@ -83,7 +83,7 @@ defer(app, "snapshots", "diff", "Compare two snapshots.")
 defer(app, "snapshots", "detect", "Check whether a stable predicate holds.")
 defer(app, "snapshots", "events", "List starts, failures and snapshots of a system.")
 defer(app, "observe", "observe", "Observe services that keep their own transports.")
-defer(app, "watch", "watch", "Serve a live dashboard of a system or pipeline.")
+defer(app, "watch", "watch", "Serve a live dashboard of a system, pipeline or services.")
 defer(app, "view", "view", "Draw an execution or a snapshot.")
 defer(app, "run", "certs", "Create TLS certificates for testing.")
 

@@ -48,7 +48,7 @@ LIST_COLUMNS: output.Columns[ObservationManifest] = {
     "observation": lambda one: str(one.number),
     "completed": lambda one: quantities.moment(one.completed_at),
     "amounts": attrgetter("quality"),
-    "took": lambda one: quantities.duration(max(0.0, one.completed_at - one.initiated_at)),
+    "took": lambda one: quantities.duration(one.duration_s),
     "instances": attrgetter("instance_count"),
     "open calls": attrgetter("open_count"),
     "unresolved": attrgetter("unresolved_count"),
@@ -95,13 +95,18 @@ def _put_list(
     output.put_table("", LIST_COLUMNS, found, texts=3)
     reasons: dict[str, list[str]] = {}
     for manifest in found:
-        for reason in manifest.reasons:
+        for reason in _reasons(manifest):
             reasons.setdefault(reason, []).append(str(manifest.number))
     for reason, numbers in itertools.islice(reasons.items(), REASON_COUNT_MAX):
         output.say(f"{reason} (in {first_names(numbers)})")
     if len(reasons) > REASON_COUNT_MAX:
         output.say(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
     output.say(f"{quantities.count(len(found), 'observation')}; none can be restored")
+
+
+def _reasons(manifest: ObservationManifest) -> list[str]:
+    """Return why an observation is not exact."""
+    return [f"{manifest.quality}: {reason}" for reason in manifest.reasons]
 
 
 # --- show
@@ -161,7 +166,7 @@ def _call(located: Located) -> Fields:
 
 def _put(found: StoredObservation) -> None:
     manifest, observation = found.manifest, found.observation
-    took = quantities.duration(max(0.0, manifest.completed_at - manifest.initiated_at))
+    took = quantities.duration(manifest.duration_s)
     output.say(
         f"observation {manifest.number}: initiated {quantities.moment(manifest.initiated_at)}, "
         f"complete after {took}, {manifest.quality}"
@@ -187,7 +192,7 @@ def _put(found: StoredObservation) -> None:
     if amounts := amounts_of(observation):
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
-    output.say(*manifest.reasons)
+    output.say(*_reasons(manifest))
     output.say(*(f"{name} was disconnected" for name in manifest.gone))
     for name, fragment in observation.fragments.items():
         if count := state_of(fragment).ignored_count:

@@ -1,4 +1,4 @@
-"""``stillframe watch``: serves the page that shows a system, or a pipeline."""
+"""``stillframe watch``: serves the page that shows a system, a pipeline, or services."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from stillframe.cli import output
+from stillframe.cli import observations, output
 from stillframe.cli.command import Commands, argument, option
 from stillframe.cli.options import CLASSES, event_log_option
 from stillframe.detect.predicate import check_predicate_name
@@ -25,6 +25,7 @@ from stillframe.storage.reading import is_there
 from stillframe.store.layout import is_store
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
+from stillframe.watch.observation_target import ObservationTarget
 from stillframe.watch.pipeline_target import PipelineTarget
 from stillframe.watch.predicate_status import DEFAULT_PREDICATES, PredicateMonitor
 from stillframe.watch.server import serve
@@ -32,7 +33,9 @@ from stillframe.watch.system_target import SystemTarget
 from stillframe.watch.target import Target
 
 if TYPE_CHECKING:
+    from stillframe.watch.observation_traces import ObservationTraces
     from stillframe.watch.snapshot_traces import TraceBuilder
+    from stillframe.watch.span_exporter import SpanExporter
 
 PORT = 8641
 TOKEN_BYTES = 24
@@ -42,10 +45,15 @@ app = Commands()
 
 
 @app.add(
-    "watch money", "watch shop.pipeline", "watch money --listen 0.0.0.0 --token-file money.token"
+    "watch money",
+    "watch shop.pipeline",
+    "watch seen",
+    "watch money --listen 0.0.0.0 --token-file money.token",
 )
 def watch(
-    path: Location = argument("STORE", "Directory or address of a store or pipeline."),
+    path: Location = argument(
+        "STORE", "Directory or address of a store or pipeline, or directory of observations."
+    ),
     predicates: list[str] | None = option(
         "PREDICATE",
         "Predicate to check in every snapshot, as for 'detect'. Can be repeated.  "
@@ -67,11 +75,12 @@ def watch(
         " a new token each time, none on loopback]",
     ),
     otlp: str | None = option(
-        "URL", "Send a trace of each snapshot to this OTLP endpoint over HTTP."
+        "URL", "Send a trace of each snapshot or observation to this OTLP endpoint over HTTP."
     ),
 ) -> None:
-    """Serve a live dashboard of a system or pipeline and its snapshots until Ctrl-C. The first
-    line of output is its link. Prometheus metrics are at /metrics."""
+    """Serve a live dashboard of a system or pipeline and its snapshots, or of services that are
+    observed, until Ctrl-C. The first line of output is its link. Prometheus metrics are at
+    /metrics."""
     require_open_files(PROGRAM_FILE_COUNT, "the dashboard")
     address = Address.parse(listen or "127.0.0.1", port=PORT, may_be_any=True)
     token = token_for(address, token_file)
@@ -106,32 +115,57 @@ def _target(
             )
         yield PipelineTarget(path)
         return
+    if (seen := observations.reader_of(path)) is not None:
+        if predicates or reference is not None or log is not None:
+            raise UsageError(
+                f"{path} holds observations of services, and only a deadlock is evaluated in them "
+                "here: leave out --detect, --topology and --event-log, and use 'stillframe detect'"
+            )
+        with _exporter(path, otlp) as exporter:
+            yield ObservationTarget(seen, _observation_traces(exporter))
+        return
     store = Store.open(path)
     for name in predicates:
         check_predicate_name(name)
     monitor = PredicateMonitor(store, predicates or DEFAULT_PREDICATES, reference)
-    with _trace_builder(store, otlp) as traces:
-        yield SystemTarget(store, monitor, log, traces)
+    with _exporter(path, otlp) as exporter:
+        yield SystemTarget(store, monitor, log, _snapshot_traces(store, exporter))
 
 
 @contextlib.contextmanager
-def _trace_builder(store: Store, otlp: str | None) -> Iterator["TraceBuilder | None"]:
+def _exporter(path: Location, otlp: str | None) -> Iterator["SpanExporter | None"]:
     if otlp is None:
         yield None
         return
     try:
-        from stillframe.watch.snapshot_traces import TraceBuilder  # noqa: PLC0415 - an extra
         from stillframe.watch.span_exporter import SpanExporter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise UsageError("traces need the extra 'otel': pip install 'stillframe[otel]'") from error
+    with contextlib.closing(SpanExporter(otlp, path, output.say)) as exporter:
+        yield exporter
+
+
+def _snapshot_traces(store: Store, exporter: "SpanExporter | None") -> "TraceBuilder | None":
+    if exporter is None:
+        return None
+    from stillframe.watch.snapshot_traces import TraceBuilder  # noqa: PLC0415 - an extra
 
     def entry_of(snapshot: SnapshotId) -> SnapshotEntry | None:
         with contextlib.suppress(StillframeError):
             return store.entry(snapshot)
         return None
 
-    with contextlib.closing(SpanExporter(otlp, store.path, output.say)) as exporter:
-        yield TraceBuilder(entry_of, exporter, output.say)
+    return TraceBuilder(entry_of, exporter, output.say)
+
+
+def _observation_traces(exporter: "SpanExporter | None") -> "ObservationTraces | None":
+    if exporter is None:
+        return None
+    from stillframe.watch.observation_traces import (  # noqa: PLC0415 - an extra
+        ObservationTraces,
+    )
+
+    return ObservationTraces(exporter)
 
 
 def token_for(address: Address, file: Path | None) -> str | None:

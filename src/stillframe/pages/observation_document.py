@@ -50,8 +50,9 @@ def draw_observation(found: StoredObservation) -> CallDiagram:
     It is for a picture without a page.
     """
     deadlock = find_call_deadlock(found.observation)
-    notices = [_line(reason) for reason in found.manifest.reasons[:NOTICES_MAX]]
-    if (more := len(found.manifest.reasons) - NOTICES_MAX) > 0:
+    reasons = _reasons(found.manifest)
+    notices = [_line(reason) for reason in reasons[:NOTICES_MAX]]
+    if (more := len(reasons) - NOTICES_MAX) > 0:
         notices.append(f"and {count(more, 'more reason')}")
     if deadlock is not None:
         notices = [*_rings(deadlock), _ending(deadlock), *notices]
@@ -66,7 +67,7 @@ def observation_document(found: StoredObservation) -> dict[str, Any]:
     # A page scrolls the diagram and not its legend, so the legend is not in it.
     height = shown.diagram.height - TEXT_ROW * (len(shown.diagram.legend) + 1)
     picture = msgspec.structs.replace(shown.diagram, legend=(), height=height)
-    reasons, gone = manifest.reasons, manifest.gone
+    reasons, gone = _reasons(manifest), manifest.gone
     amounts = amounts_of(observation)
     return {
         "kind": OBSERVATION,
@@ -239,6 +240,11 @@ def _texts(values: Mapping[str, object], budget: Budget) -> dict[str, str | None
 def _time(seconds: float | None) -> float | None:
     """Return a time that a service gave, or None if it is none that a page can show."""
     return seconds if seconds is not None and 0 < seconds < _TIME_MAX else None
+
+
+def _reasons(manifest: ObservationManifest) -> list[str]:
+    """Return why an observation is not exact."""
+    return [f"{manifest.quality}: {reason}" for reason in manifest.reasons]
 
 
 def _line(text: str) -> str:

@@ -35,7 +35,7 @@ UNRESOLVED = "unresolved.parquet"
 FILES = (INSTANCES, STATES, CALLS, UNRESOLVED)
 """The files of every observation, in the order in which a manifest lists them."""
 
-NOT_AWAITED, LATE, DUPLICATE, ORPHAN = "not awaited", "late", "duplicate", "orphan"
+KINDS = NOT_AWAITED, LATE, DUPLICATE, ORPHAN = ("not awaited", "late", "duplicate", "orphan")
 """The kinds of unresolved calls."""
 _TEXT, _COUNT, _NUMBER, _BYTES = pa.string(), pa.int64(), pa.float64(), pa.binary()
 _SCHEMAS = {

@@ -59,6 +59,9 @@ from stillframe.store.snapshot_directory import new_directory
 
 OBSERVATIONS = "observations"
 LEDGER = "ledger.json"
+EXACT, PARTIAL, NOT_EXACT = QUALITIES = ("exact", "partial", "not exact")
+"""How much an observation shows: all amounts; not everything, for the reasons that it has; or all
+calls, and of some of them not whether they were accepted."""
 KEEP_COUNT = 1000
 """How many observations stay by default."""
 ADVICE = f"{FILE_ADVICE}, or delete the directory of that observation"
@@ -121,18 +124,23 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         return sum(record.bytes for record in self.files)
 
     @property
+    def duration_s(self) -> float:
+        """How long it took; 0 if the collector's clock was set back meanwhile."""
+        return max(0.0, self.completed_at - self.initiated_at)
+
+    @property
     def quality(self) -> str:
-        """How much the observation shows, in a word or two."""
+        """How much it shows: one of `QUALITIES`."""
         if self.is_exact:
-            return "exact"
-        return "partial" if self.partial else "not exact"
+            return EXACT
+        return PARTIAL if self.partial else NOT_EXACT
 
     @property
     def reasons(self) -> list[str]:
-        """Why the observation is not exact, as sentences without repetition."""
+        """Why it is not exact; empty if it is."""
         if self.is_exact or self.partial:
-            return [f"partial: {reason}" for reason in dict.fromkeys(self.partial)]
-        return ["not exact: it is unknown whether some calls were accepted"]
+            return list(dict.fromkeys(self.partial))
+        return ["it is unknown whether some calls were accepted"]
 
 
 class StoredObservation(msgspec.Struct, frozen=True):
@@ -192,16 +200,30 @@ class ObservationReader:
         damages: dict[int, Damaged] = {}
         for number in self.numbers():
             try:
-                found.append(self._manifest(number))
+                found.append(self.manifest(number))
             except UsageError:  # it was removed meanwhile
                 continue
             except Damaged as error:
                 damages[number] = error
         return found, damages
 
+    def manifest(self, number: int) -> ObservationManifest:
+        """Return the manifest of an observation."""
+        path = self._directory / str(number) / MANIFEST
+        try:
+            manifest = read_sealed(path, ObservationManifest, advice=ADVICE)
+        except Damaged:
+            self._check_there(number)
+            raise
+        if manifest.number != number or tuple(one.name for one in manifest.files) != FILES:
+            raise Damaged(
+                f"{path} is not the manifest of observation {number}", path=path, remedy=ADVICE
+            )
+        return manifest
+
     def load(self, number: int) -> StoredObservation:
         """Put an observation together from its files."""
-        manifest = self._manifest(number)
+        manifest = self.manifest(number)
         return StoredObservation(manifest, self._put_together(manifest, self._tables(manifest)))
 
     def load_if_present(self, number: int) -> StoredObservation | None:
@@ -218,7 +240,7 @@ class ObservationReader:
             Damaged: a file is not what was written.
             NotConsistent: the observation contradicts itself.
         """
-        manifest = self._manifest(number)
+        manifest = self.manifest(number)
         tables = self._tables(manifest)
         observation = self._put_together(manifest, tables)
         directory = self._directory / str(number)
@@ -251,19 +273,6 @@ class ObservationReader:
             verified_count += 1
             progress(verified.manifest, len(numbers))
         return verified_count
-
-    def _manifest(self, number: int) -> ObservationManifest:
-        path = self._directory / str(number) / MANIFEST
-        try:
-            manifest = read_sealed(path, ObservationManifest, advice=ADVICE)
-        except Damaged:
-            self._check_there(number)
-            raise
-        if manifest.number != number or tuple(one.name for one in manifest.files) != FILES:
-            raise Damaged(
-                f"{path} is not the manifest of observation {number}", path=path, remedy=ADVICE
-            )
-        return manifest
 
     def _check_there(self, number: int) -> None:
         """Raise a UsageError if there is no such observation, or no more."""

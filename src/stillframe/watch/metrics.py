@@ -74,6 +74,7 @@ def _histogram(unit: str, text: str, bounds: tuple[float, ...]) -> MetricDefinit
 
 _CHANNEL, _READER, _TOPIC_READER = ("source", "target"), ("log", "target"), ("channel", "target")
 _LAST = "Of the last published snapshot."
+_NEWEST = "Of the newest observation that can be read."
 _COMPLETE = "When that snapshot was complete, since 1970."
 
 SYSTEM = {
@@ -86,7 +87,7 @@ SYSTEM = {
     ),
     "channels": _gauge("channels", "How many exist."),
     "left_out": _gauge(
-        "processes or channels",
+        "processes, channels, services or quantities",
         "How many have no separate series, because there are too many; those of channels are "
         "added up in a series without source and target.",
         "kind",
@@ -157,17 +158,53 @@ OBJECT_STORE = {
     "storage_request_seconds_total": _counter("seconds", "Time that its requests took, added up."),
 }
 PREDICATES = {
-    "predicate_holds": _flag("Its value in the last evaluated snapshot.", "predicate"),
-    "conserved_amount": _gauge("as declared", "In the last evaluated snapshot.", "quantity"),
+    "predicate_holds": _flag(
+        "Its value in the last evaluated snapshot, or in the newest observation.", "predicate"
+    ),
+    "conserved_amount": _gauge(
+        "as declared",
+        "In the last evaluated snapshot, or in the newest observation; of that it is the true "
+        "total only if the observation is exact.",
+        "quantity",
+    ),
     "conserved_in_channels_amount": _gauge("as declared", "Of that, in transit.", "quantity"),
     "evaluated_snapshot_number": _gauge("number", "Of the last evaluated snapshot."),
     "evaluated_snapshot_timestamp_seconds": _gauge("seconds", _COMPLETE),
+}
+OBSERVATIONS = {
+    "store_observations": _gauge(
+        "observations",
+        "How many are in the store: `exact`, `partial`, `not exact` or `unreadable`. Abandoned "
+        "ones are not stored, so no metric counts them.",
+        "quality",
+    ),
+    "last_observation_number": _gauge("number", _NEWEST),
+    "last_observation_timestamp_seconds": _gauge(
+        "seconds", "When it was complete, since 1970: its age is the time since then."
+    ),
+    "last_observation_duration_seconds": _gauge("seconds", _NEWEST),
+    "last_observation_size_bytes": _gauge("bytes", _NEWEST),
+    "last_observation_exact": _flag("Whether its amounts are exact."),
+    "observed_instances": _gauge("instances", _NEWEST, "service"),
+    "open_calls": _gauge("calls", "Awaited in the newest observation, by where they are.", "place"),
+    "oldest_open_call_seconds": _gauge(
+        "seconds", "Its age in the newest observation, by its caller's clock; 0 if there is none."
+    ),
+    "unresolved_calls": _gauge(
+        "calls", "Calls in the newest observation whose callers do not wait for them.", "kind"
+    ),
+    "observed_amount": _gauge(
+        "as declared",
+        "In the newest observation. The total is the sum over the places without `unknown`, and "
+        "`doubled` is subtracted.",
+        *("quantity", "place"),
+    ),
 }
 WATCHER = {
     "build_info": _gauge("1", "The version of Stillframe.", "version"),
     "watch_start_timestamp_seconds": _gauge("seconds", "When it started, since 1970."),
     "watch_polls_total": _counter(
-        "polls", "How many times it asked the system or pipeline for its status."
+        "polls", "How many times it asked the system or pipeline for its status, or read the store."
     ),
     "watch_last_poll_timestamp_seconds": _gauge("seconds", "When it polled last, since 1970."),
     "watch_poll_duration_seconds": _gauge("seconds", "How long the last answer took."),
@@ -184,6 +221,10 @@ TRACES = {
     ),
     "traced_snapshots_missed_total": _counter(
         "snapshots", "Exported without it: the system no longer had their marker timeline."
+    ),
+    "traced_observations_total": _counter("observations", "Exported as a trace."),
+    "traced_observations_missed_total": _counter(
+        "observations", "Not exported: damaged, or removed before the watcher read them."
     ),
     "spans_total": _counter("spans", "Sent to the endpoint, or dropped.", "outcome"),
 }
@@ -232,6 +273,7 @@ SECTIONS = {
     "Predicates and conserved quantities": PREDICATES,
     "The watcher": WATCHER,
     "Pipelines": PIPELINES,
+    "Observations of services": OBSERVATIONS,
     "Traces, with `--otlp`": TRACES,
 }
 METRICS = {name: metric for section in SECTIONS.values() for name, metric in section.items()}

@@ -4,7 +4,7 @@ import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from stillframe.errors import StillframeError
 from stillframe.model import SnapshotId
@@ -15,12 +15,13 @@ from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
 from stillframe.store.layout import changed_ns, explain_io_errors, is_published_at, snapshot_ids
 from stillframe.store.manifest import SnapshotEntry
+from stillframe.store.observations import OBSERVATIONS, ObservationManifest, ObservationReader
 from stillframe.store.store import Store
 
 ROW_COUNT = 100
 """How many rows the page gets for one request."""
 KEPT_ROW_COUNT_MAX = 10_000
-"""How many rows of a pipeline's snapshots are kept."""
+"""How many rows of snapshots and observations that never change are kept."""
 SETTLED_NS = 2_000_000_000
 """A directory that changed this long ago has another modification time when it changes again: some
 file systems count in steps of two seconds."""
@@ -29,7 +30,27 @@ LOOKED_COUNT_MAX = 100
 """How often a snapshot in an object store that is not published is looked at; then it never is."""
 
 
-class SnapshotList:
+class Numbered(Protocol):
+    """The id of a snapshot or an observation; as text it is the name of its directory."""
+
+    @property
+    def number(self) -> int:
+        """Its number, by which the list is ordered."""
+
+
+Id = TypeVar("Id", bound=Numbered)
+
+
+class ObservationId(NamedTuple):
+    """The id of an observation: its number."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+class SnapshotList(Generic[Id]):
     """The ids in a directory of snapshots as of the last poll, and rows for some of them.
 
     `find_ids` returns all ids by number, and `row` the row of one snapshot.
@@ -38,13 +59,13 @@ class SnapshotList:
     def __init__(
         self,
         directory: Location,
-        find_ids: Callable[[], list[SnapshotId]],
-        row: Callable[[SnapshotId], dict[str, Any]],
+        find_ids: Callable[[], list[Id]],
+        row: Callable[[Id], dict[str, Any]],
     ) -> None:
         self._directory = directory
         self._find_ids = find_ids
         self._row = row
-        self._ids: list[SnapshotId] = []
+        self._ids: list[Id] = []
         self._changed_ns = -1
 
     @property
@@ -53,11 +74,11 @@ class SnapshotList:
         return len(self._ids)
 
     @property
-    def ids(self) -> tuple[SnapshotId, ...]:
+    def ids(self) -> tuple[Id, ...]:
         """The snapshots at the last poll, by number."""
         return tuple(self._ids)
 
-    def poll(self) -> tuple[list[SnapshotId], list[SnapshotId]]:
+    def poll(self) -> tuple[list[Id], list[Id]]:
         """Return which snapshots are new, and which were deleted, since the last poll."""
         with explain_io_errors(self._directory, "read"):
             # That of a pipeline appears with its first snapshot.
@@ -79,7 +100,7 @@ class SnapshotList:
             end = bisect_left(self._ids, number, key=lambda i: i.number)
         return self.rows(reversed(self._ids[max(0, end - count) : end]))
 
-    def rows(self, snapshots: Iterable[SnapshotId]) -> list[dict[str, Any]]:
+    def rows(self, snapshots: Iterable[Id]) -> list[dict[str, Any]]:
         """Return the rows of those of some snapshots that exist; an unreadable one says why."""
         rows = []
         for snapshot in snapshots:
@@ -92,7 +113,7 @@ class SnapshotList:
         return rows
 
 
-def store_snapshots(store: Store) -> SnapshotList:
+def store_snapshots(store: Store) -> SnapshotList[SnapshotId]:
     """Return the list of the snapshots of a store."""
     directory = store.path / STORE_SNAPSHOTS
     find_ids: Callable[[], list[SnapshotId]] = lambda: snapshot_ids(directory)  # noqa: E731
@@ -129,7 +150,7 @@ class _PublishedObjects:
         return [one for one in found if one in self._published]
 
 
-def pipeline_snapshots(root: Location) -> SnapshotList:
+def pipeline_snapshots(root: Location) -> SnapshotList[SnapshotId]:
     """Return the list of the snapshots of the pipeline in a directory. A published one never
     changes, so each is read once."""
 
@@ -138,6 +159,19 @@ def pipeline_snapshots(root: Location) -> SnapshotList:
         return pipeline_row(read_manifest(root, snapshot))
 
     return SnapshotList(root / PIPELINE_SNAPSHOTS, lambda: published_ids(root), row)
+
+
+def stored_observations(store: ObservationReader) -> SnapshotList[ObservationId]:
+    """Return the list of the observations of a store. One never changes, so each is read once."""
+
+    @functools.lru_cache(maxsize=KEPT_ROW_COUNT_MAX)
+    def row(observation: ObservationId) -> dict[str, Any]:
+        return observation_row(store.manifest(observation.number))
+
+    def find_ids() -> list[ObservationId]:
+        return [ObservationId(number) for number in store.numbers()]
+
+    return SnapshotList(store.path / OBSERVATIONS, find_ids, row)
 
 
 def store_row(entry: SnapshotEntry) -> dict[str, Any]:
@@ -178,4 +212,19 @@ def pipeline_row(manifest: Manifest) -> dict[str, Any]:
             {"name": cut.name, "store": cut.store, "snapshot": str(cut.snapshot)}
             for cut in manifest.systems
         ],
+    }
+
+
+def observation_row(manifest: ObservationManifest) -> dict[str, Any]:
+    """Return the row of an observation. Times are seconds since 1970, durations seconds."""
+    return {
+        "id": str(manifest.number),
+        "number": manifest.number,
+        "completed_at": manifest.completed_at,
+        "duration_s": manifest.duration_s,
+        "bytes": manifest.byte_count,
+        "quality": manifest.quality,
+        "instance_count": manifest.instance_count,
+        "open_count": manifest.open_count,
+        "unresolved_count": manifest.unresolved_count,
     }

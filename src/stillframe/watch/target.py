@@ -1,7 +1,7 @@
-"""The watched object, a system or a pipeline, as the server and the page see it.
+"""The watched object, a system, a pipeline or services, as the server and the page see it.
 
-``Target`` is the only interface between the two: its implementations are ``SystemTarget`` and
-``PipelineTarget``.
+``Target`` is the only interface between the two: its implementations are ``SystemTarget``,
+``PipelineTarget`` and ``ObservationTarget``.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.model import DECODING_ERRORS, SnapshotId
+from stillframe.model import DECODING_ERRORS
 from stillframe.watch.metrics import MetricSet, PollCounters
-from stillframe.watch.snapshot_list import SnapshotList
+from stillframe.watch.snapshot_list import Numbered, SnapshotList
 
 POLL_S, POLL_PENDING_S = 0.5, 0.1
 """Time between two polls of what runs, and while a snapshot is pending, in seconds."""
@@ -154,11 +154,14 @@ def encode_event(kind: str, document: Any) -> bytes:
 
 
 class Target(ABC):
-    """A watched system or pipeline: the list of its snapshots, the stream of events that the open
-    pages receive, and the last ones of its history, the oldest first. `concerns` are the parts that
-    may fail while it is watched, as the metric of errors names them."""
+    """A watched system, pipeline or services, with the list of its snapshots or observations.
 
-    def __init__(self, snapshots: SnapshotList, *concerns: str) -> None:
+    It has the stream of events that the open pages receive, and the last ones of its history, the
+    oldest first. `concerns` are the parts that may fail while it is watched, as the metric of
+    errors names them.
+    """
+
+    def __init__(self, snapshots: SnapshotList[Any], *concerns: str) -> None:
         self.stream = EventStream()
         self.snapshots = snapshots
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENT_COUNT_MAX)
@@ -250,9 +253,7 @@ class Target(ABC):
     ) -> dict[str, Any]:
         return {"count": self.snapshots.count, "rows": rows, "gone": [*map(str, gone)]}
 
-    async def _publish_rows(
-        self, snapshots: Iterable[SnapshotId], gone: Iterable[SnapshotId]
-    ) -> None:
+    async def _publish_rows(self, snapshots: Iterable[Numbered], gone: Iterable[Numbered]) -> None:
         """Publish the rows of these snapshots, and the deleted ones."""
         rows = await asyncio.to_thread(self.snapshots.rows, snapshots)
         self.stream.publish("snapshots", self._snapshots_document(rows, gone))

@@ -26,7 +26,9 @@ export function makeBar(model) {
       title.title = about.store;
     }
     if (system !== null) {
-      const [word, kind] = about?.kind === "pipeline" ? pipelineState(about, system) : stateOf(system);
+      const isObserved = about?.kind === "observations";
+      const [word, kind] = isObserved ? observedState(model) : about?.kind === "pipeline" ? pipelineState(about, system) : stateOf(system);
+      for (const button of [take, save]) button.hidden = isObserved;
       setText(state, word);
       state.className = `state ${kind}`;
     }
@@ -55,6 +57,14 @@ export function makeBar(model) {
       update();
     },
   };
+}
+
+/** Return the state of services in the newest observation, without its number: it is read aloud when it
+ * changes. */
+function observedState({ observation }) {
+  if (observation === null) return ["no observation yet", "warn"];
+  if (observation.deadlock !== null) return ["deadlock", "bad"];
+  return [observation.quality, observation.quality === "exact" ? "good" : "warn"];
 }
 
 function pipelineState(about, system) {

@@ -8,6 +8,8 @@ const BADGES_MAX = 60;
 const NAMES_MAX = 24;
 const ROW_HEIGHT = 170;
 const END_SIZE = 7;
+const LONG_NAME_WIDTH = 190;
+const LOOP_SIZE = 34;
 const SKIP_BOW = -0.35;
 const PARALLEL_BOW = 0.28;
 const SHOWN_MS = 2200;
@@ -17,7 +19,7 @@ const STATIONS = 12;
 const BARRIER_LEGEND = "Green ring: has recorded. Orange ring: has its barriers and delays the snapshot. Dashed: waits for barriers. Stroke across a log: the barrier.";
 export const STATUS_WORDS = { running: "runs", busy: "is in an action", silent: "does not answer", starting: "is starting", dead: "died", stopped: "does not run", absent: "has not joined", output: "", input: "" };
 
-/** The graph of a system or pipeline; `about` names its processes and channels. */
+/** The graph of a system, a pipeline or services; `about` names its processes and channels. */
 export class Graph {
   constructor(about) {
     this.about = about;
@@ -31,19 +33,29 @@ export class Graph {
     this.discs = about.processes.map((process, index) => this.makeDisc(process, index));
     this.above = make("div", { class: "markers", "aria-hidden": "true" });
     this.caption = make("p", { class: "marker-caption muted" }, "");
-    const what = this.isPipeline ? `${about.participant_count} queries and services and the channels between them` : `${total} processes and ${about.channels.length} channels`;
+    const { what, legend, isWide } = this.description();
     const label = `A graph of ${what}; the tables below show the same as text.`;
     const picture = makeSvg(
       "svg",
-      { class: this.isPipeline ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
+      { class: isWide ? "graph wide" : "graph", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
       makeSvg("g", {}, ...this.edges.map((edge) => edge.root)),
       makeSvg("g", {}, ...this.discs.map((disc) => disc.root)),
     );
     this.stage = make("div", { class: "stage" }, picture, this.above);
-    const box = this.isPipeline ? makeScrolling("The graph", { role: "region" }, this.stage) : this.stage;
-    const legend = make("p", { class: "muted" }, this.isPipeline ? "Wider lines carry more records a second; numbers: records that the reader of a channel is behind." : "Wider lines carry more messages a second; numbers: messages in transit.");
-    this.root = make("div", { class: "graph-box" }, box, legend, this.caption);
+    const box = isWide ? makeScrolling("The graph", { role: "region" }, this.stage) : this.stage;
+    this.root = make("div", { class: "graph-box" }, box, make("p", { class: "muted" }, legend), this.caption);
     this.animation = null; // or what ends it
+  }
+
+  /** Return the words for the graph, and whether it scrolls on a narrow screen. */
+  description() {
+    const { processes, channels, participant_count: participants } = this.about;
+    if (this.isPipeline) {
+      const legend = "Wider lines carry more records a second; numbers: records that the reader of a channel is behind.";
+      return { what: `${participants} queries and services and the channels between them`, legend, isWide: true };
+    }
+    const legend = "Wider lines carry more messages a second; numbers: messages in transit.";
+    return { what: `${processes.length} processes and ${channels.length} channels`, legend, isWide: false };
   }
 
   makeEdge(path, index) {
@@ -191,9 +203,9 @@ function activityOf(system, index) {
   return batch === null || batch === undefined ? word : `${word}, batch ${count(batch)}`;
 }
 
-/** Return whether this kind is that of the end or the beginning of a channel. */
+/** Return whether this kind is that of the end or the beginning of a channel, or of an address. */
 function isEndOfChannel(kind) {
-  return kind === "output" || kind === "input";
+  return kind === "output" || kind === "input" || kind === "address";
 }
 
 function logSentence(system, index, unit) {
@@ -220,8 +232,9 @@ function across(path, part) {
 function placesOf(about, size, height) {
   if (about.columns) return layered(about, size, height);
   const total = about.processes.length;
-  const isSmall = total <= 8;
-  const radiusX = WIDTH / 2 - (isSmall ? size + 24 : size + 90);
+  const hasLongNames = about.kind === "observations";
+  const isSmall = total <= 8 && !hasLongNames;
+  const radiusX = WIDTH / 2 - size - (hasLongNames ? LONG_NAME_WIDTH : isSmall ? 24 : 90);
   const radiusY = HEIGHT / 2 - (isSmall ? size + 24 : size + 28);
   const names = new Intl.Collator("en", { numeric: true });
   const order = about.processes.map((_, index) => index).sort((a, b) => names.compare(about.processes[a][0], about.processes[b][0]));
@@ -255,6 +268,7 @@ function layered(about, size, height) {
 
 /** The path of a channel: bowed if there is one in the other direction, so that both are visible. */
 function pathOf([source, target], places, about, size, index) {
+  if (source === target) return loopOf(places[source], size);
   const from = places[source];
   const to = places[target];
   const dx = to.x - from.x;
@@ -273,6 +287,20 @@ function pathOf([source, target], places, about, size, index) {
     };
   };
   return { d: `M${round(begin.x)} ${round(begin.y)}Q${round(control.x)} ${round(control.y)} ${round(end.x)} ${round(end.y)}`, at };
+}
+
+/** The path from a disc to itself: below it, on its left. */
+function loopOf({ x, y }, size) {
+  const [radius, from, to] = [size + LOOP_SIZE, 0.75 * Math.PI, 1.05 * Math.PI];
+  const corner = (angle, away) => ({ x: x + away * Math.cos(angle), y: y + away * Math.sin(angle) });
+  const [begin, first, last, end] = [corner(from, size + 3), corner(from - 0.2, radius * 1.4), corner(to + 0.2, radius * 1.4), corner(to, size + 7)];
+  const at = (part) => {
+    const rest = 1 - part;
+    const weigh = (axis) => rest ** 3 * begin[axis] + 3 * rest ** 2 * part * first[axis] + 3 * rest * part ** 2 * last[axis] + part ** 3 * end[axis];
+    return { x: weigh("x"), y: weigh("y") };
+  };
+  const text = ({ x: left, y: top }) => `${left.toFixed(1)} ${top.toFixed(1)}`;
+  return { d: `M${text(begin)}C${text(first)} ${text(last)} ${text(end)}`, at };
 }
 
 function bowOf([source, target], { channels, columns }, index) {

@@ -24,12 +24,21 @@ export class SnapshotList {
     this.body.addEventListener("mouseleave", () => this.catchUp());
     this.body.addEventListener("focusout", () => this.catchUp());
     this.status = make("p", { class: "action-status", role: "status" });
-    this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, "Show older snapshots");
-    const heads = this.isPipeline
+    this.older = make("button", { type: "button", on: { click: () => this.showOlder() } }, `Show older ${this.noun()}s`);
+    const table = makeTable({ class: "snapshots" }, this.heads(), this.body);
+    this.root = make("div", {}, this.summary, this.status, makeScrolling(`Rows of ${this.noun()}s`, {}, table), this.older, this.hint);
+  }
+
+  /** Return the word for what is listed. */
+  noun() {
+    return "snapshot";
+  }
+
+  /** Return the heads of the columns. */
+  heads() {
+    return this.isPipeline
       ? ["snapshot", "published", "recorded in", "published after", "in transit", "size", "mode", "savepoint", "actions"]
       : ["snapshot", "ended", "duration", "pause", "in transit", "size", "verdicts", "savepoint", "actions"];
-    const table = makeTable({ class: "snapshots" }, heads, this.body);
-    this.root = make("div", {}, this.summary, this.status, makeScrolling("Rows of snapshots", {}, table), this.older, this.hint);
   }
 
   /** Show the newest rows, and keep the elements of those that are shown already. While the list is
@@ -39,7 +48,7 @@ export class SnapshotList {
     this.isBehind = this.isInUse() && this.shown.size > 0;
     if (this.isBehind) {
       const newer = [...this.model.rows.values()].filter((row) => row.number > this.newest).length;
-      setText(this.summary, `${counted(this.model.count, "snapshot")} in the store; ${count(newer)} newer ones appear when you leave the list.`);
+      setText(this.summary, `${counted(this.model.count, this.noun())} in the store; ${count(newer)} newer ones appear when you leave the list.`);
       for (const [id, one] of this.shown) this.updateNames(one, this.model.rows.get(id));
       return;
     }
@@ -84,7 +93,7 @@ export class SnapshotList {
     const newestConsistent = this.model.about?.newest_consistent_command;
     this.hint.hidden = !newestConsistent;
     setText(this.hintCommand, newestConsistent ?? "");
-    setText(this.summary, total === 0 ? "No snapshot yet." : `${counted(total, "snapshot")} ${this.isPipeline ? "of the pipeline" : "in the store"}; the newest ${count(newest.length)} are shown.`);
+    setText(this.summary, total === 0 ? `No ${this.noun()} yet.` : `${counted(total, this.noun())} ${this.isPipeline ? "of the pipeline" : "in the store"}; the newest ${count(newest.length)} are shown.`);
     this.older.hidden = newest.length >= total;
   }
 
@@ -112,14 +121,18 @@ export class SnapshotList {
     setText(one.kept, (row.savepoints ?? []).join(", "));
   }
 
-  rowOf(row, { verdicts, kept }) {
+  rowOf(row, cells) {
     if (row.error) {
-      return makeRow(make("th", { scope: "row", class: "mono" }, row.id), make("td", { colspan: 8, class: "bad" }, row.error));
+      const error = make("td", { colspan: this.heads().length - 1, class: "bad" }, row.error);
+      return makeRow(make("th", { scope: "row", class: "mono" }, row.id), error);
     }
+    return makeRow(make("a", { class: "mono", href: `#snapshot=${encodeURIComponent(row.id)}` }, row.id), ...this.cellsOf(row, cells));
+  }
+
+  cellsOf(row, { verdicts, kept }) {
     const number = (text) => make("td", { class: "number" }, text);
     kept.textContent = row.savepoints.join(", ");
-    return makeRow(
-      make("a", { class: "mono", href: `#snapshot=${encodeURIComponent(row.id)}` }, row.id),
+    return [
       clock(row.completed_at),
       number(duration(row.duration_s)),
       number(duration(this.isPipeline ? row.published_s : row.pause_s)),
@@ -128,7 +141,7 @@ export class SnapshotList {
       this.isPipeline ? modeOf(row) : verdicts,
       [kept, ...(row.systems ?? []).map(({ name, store, snapshot }) => make("div", { class: "muted" }, `system ${name}: ${snapshot} in ${store}`))],
       make("td", { class: "row" }, this.compareButton(row), this.isPipeline ? null : this.keepButton(row), this.restoreButton(row)),
-    );
+    ];
   }
 
   compareButton(row) {

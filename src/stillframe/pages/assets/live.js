@@ -1,5 +1,6 @@
 // The live page: receives the events of the server, keeps a model of the system, and shows what the
-// address selects: the running system, one of its snapshots, or the difference of two.
+// address selects: the running system, one of its snapshots, or the difference of two; or the newest
+// observation of services, or another one.
 
 import { make, addressed, announce } from "./dom.js";
 import { Overview } from "./overview.js";
@@ -7,14 +8,16 @@ import { makeBar, notRunning } from "./bar.js";
 import { fetchDocument } from "./actions.js";
 import { showDiff } from "./diff.js";
 import { showSnapshot } from "./snapshot.js";
+import { ObservedOverview } from "./observed.js";
+import { showObservation } from "./observation.js";
 
 const ROWS_KEPT_MAX = 400;
 const POINTS_MAX = 300;
 
-const model = { about: null, system: null, timeline: null, rows: new Map(), count: 0, verdicts: new Map(), naive: [], events: [] };
+const model = { about: null, system: null, observation: null, timeline: null, rows: new Map(), count: 0, verdicts: new Map(), naive: [], events: [] };
 
 const main = document.getElementById("main");
-const overview = new Overview(model);
+let overview = new Overview(model);
 const bar = makeBar(model);
 document.getElementById("bar").replaceChildren(bar.root);
 
@@ -24,7 +27,7 @@ const handlers = {
     const before = JSON.stringify(model.about);
     model.about = about;
     document.title = `${about.store} · Stillframe`;
-    if (JSON.stringify(about) !== before) overview.begin();
+    if (JSON.stringify(about) !== before) beginOverview(about);
     bar.update();
   },
   system(system) {
@@ -37,6 +40,11 @@ const handlers = {
     announceChange(last, system);
     bar.update();
     overview.update("system");
+  },
+  observation(observation) {
+    model.observation = observation;
+    bar.update();
+    overview.update("observation");
   },
   timeline(timeline) {
     model.timeline = timeline;
@@ -72,11 +80,23 @@ const handlers = {
   },
 };
 
+/** Build the overview again, for what is watched. */
+function beginOverview({ kind }) {
+  if (kind !== "observations" || overview instanceof ObservedOverview) return overview.begin();
+  const { isVisible } = overview;
+  overview.hide();
+  overview = new ObservedOverview(model);
+  if (isVisible) overview.show(main);
+}
+
 function announceChange(last, system) {
   if (last === null || (last.is_running === system.is_running && last.unreachable === system.unreachable)) return;
   const what = model.about?.kind === "pipeline" ? "pipeline" : "system";
   announce(system.is_running ? `The ${what} runs, epoch ${system.epoch}.` : `The ${what} ${notRunning(system)[0]}.`);
 }
+
+/** What a link leads back to, by the kind of what is watched. */
+const BACK = { system: "running system", pipeline: "running pipeline", observations: "newest observation" };
 
 let source = null;
 
@@ -127,12 +147,12 @@ async function route() {
   const [path, name, show] = target;
   overview.hide();
   const place = make("div", {}, make("p", { class: "muted" }, `Reading ${name} …`));
-  const back = make("a", { href: "#" }, `← The running ${model.about?.kind === "pipeline" ? "pipeline" : "system"}`);
+  const back = make("a", { href: "#" }, `← The ${BACK[model.about?.kind] ?? BACK.system}`);
   main.replaceChildren(make("nav", { "aria-label": "Breadcrumb" }, back), place);
   main.focus();
   try {
     const found = await fetchDocument(`/api/${path.map(encodeURIComponent).join("/")}`);
-    if (place.isConnected) show(found, place);
+    if (place.isConnected) (found.kind === "observation" ? showObservation : show)(found, place);
   } catch (error) {
     place.replaceChildren(make("p", { class: "bad", role: "alert" }, error.message));
   }

@@ -1,0 +1,161 @@
+"""The page of an observation says who waits for whom, and what it leaves out."""
+
+import msgspec
+
+from stillframe.protocol.calls import Observation
+from stillframe.store.observations import ObservationManifest, StoredObservation
+from stillframe.watch.observation_document import (
+    DISC_COUNT_MAX,
+    EDGE_COUNT_MAX,
+    ROW_COUNT_MAX,
+    TEXT_CHARS_MAX,
+    Row,
+    Summary,
+    deadlock_events,
+    events_between,
+    summarize,
+)
+from tests.watch.observed import AT, SECRET, TOOK_S, Call, crowd, observed, ring
+
+A, B, C = "bank-0000000a", "bank-0000000b", "vault-0000000c"
+
+
+def stored(observation: Observation) -> StoredObservation:
+    """Return an observation with its manifest, as it would be in a store."""
+    number = observation.number
+    manifest = ObservationManifest(
+        number=number,
+        initiated_at=AT + number,
+        completed_at=AT + number + TOOK_S,
+        is_exact=observation.is_exact,
+        instance_count=len(observation.fragments),
+        open_count=sum(one.record.is_awaited for one in observation.calls),
+        unresolved_count=sum(not one.record.is_awaited for one in observation.calls),
+        partial=observation.partial,
+        gone=observation.gone,
+    )
+    return StoredObservation(manifest, observation)
+
+
+def summary_of(observation: Observation) -> Summary:
+    """Return the summary of an observation, after a check that it holds no field of a body and no
+    state."""
+    summary = summarize(stored(observation))
+    assert SECRET not in msgspec.json.encode(summary.document).decode()
+    return summary
+
+
+def waits(document: Row) -> dict[tuple[str, str], Row]:
+    """Return the edges of the graph, by the names of their ends."""
+    graph = document["graph"]
+    names = [name for name, _ in graph["processes"]]
+    ends = [(names[caller], names[server]) for caller, server in graph["channels"]]
+    assert len(set(ends)) == len(ends)
+    return dict(zip(ends, graph["waits"], strict=True))
+
+
+def test_an_edge_has_all_calls_between_two_instances() -> None:
+    """How many, where they are, and since when the oldest has been open; a call that no instance
+    has accepted leads to its address."""
+    calls = [
+        Call(A, B, 1, age_s=2.0),
+        Call(A, B, 2, age_s=5.0),
+        Call(A, B, 3, age_s=None),
+        Call(A, None, 4, age_s=1.0),
+        Call(A, B, 5, is_awaited=False),
+    ]
+    document = summary_of(observed(1, calls, others=[C])).document
+    assert document["graph"]["processes"] == [
+        ["127.0.0.1:8000", "address"],
+        [A, "bank"],
+        [B, "bank"],
+        [C, "vault"],
+    ]
+    edges = waits(document)
+    assert edges[A, B] == {
+        "count": 3,
+        "since": AT + 1 + TOOK_S - 5.0,
+        "places": {"being served": 3},
+        "is_in_ring": False,
+    }
+    assert edges[A, "127.0.0.1:8000"]["places"] == {"request in transit": 1}
+    assert len(edges) == 2
+    assert [one["call"] for one in document["calls"]["rows"]] == [f"{A}#{n}" for n in (2, 1, 4, 3)]
+    (unresolved,) = document["unresolved"]["rows"]
+    assert unresolved["known"] == f"was accepted by {B}, which still serves it"
+
+
+def test_a_deadlock_is_in_the_graph_and_in_words() -> None:
+    """With the earliest time-out; a call beside the ring is not of it."""
+    found = summary_of(ring(3, [A, B, C], deadline=AT + 9))
+    assert {ends for ends, edge in waits(found.document).items() if edge["is_in_ring"]} == {
+        (A, B),
+        (B, C),
+        (C, A),
+    }
+    deadlock = found.document["deadlock"]
+    assert deadlock["ends_at"] == AT + 9
+    assert sorted(map(len, (deadlock["waits"]["rows"], found.document["graph"]["ring"]))) == [3, 3]
+    assert {A, B, C} < set(deadlock["sentence"].split())
+    assert summary_of(observed(1, [Call(A, B)])).document["deadlock"] is None
+
+
+def test_a_large_system_is_shown_as_services() -> None:
+    """Every part has a limit, and what is left out is counted."""
+    found = summary_of(crowd(1, instance_count=300, call_count=900))
+    graph = found.document["graph"]
+    assert graph["is_by_service"]
+    assert [kind for _, kind in graph["processes"]].count("10 instances") == 30
+    edges = waits(found.document)
+    assert len(edges) == EDGE_COUNT_MAX
+    assert graph["edges_left_out_count"] > 0
+    assert any(caller == server for caller, server in edges)
+    for name, count in (("instances", 300), ("calls", 900)):
+        part = found.document[name]
+        assert len(part["rows"]) == ROW_COUNT_MAX
+        assert part["left_out_count"] == count - ROW_COUNT_MAX
+    assert len(found.document["calls"]["rows"][0]["name"]) == TEXT_CHARS_MAX
+    assert len(msgspec.json.encode(found.document)) < 200_000
+
+
+def test_of_many_services_those_with_the_most_calls_are_shown() -> None:
+    """A deadlock is never left out."""
+    names = [f"service{index}-{index:08x}" for index in range(100)]
+    quiet = ring(1, [A, B, C])
+    calls = [Call(name, name, n, age_s=1.0) for name in names for n in (1, 2, 3)]
+    busy = observed(1, calls)
+    both = msgspec.structs.replace(
+        busy, calls=quiet.calls + busy.calls, fragments=quiet.fragments | busy.fragments
+    )
+    graph = summary_of(both).document["graph"]
+    shown = [name for name, _ in graph["processes"]]
+    assert len(shown) == DISC_COUNT_MAX
+    assert {"bank", "vault"} < set(shown)
+    assert len(graph["ring"]) == 2
+    assert graph["discs_left_out_count"] == 102 - DISC_COUNT_MAX
+
+
+def test_amounts_have_a_place() -> None:
+    """Those of unresolved calls and of open ones are told apart; large ones are not rounded."""
+    calls = [Call(A, None, 1), Call(A, None, 2, is_awaited=False)]
+    (row,) = summary_of(observed(1, calls)).document["amounts"]["rows"]
+    assert (row["in_open_calls"], row["in_unresolved_calls"], row["in_states"]) == (2, 2, 100)
+    assert row["total"] == 104
+
+
+def test_events_say_what_has_changed() -> None:
+    """Once, not with each observation."""
+    exact = stored(observed(1, [])).manifest
+    partial = stored(observed(2, [], partial=("x never answers", "y", "z"))).manifest
+    assert [one["sentence"] for one in events_between(exact, partial)] == [
+        "observation 2 is partial: x never answers; y; and 1 more reason"
+    ]
+    assert events_between(partial, partial) == []
+    (again,) = events_between(partial, exact)
+    assert again["sentence"] == "observation 1 is exact"
+    gone = msgspec.structs.replace(exact, gone=(A,))
+    assert [one["sentence"] for one in events_between(exact, gone)] == [f"{A} was disconnected"]
+    calm, stuck = summary_of(observed(1, [])), summary_of(ring(2, [A, B]))
+    assert [one["kind"] for one in deadlock_events(calm, stuck)] == ["deadlock"]
+    assert [one["kind"] for one in deadlock_events(stuck, calm)] == ["begin"]
+    assert deadlock_events(stuck, stuck) == deadlock_events(None, calm) == []
