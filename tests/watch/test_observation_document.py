@@ -2,7 +2,8 @@
 
 import msgspec
 
-from stillframe.protocol.calls import Observation
+from stillframe.protocol.activities import Lock
+from stillframe.protocol.calls import CallId, Observation
 from stillframe.store.observations import ObservationManifest, StoredObservation
 from stillframe.watch.observation_document import (
     DISC_COUNT_MAX,
@@ -159,3 +160,19 @@ def test_events_say_what_has_changed() -> None:
     assert [one["kind"] for one in deadlock_events(calm, stuck)] == ["deadlock"]
     assert [one["kind"] for one in deadlock_events(stuck, calm)] == ["begin"]
     assert deadlock_events(stuck, stuck) == deadlock_events(None, calm) == []
+
+
+def test_tasks_of_one_instance_are_one_step_of_a_ring() -> None:
+    """They wait for each other's locks; the waits name them all."""
+    calls = [Call(A, B, serves=CallId(B, 1)), Call(B, A, serves=CallId("other", 1))]
+    observation = observed(1, calls)
+    fragment = observation.fragments[B]
+    lock = Lock("vault", ("other#1",), (f"{A}#1",))
+    state = msgspec.structs.replace(fragment.state, locks=(lock,))
+    blocked = msgspec.structs.replace(fragment, state=state)
+    found = summary_of(
+        msgspec.structs.replace(observation, fragments=observation.fragments | {B: blocked})
+    )
+    deadlock = found.document["deadlock"]
+    assert deadlock["sentence"] in {f"{a} waits for {b} waits for {a}" for a, b in ((A, B), (B, A))}
+    assert len(deadlock["waits"]["rows"]) == 3

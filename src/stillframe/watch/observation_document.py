@@ -7,7 +7,7 @@ are the discs. Every part of the document has a limit, and a count of what is le
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,9 +129,16 @@ def awaited_calls(observation: Observation) -> list[Located]:
 
 
 def deadlock_sentence(deadlock: CallDeadlock) -> str:
-    """Return the instances of the rings of a deadlock as a sentence."""
-    rings = [[deadlock.waits[name].instance for name in ring] for ring in deadlock.rings]
-    return text("; ".join(ring_text(instances, None) for instances in rings))
+    """Return the instances of the rings of a deadlock as a sentence. A wait for a lock that another
+    task of the instance holds is no separate step."""
+    return text(
+        "; ".join(ring_text(_instances_of(ring, deadlock), None) for ring in deadlock.rings)
+    )
+
+
+def _instances_of(ring: Iterable[str], deadlock: CallDeadlock) -> list[str]:
+    names = [name for name, _ in groupby(deadlock.waits[one].instance for one in ring)]
+    return names[:-1] if len(names) > 1 and names[0] == names[-1] else names
 
 
 def events_between(before: ObservationManifest, now: ObservationManifest) -> list[Row]:

@@ -27,7 +27,7 @@ export class CallGraph extends Graph {
   makeEdge(path, index) {
     const [line, head] = [makeSvg("path", { class: "edge", d: path.d }), makeSvg("path", { class: "arrow-head", d: headOf(path) })];
     const { x, y } = path.at(0.5);
-    const badge = index < COUNTED_EDGES_MAX ? makeSvg("text", { class: "badge", x, y: y + 4 }) : null;
+    const badge = index < COUNTED_EDGES_MAX ? makeSvg("text", { class: "badge", x, y: y - 6 }) : null;
     const title = makeSvg("title", {});
     return { root: makeSvg("g", {}, title, line, head, badge), badge, title };
   }

@@ -10,6 +10,7 @@ const ROW_HEIGHT = 170;
 const END_SIZE = 7;
 const LONG_NAME_WIDTH = 190;
 const LOOP_SIZE = 34;
+const INNER_PART = 0.4;
 const SKIP_BOW = -0.35;
 const PARALLEL_BOW = 0.28;
 const SHOWN_MS = 2200;
@@ -238,11 +239,17 @@ function placesOf(about, size, height) {
   const radiusY = HEIGHT / 2 - (isSmall ? size + 24 : size + 28);
   const names = new Intl.Collator("en", { numeric: true });
   const order = about.processes.map((_, index) => index).sort((a, b) => names.compare(about.processes[a][0], about.processes[b][0]));
-  const turns = new Map(order.map((index, turn) => [index, turn]));
+  // Addresses come and go with each observation: they are inside, so that instances keep their places.
+  const isInner = (index) => about.processes[index][1] === "address";
+  const [inner, outer] = [order.filter(isInner), order.filter((index) => !isInner(index))];
+  const turns = new Map([inner, outer].flatMap((circle) => circle.map((index, turn) => [index, turn / circle.length])));
   return about.processes.map((_, index) => {
-    const angle = total === 1 ? 0 : (2 * Math.PI * turns.get(index)) / total - Math.PI / 2;
-    const x = WIDTH / 2 + (total === 1 ? 0 : radiusX * Math.cos(angle));
-    const y = HEIGHT / 2 + (total === 1 ? 0 : radiusY * Math.sin(angle));
+    const isAlone = isInner(index) ? inner.length === 1 : total === 1;
+    const angle = total === 1 ? 0 : 2 * Math.PI * turns.get(index) - Math.PI / 2;
+    const part = isAlone ? 0 : isInner(index) ? INNER_PART : 1;
+    const x = WIDTH / 2 + part * radiusX * Math.cos(angle);
+    const y = HEIGHT / 2 + part * radiusY * Math.sin(angle);
+    if (isInner(index)) return { x, y, labelX: x, labelY: y + END_SIZE + 16, anchor: "middle" };
     if (isSmall) return { x, y, labelX: x, labelY: y + 4, anchor: "middle" };
     const anchor = Math.abs(Math.cos(angle)) < 0.2 ? "middle" : Math.cos(angle) > 0 ? "start" : "end";
     return { x, y, labelX: x + (size + 7) * Math.cos(angle), labelY: y + (size + 10) * Math.sin(angle) + 4, anchor };
