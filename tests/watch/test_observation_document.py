@@ -101,6 +101,17 @@ def test_a_deadlock_is_in_the_graph_and_in_words() -> None:
     assert summary_of(observed(1, [Call(A, B)])).document["deadlock"] is None
 
 
+def test_an_address_is_no_instance_of_a_ring() -> None:
+    """Even if it has the name of one."""
+    both = observed(1, [Call(A, B, serves=CallId(B, 1)), Call(B, A, serves=CallId(A, 1))])
+    lost = observed(1, [Call(A, None, 2, target=B)])
+    calls = both.calls + lost.calls
+    graph = summary_of(msgspec.structs.replace(both, calls=calls)).document["graph"]
+    assert graph["processes"] == [[A, "bank"], [B, "bank"], [B, "address"]]
+    assert [edge["is_in_ring"] for edge in graph["waits"]] == [True, True, False]
+    assert graph["ring"] == [0, 1]
+
+
 def test_a_large_system_is_shown_as_services() -> None:
     """Every part has a limit, and what is left out is counted."""
     found = summary_of(crowd(1, instance_count=300, call_count=900))
@@ -111,6 +122,7 @@ def test_a_large_system_is_shown_as_services() -> None:
     assert len(edges) == EDGE_COUNT_MAX
     assert graph["edges_left_out_count"] > 0
     assert any(caller == server for caller, server in edges)
+    assert all(sum(edge["places"].values()) == edge["count"] > 0 for edge in edges.values())
     for name, count in (("instances", 300), ("calls", 900)):
         part = found.document[name]
         assert len(part["rows"]) == ROW_COUNT_MAX

@@ -121,6 +121,7 @@ def test_one_that_is_removed_while_it_is_read_is_left_out(
     asyncio.run(target.poll())
     monkeypatch.undo()
     assert target.summary is None
+    assert not target.polls.errors["store"]
     asyncio.run(target.poll())
     assert target.summary is not None
     assert target.summary.manifest.number == 1
@@ -159,10 +160,13 @@ def test_an_empty_store_is_watched(tmp_path: Path) -> None:
 
 
 def test_metrics_are_those_of_the_newest_observation(seen: Path) -> None:
-    """And of the store; every metric of observations has a value."""
+    """And of the store; every metric of observations has a value. What was there before the first
+    poll makes no event."""
     calls = [Call(A, B, 1), Call(A, None, 2, age_s=7.0), Call(B, A, 3, is_awaited=False)]
     publish(seen, observed(2, calls, partial=("x never answers",)))
-    found = samples(asyncio.run(ObservationTarget(ObservationReader(seen)).metrics()))
+    target = ObservationTarget(ObservationReader(seen))
+    found = samples(asyncio.run(target.metrics()))
+    assert not target.events
     assert [found["store_observations", q] for q in ("exact", "partial", "not exact")] == [1, 1, 0]
     assert found["last_observation_number",] == 2
     assert found["last_observation_timestamp_seconds",] == AT + 2.25

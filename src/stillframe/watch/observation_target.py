@@ -50,6 +50,7 @@ class ObservationTarget(Target):
         self.summary: Summary | None = None
         self._traces = traces
         self._qualities: dict[ObservationId, str] = {}
+        self._counts = dict.fromkeys((*QUALITIES, UNREADABLE), 0)
         self._last: ObservationManifest | None = None
         self._is_first_read = True
 
@@ -107,12 +108,8 @@ class ObservationTarget(Target):
         return {
             "at": time.time(),
             "explanation": error or (f"{self.store.path} holds no observation yet" * is_empty),
-            "counts": self._counts(),
+            "counts": self._counts,
         }
-
-    def _counts(self) -> dict[str, int]:
-        """Return how many observations are of each quality."""
-        return dict.fromkeys((*QUALITIES, UNREADABLE), 0) | Counter(self._qualities.values())
 
     def _read(
         self,
@@ -134,6 +131,8 @@ class ObservationTarget(Target):
             events += self._read_newest()
         except StillframeError as error:
             errors.append(str(error))
+        # Replaced as a whole: a scrape may read it in another thread.
+        self._counts = dict.fromkeys(self._counts, 0) | Counter(self._qualities.values())
         return new, gone, events, errors[-1] if errors else ""
 
     def _read_manifest(self, one: ObservationId, errors: list[str]) -> list[dict[str, Any]]:
@@ -172,7 +171,7 @@ class ObservationTarget(Target):
         traces.add(found)
 
     async def _collect(self, metrics: MetricSet) -> None:
-        metrics.put_all("store_observations", self._counts())
+        metrics.put_all("store_observations", self._counts)
         if self.summary is not None:
             _collect_summary(metrics, self.summary)
         if self._traces is not None:
