@@ -37,6 +37,7 @@ from stillframe.watch.metrics import (
     COUNTER,
     METRICS,
     OBJECT_STORE,
+    OBSERVATIONS,
     PIPELINES,
     TRACES,
     Histogram,
@@ -180,7 +181,7 @@ def test_a_life_of_a_bank_in_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
         unused = [
             name
             for name, metric in METRICS.items()
-            if name not in TRACES | PIPELINES | OBJECT_STORE
+            if name not in TRACES | PIPELINES | OBSERVATIONS | OBJECT_STORE
             and not told_of(last, name, is_histogram=bool(metric.bounds))
         ]
         assert unused == []
