@@ -7,7 +7,8 @@ from pyspark.sql import SparkSession
 
 from stillframe import analytics
 from stillframe.errors import Damaged, UsageError
-from stillframe.store.observation_tables import amounts_of, fields_of, service_of, state_of
+from stillframe.protocol.activities import service_of
+from stillframe.store.observation_tables import amounts_of, fields_of, state_of
 from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
 from tests.store.call_samples import BEGAN, INITIATED, SHOP, deadlocked, stored
 from tests.store.observation_samples import filled, has_every_kind, observed

@@ -123,6 +123,7 @@ def deadlocked(number: int = 1) -> Observation:
         created={},
         forgotten_count=0,
         partial=("cards.example:443 has never answered with a header",),
+        baseline=number,
     )
 
 

@@ -85,7 +85,7 @@ def observed(
     nothing: dict[str, int] = {}
     return Observation(
         *(number, fragments, tuple(located), (), (), (), ()),
-        *(nothing, nothing, nothing, nothing, 0, partial),
+        *(nothing, nothing, nothing, nothing, 0, partial, number),
     )
 
 

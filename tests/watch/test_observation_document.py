@@ -29,6 +29,7 @@ def stored(observation: Observation) -> StoredObservation:
         initiated_at=AT + number,
         completed_at=AT + number + TOOK_S,
         is_exact=observation.is_exact,
+        baseline=observation.baseline,
         instance_count=len(observation.fragments),
         open_count=sum(one.record.is_awaited for one in observation.calls),
         unresolved_count=sum(not one.record.is_awaited for one in observation.calls),

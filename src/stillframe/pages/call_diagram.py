@@ -42,8 +42,9 @@ from stillframe.diagram.shapes import (
 from stillframe.diagram.text_metrics import count
 from stillframe.diagram.window import PROCESS_COUNT_MAX
 from stillframe.model import Channel
+from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import CallPlace, Located, Observation
-from stillframe.store.observation_tables import served_by, service_of, state_of
+from stillframe.store.observation_tables import served_by, state_of
 from stillframe.trace import MessageId, Position
 
 CALL_COUNT_MAX, CROWDED_COUNT_MAX, LABELLED_COUNT_MAX = 120, 60, 24

@@ -15,17 +15,17 @@ from stillframe.diagram.scene import TEXT_ROW
 from stillframe.diagram.text_metrics import clean, count, moment
 from stillframe.pages.call_diagram import CallDiagram, call_words, draw_calls, is_blocked, ring_of
 from stillframe.pages.values import Budget, printable, show, show_fields
+from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import CallPlace, InstanceFragment, Located, Observation
 from stillframe.store.observation_tables import (
     Unresolved,
     amounts_of,
     fields_of,
     served_by,
-    service_of,
     state_of,
     unresolved_of,
 )
-from stillframe.store.observations import StoredObservation
+from stillframe.store.observations import ObservationManifest, StoredObservation
 
 OBSERVATION = "observation"
 """The kind of this document."""

@@ -16,12 +16,12 @@ from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
 from stillframe.detect.wait_for_graph import ring_text
 from stillframe.diagram.text_metrics import count, shorten_name
 from stillframe.pages.values import printable
+from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import Located, Observation
 from stillframe.store.observation_tables import (
     Unresolved,
     amounts_of,
     served_by,
-    service_of,
     state_of,
     unresolved_of,
 )
