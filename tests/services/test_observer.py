@@ -313,3 +313,23 @@ def test_a_service_has_the_name_of_a_process(name: str) -> None:
     """A certificate can be for it, and a terminal can show it."""
     with pytest.raises(UsageError, match="cannot name a service"):
         agent(name)
+
+
+@pytest.mark.parametrize("turn_count", range(6))
+def test_an_agent_ends_when_its_connection_closes_at_the_same_time(turn_count: int) -> None:
+    """Whichever step of the event loop it is cancelled in."""
+    collected = Collected()
+
+    async def body() -> None:
+        async with collected.listening():
+            link = CollectorLink(agent("A"), collected.address, warn=collected.warnings.append)
+            running = asyncio.create_task(link.run())
+            await collected.connected(1)
+            link.close()
+            for _ in range(turn_count):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait([running], timeout=5)
+            assert running.cancelled()
+
+    run(body)

@@ -17,7 +17,7 @@ OURS = ("STILLFRAME_", "PYTEST_")
 def versions(file: str, operator: str) -> dict[str, str]:
     """Return the version of each framework in a file with requirements."""
     text = (ROOT / file).read_text()
-    return dict(re.findall(rf"\b({'|'.join(FRAMEWORKS)}){operator}([\d.]+)", text))
+    return dict(re.findall(rf"(?<![\w-])({'|'.join(FRAMEWORKS)}){operator}([\d.]+)", text))
 
 
 def test_the_page_has_the_versions() -> None:

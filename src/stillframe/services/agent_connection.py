@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -155,7 +155,7 @@ class CollectorLink:
         while True:
             connection = await self._connect()
             if connection is not None:
-                async with _every(ACKNOWLEDGE_S, connection.acknowledge):
+                with _every(ACKNOWLEDGE_S, connection.acknowledge):
                     await connection.closed.wait()
                 self._connection = None
                 if connection.must_rename:
@@ -196,19 +196,19 @@ class CollectorLink:
             self._warn(warning)
 
 
-@contextlib.asynccontextmanager
-async def _every(seconds: float, act: Callable[[], None]) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def _every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
     """Call `act` at this interval while the body runs."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
 
-    async def repeat() -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            act()
+    def repeat() -> None:
+        nonlocal timer
+        timer = loop.call_later(seconds, repeat)
+        act()
 
-    task = asyncio.create_task(repeat())
+    timer = loop.call_later(seconds, repeat)
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        timer.cancel()

@@ -9,7 +9,7 @@ import { fetchDocument } from "./actions.js";
 import { showDiff } from "./diff.js";
 import { showSnapshot } from "./snapshot.js";
 import { ObservedOverview } from "./observed.js";
-import { showObservation } from "./observation.js";
+import { showObservation } from "./watched_observation.js";
 
 const ROWS_KEPT_MAX = 400;
 const POINTS_MAX = 300;
