@@ -9,29 +9,40 @@ from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
     AnswerHeader,
-    Instance,
+    CallId,
     InstanceFragment,
     MessageHeader,
     RequestHeader,
 )
+from stillframe.services.agent import Agent
 
 changed = msgspec.structs.replace
 
 
-def request_without_colour(instance: Instance) -> None:
+def _hide_colours(agent: Agent) -> dict[CallId, int]:
+    """Let an agent read requests without their colours; return those."""
+    hidden: dict[CallId, int] = {}
+    decode = agent.headers.decode
+
+    def wrong(kind: Any, text: str, stream: str = "") -> Any:
+        header = decode(kind, text, stream)
+        if not isinstance(header, RequestHeader):
+            return header
+        hidden[header.call] = header.colour
+        return changed(header, colour=0)
+
+    agent.headers.decode = wrong  # type: ignore[method-assign]
+    return hidden
+
+
+def request_without_colour(agent: Agent) -> None:
     """Let an instance not look at the colour of requests."""
-    accept = instance.accept
-
-    def wrong(
-        header: RequestHeader, *, brought: Amounts = NOTHING, details: CallDetails = NO_DETAILS
-    ) -> tuple[int, InstanceFragment | None]:
-        return accept(changed(header, colour=0), brought=brought, details=details)
-
-    instance.accept = wrong  # type: ignore[method-assign]
+    _hide_colours(agent)
 
 
-def answer_without_colour(instance: Instance) -> None:
+def answer_without_colour(agent: Agent) -> None:
     """Let an instance not look at the colour of answers."""
+    instance = agent.rules
     accept = instance.accept_answer
 
     def wrong(number: int, header: AnswerHeader) -> InstanceFragment | None:
@@ -40,8 +51,9 @@ def answer_without_colour(instance: Instance) -> None:
     instance.accept_answer = wrong  # type: ignore[method-assign]
 
 
-def message_without_colour(instance: Instance) -> None:
+def message_without_colour(agent: Agent) -> None:
     """Let an instance look at the colour at the start of a call, and not at those of messages."""
+    instance = agent.rules
     accept = instance.accept_message
 
     def wrong(end: Any, header: MessageHeader) -> InstanceFragment | None:
@@ -50,21 +62,23 @@ def message_without_colour(instance: Instance) -> None:
     instance.accept_message = wrong  # type: ignore[method-assign]
 
 
-def capture_behind(instance: Instance) -> None:
+def capture_behind(agent: Agent) -> None:
     """Let an instance capture after it has accepted a request."""
+    hidden, instance = _hide_colours(agent), agent.rules
     accept = instance.accept
 
     def wrong(
         header: RequestHeader, *, brought: Amounts = NOTHING, details: CallDetails = NO_DETAILS
     ) -> tuple[int, InstanceFragment | None]:
-        ticket, _ = accept(changed(header, colour=0), brought=brought, details=details)
-        return ticket, instance.meet(header.colour)
+        ticket, _ = accept(header, brought=brought, details=details)
+        return ticket, instance.meet(hidden[header.call])
 
     instance.accept = wrong  # type: ignore[method-assign]
 
 
-def capture_behind_message(instance: Instance) -> None:
+def capture_behind_message(agent: Agent) -> None:
     """Let an instance capture after it has accepted a message of a stream."""
+    instance = agent.rules
     accept = instance.accept_message
 
     def wrong(end: Any, header: MessageHeader) -> InstanceFragment | None:

@@ -475,7 +475,7 @@ def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
     assert asyncio.run(call(watched, "/it")).text == "{}\n"
     capture(watched)
     early = "/it is not a function that FastAPI calls, so it may act before it accepts"
-    assert notes == [(early,), (early, "the answer of /it crosses the cut"), ()]
+    assert notes == [(early, "the answer of /it crosses the cut")] * 2 + [()]
 
 
 def test_a_websocket_crosses_the_cut() -> None:
@@ -737,11 +737,11 @@ def test_a_state_that_cannot_be_captured_fails_no_request() -> None:
         raise ValueError("no state")
 
     agent = Agent("S", broken, secret=SECRET, carries=lambda message: {"EUR": message.body[99]})
-    assert agent.amounts(Message(method="POST", path="/it", body=b"")) == {}
+    assert agent.amounts(Message(method="POST", path="/it", body=b"")) is None
     fragment = agent.rules.meet(1)
     assert fragment is not None
     assert fragment.notes == (
-        "carries raised IndexError: index out of range for POST /it",
+        "carries raised IndexError for POST",
         "its state could not be captured: ValueError: no state",
     )
 

@@ -102,7 +102,7 @@ def test_a_mistake_is_found(mistake: Callable[[Any], None]) -> None:
     """By the check of each cut, since control messages are late."""
     deployment = GrpcDeployment(1)
     for bank in deployment.banks:
-        mistake(bank.agent.rules)
+        mistake(bank.agent)
 
     async def run() -> None:
         async with deployment.running():

@@ -44,7 +44,7 @@ def test_a_mistake_is_found(mistake: object) -> None:
     """By the check of each cut, since control messages are late."""
     deployment = Deployment(1)
     for bank in deployment.banks:
-        mistake(bank.agent.rules)  # type: ignore[operator]
+        mistake(bank.agent)  # type: ignore[operator]
 
     async def run() -> None:
         async with deployment.running():

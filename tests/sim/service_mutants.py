@@ -87,14 +87,18 @@ class OldColour(Instance):
         self._colours[accepted[0]] = self.colour
         return accepted
 
-    def answer(self, ticket: int, *, carries: Amounts = calls.NOTHING) -> AnswerHeader:
+    def answer(
+        self, ticket: int, *, carries: Amounts = calls.NOTHING, has_unknown_amounts: bool = False
+    ) -> AnswerHeader:
         return changed(super().answer(ticket, carries=carries), colour=self._colours.pop(ticket))
 
 
 class AnswersNotKept(Instance):
     """Forgets an answer when it is sent."""
 
-    def answer(self, ticket: int, *, carries: Amounts = calls.NOTHING) -> AnswerHeader:
+    def answer(
+        self, ticket: int, *, carries: Amounts = calls.NOTHING, has_unknown_amounts: bool = False
+    ) -> AnswerHeader:
         header = super().answer(ticket, carries=carries)
         for other in self._others.values():
             other.kept.clear()

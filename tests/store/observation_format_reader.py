@@ -35,13 +35,13 @@ COLUMNS = {
 }
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
-    "answer_counts heard received dropped targets lost notes",
+    "answer_counts heard received dropped targets lost dropped_count notes",
     "state": "encoded held conserved locks ignored_count",
     "located": "call record place served",
     "record": "number target carries serving gone_count is_awaited was_answered stream details",
     "served": "call brought number answer stream details",
     "stream": "sent_count accepted_count carried forgotten_through",
-    "details": "name activity began_at deadline fields",
+    "details": "name activity began_at deadline fields has_unknown_amounts",
 }
 PLACES = {"request in transit", "being served", "answer in transit", "unknown", "outside"}
 

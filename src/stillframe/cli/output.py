@@ -157,7 +157,7 @@ def put_table(
     listed = list(rows)
     cells = _cells(columns, listed[:limit])
     if title:
-        console.print(Text(title), soft_wrap=True)
+        console.print(Text(printable(title)), soft_wrap=True)
     widths = _widths(cells, console.width, texts)
     console.print(_table(cells, texts, widths))
     if left_out := [column[0] for index, column in enumerate(cells) if index not in widths]:
@@ -176,7 +176,7 @@ def _cells(columns: Sequence[str] | Columns[Any], rows: Iterable[Any]) -> list[l
     """Return each column: its heading and its cells."""
     if isinstance(columns, Mapping):
         rows = [[of(row) for of in columns.values()] for row in rows]
-    listed = [*columns], *([_figure(cell) for cell in row] for row in rows)
+    listed = [*map(printable, columns)], *([_figure(cell) for cell in row] for row in rows)
     return [list(column) for column in zip(*listed, strict=True)]
 
 

@@ -106,6 +106,8 @@ def _blocks(located: Located) -> bool:
     return (
         located.place is CallPlace.SERVED
         and len(located.served) == 1
+        # A message of a stream that is in transit ends the wait.
+        and located.served[0][1].stream.sent_count == record.stream.accepted_count
         and record.is_awaited
         and bool(record.details.activity)
     )

@@ -101,7 +101,7 @@ class _Totals:
     def evaluate(self, observation: Observation) -> Verdict:
         """Return whether something is missing, or too much."""
         places = places_of(observation)
-        if not any("in states" in amounts for amounts in places.values()):
+        if not any(fragment.state.conserved for fragment in observation.fragments.values()):
             raise UsageError(
                 f"in {_where(observation)} no state reports a conserved amount: implement "
                 "'conserved()' in the state that 'attach' is given"

@@ -24,6 +24,8 @@ class CallDetails(msgspec.Struct, frozen=True):
         deadline: the earliest time at which the caller stops waiting, if there is one, by its
             clock.
         fields: those fields of the body that the service allows to be stored, as JSON.
+        has_unknown_amounts: whether a message of the call carries amounts that the host does not
+            know, such as one whose body was not read.
     """
 
     name: str = ""
@@ -31,6 +33,7 @@ class CallDetails(msgspec.Struct, frozen=True):
     began_at: float = 0.0
     deadline: float | None = None
     fields: dict[str, str] = {}
+    has_unknown_amounts: bool = False
 
 
 NO_DETAILS = CallDetails()

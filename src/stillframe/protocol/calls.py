@@ -66,6 +66,12 @@ _Item = TypeVar("_Item")
 KEPT_COUNT_MAX = 10_000
 """How many unacknowledged answers, and how many unresolved calls, an instance keeps. Answers are
 acknowledged while a collector is connected; unresolved calls wait for the next observation."""
+TARGET_COUNT_MAX = 1_000
+"""How many targets an instance lists."""
+OTHER_TARGETS = "another target"
+"""The name of those that it does not list."""
+REASON_COUNT_MAX = 20
+"""How many targets, and how many calls, a partial observation names for each reason."""
 GONE_COUNT_MAX = 1_000
 """How many instances that are retired are remembered."""
 LEDGER_COUNT_MAX = 10_000
@@ -254,6 +260,7 @@ class InstanceFragment(msgspec.Struct, frozen=True):
         targets: the targets that were called, and whether each has ever answered with a header.
         lost: the amounts of messages of streams that were lost, since each call was answered before
             they were accepted.
+        dropped_count: how many streams have ended with dropped amounts that were not accepted.
         notes: why the fragment does not show everything.
     """
 
@@ -271,6 +278,7 @@ class InstanceFragment(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     targets: dict[str, bool]
     lost: Amounts
+    dropped_count: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -405,6 +413,7 @@ class Instance:
         self._kept_count = 0
         self._streams: dict[End, _OpenStream] = {}
         self._lost: dict[str, int] = {}
+        self._dropped_count = 0
         self._others: dict[str, _Other] = {}
         self._heard_at_cut: dict[str, int] = {}
 
@@ -431,8 +440,20 @@ class Instance:
         self._calls[number] = OpenCall(
             number, target, carries, serving, self.gone_count, details=details
         )
-        self._targets.setdefault(target, False)
+        self._targets.setdefault(self._listed(target), False)
         return RequestHeader(self.colour, CallId(self.name, number))
+
+    def _listed(self, target: str) -> str:
+        """Return the name under which a target is listed: there may be too many."""
+        has_room = target in self._targets or len(self._targets) < TARGET_COUNT_MAX
+        return target if has_room else OTHER_TARGETS
+
+    def set_activity(self, number: int, activity: str) -> None:
+        """Note which activity waits for the answer of an open call now; empty if none does."""
+        call = self._calls.get(number)
+        if call is not None and call.details.activity != activity:
+            details = msgspec.structs.replace(call.details, activity=activity)
+            self._calls[number] = msgspec.structs.replace(call, details=details)
 
     def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         """Close a call whose answer has arrived. Return the fragment if this instance has captured
@@ -447,7 +468,8 @@ class Instance:
         stream = self._closed_stream(header.call)
         if stream.carried:
             _add(self._lost, stream.carried_after(header.accepted_count))
-        self._targets[call.target] = True
+        self._dropped_count += stream.forgotten_through > header.accepted_count
+        self._targets[self._listed(call.target)] = True
         other.receipts.add(header.number)
         self.unreported[header.instance] = None
         return fragment
@@ -502,14 +524,20 @@ class Instance:
         self._serving[self._ticket_count] = ServedCall(header.call, brought, details=details)
         return self._ticket_count, fragment
 
-    def answer(self, ticket: int, *, carries: Amounts = NOTHING) -> AnswerHeader:
+    def answer(
+        self, ticket: int, *, carries: Amounts = NOTHING, has_unknown_amounts: bool = False
+    ) -> AnswerHeader:
         """Return the header of an answer.
 
         Args:
             ticket: what `accept` returned.
             carries: the amounts that the state has lost to the answer.
+            has_unknown_amounts: whether it carries others, which the host does not know.
         """
         served = self._serving.pop(ticket)
+        if has_unknown_amounts:
+            details = msgspec.structs.replace(served.details, has_unknown_amounts=True)
+            served = msgspec.structs.replace(served, details=details)
         other = self._other(served.call.caller)
         other.answer_count += 1
         stream = self._closed_stream(ticket)
@@ -614,6 +642,7 @@ class Instance:
             dropped={name: one.dropped for name, one in others.items() if one.dropped},
             targets=dict(self._targets),
             lost=dict(self._lost),
+            dropped_count=self._dropped_count,
             notes=captured.notes,
         )
         self.colour = colour
@@ -758,6 +787,9 @@ class CallLedger(msgspec.Struct):
         unknown_amounts: the amounts of `unknown`, and of calls to targets that have never answered,
             at the newest observation.
         was_partial: whether the newest observation was partial.
+        dropped: the highest number of a call whose answer an instance has dropped, by instance and
+            caller, at the newest observation.
+        dropped_counts: `dropped_count` of each instance at the newest observation.
     """
 
     not_accepted: dict[CallId, OpenCall] = {}
@@ -779,6 +811,8 @@ class CallLedger(msgspec.Struct):
     observed: set[str] = set()
     unknown_amounts: dict[str, int] = {}
     was_partial: bool = False
+    dropped: dict[tuple[str, str], int] = {}
+    dropped_counts: dict[str, int] = {}
 
 
 Accepted = tuple[str, ServedCall]
@@ -1141,12 +1175,45 @@ class _Conclusion:
                     f"{name} has dropped unresolved calls, because there were too many"
                 )
             self._count_forgotten(fragment)
+            self._look_at_dropped(name, fragment)
             self._partial += [f"{name}: {note}" for note in fragment.notes]
-        self._partial += [
-            f"{target} has never answered with a header"
-            for target, has_answered in sorted(ledger.targets.items())
-            if not has_answered
+        ledger.dropped = {
+            (name, caller): number
+            for name, fragment in self._fragments.items()
+            for caller, number in fragment.dropped.items()
+        }
+        ledger.dropped_counts = {
+            name: fragment.dropped_count for name, fragment in self._fragments.items()
+        }
+        silent = sorted(
+            target for target, has_answered in ledger.targets.items() if not has_answered
+        )
+        self._name_some("{} has never answered with a header", silent)
+        unknown = [call for call, record in self._open.items() if _is_unknown(record)]
+        unknown += [
+            call
+            for call, entries in self._accepted.items()
+            if any(_is_unknown(served) for _, served in entries)
         ]
+        self._name_some("the amounts of call {} are not known", sorted(set(unknown)))
+
+    def _name_some(self, reason: str, names: list[Any]) -> None:
+        """Give a reason for some names, and say for how many more."""
+        self._partial += [reason.format(name) for name in names[:REASON_COUNT_MAX]]
+        if len(names) > REASON_COUNT_MAX:
+            self._partial.append(reason.format(f"{len(names) - REASON_COUNT_MAX} more"))
+
+    def _look_at_dropped(self, name: str, fragment: InstanceFragment) -> None:
+        """Report what an instance has dropped that no later fragment shows."""
+        ledger = self._ledger
+        for caller, number in fragment.dropped.items():
+            is_more = number > ledger.dropped.get((name, caller), 0)
+            if caller not in self._fragments and is_more:
+                self._partial.append(
+                    f"{name} has dropped answers to {caller}, which is not connected"
+                )
+        if fragment.dropped_count > ledger.dropped_counts.get(name, 0):
+            self._partial.append(f"{name} has dropped amounts of streams: too many messages")
 
     def _look_at_calls(self, calls: Iterable[Located], duplicates: Iterable[Accepted]) -> None:
         """Collect why amounts of calls may be wrong."""
@@ -1294,6 +1361,8 @@ class _Conclusion:
     def _settle_call(self, located: Located) -> None:
         """Settle an unresolved call, unless it is still served."""
         ledger, record = self._ledger, located.record
+        details = msgspec.structs.replace(record.details, fields={})
+        record = msgspec.structs.replace(record, details=details)
         if located.place is CallPlace.SERVED:
             return
         if located.place is CallPlace.ANSWERED:
@@ -1312,6 +1381,11 @@ class _Conclusion:
         _add(self._ledger.lost, amounts)
         for name, served in answers:
             self._ledger.settled.add((name, served.call.caller, served.number))
+
+
+def _is_unknown(record: OpenCall | ServedCall) -> bool:
+    """Return whether a message of a call carries amounts that are not known."""
+    return record.details.has_unknown_amounts
 
 
 def _drop_oldest(items: dict[Any, _Item], count_max: int) -> list[_Item]:

@@ -34,6 +34,11 @@ from stillframe.protocol.calls import (
 from stillframe.services.headers import HeaderCodec
 
 SECRET_BYTES_MIN = 16
+AMOUNT_MAX = 2**53
+"""The largest amount, of either sign: sums of many must fit into 64 bits."""
+NOTE_COUNT_MAX = 20
+"""How many different errors of `carries` an observation names."""
+_EMPTY_MAP = b"\x80"
 BODY_BYTES_MAX = 2**20
 """The longest body that is read before a request or an answer is accepted."""
 FIELD_LENGTH_MAX = 200
@@ -57,6 +62,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         is_answer: whether it is an answer, or a message of a stream that a server sends.
         status: the status of the answer: that of HTTP, or the number of that of gRPC. It is 0 for a
             request and for a message of a stream.
+        request_body: for an answer over HTTP, the body of its request: a refusal gives back what
+            that has brought.
     """
 
     method: str
@@ -64,6 +71,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     is_answer: bool = False
     status: int = 0
+    request_body: bytes = b""
 
 
 Carries = Callable[[Message], Amounts]
@@ -98,11 +106,14 @@ class Agent:
         *,
         secret: bytes,
         targets: Collection[str] = (),
-        carries: Carries = lambda message: NOTHING,
+        carries: Carries | None = None,
         stored_fields: Collection[str] = (),
         shared: Collection[str] = (),
         on_fragment: Callable[[InstanceFragment], None] = lambda fragment: None,
     ) -> None:
+        secret = secret.strip()  # as `stillframe observe` does
+        if isinstance(targets, str):
+            raise UsageError(f"targets is the text {targets!r}: give a list of host:port")
         if len(secret) < SECRET_BYTES_MIN:
             raise UsageError(f"the secret has {len(secret)} bytes: use {SECRET_BYTES_MIN} or more")
         self.service = check_process_id(service, "a service")
@@ -113,7 +124,7 @@ class Agent:
         self.targets = frozenset(targets)
         self.ignored_count = 0
         self._state = state
-        self._carries = carries
+        self._carries = carries or _nothing
         self.on_fragment = on_fragment
         self.start: Callable[[], None] = lambda: None
         """Connects this process to the collector, unless it is connected. Middleware calls it in
@@ -128,6 +139,8 @@ class Agent:
         self._held: dict[object, Mapping[str, int]] = {}
         self._notes: dict[object, Callable[[], str]] = {}
         self._once: dict[str, None] = {}
+        self.open_ends: set[CallEnd] = set()
+        self._renamed: set[CallEnd] | None = None
         self._step = threading.RLock()
 
     def _new_rules(self) -> Instance:
@@ -138,6 +151,14 @@ class Agent:
         forgotten."""
         self.rules = self._new_rules()
         self.was_connected = False
+        if self.open_ends:
+            self._renamed = set(self.open_ends)
+
+    def settled(self, observation: int) -> None:
+        """Note that an observation is stored."""
+        is_over = self._renamed is not None and self.open_ends.isdisjoint(self._renamed)
+        if is_over and observation >= self.rules.colour:
+            self._renamed = None
 
     # --- what middleware calls
 
@@ -148,6 +169,8 @@ class Agent:
         *,
         timeout_s: float | None = None,
         is_streamed: bool = False,
+        is_whole: bool = True,
+        is_awaited: bool = True,
     ) -> tuple["OutgoingCall", str | None]:
         """Open a call. Return it, and the header of its request unless the target is not one of
         `targets`.
@@ -157,22 +180,40 @@ class Agent:
             message: the request.
             timeout_s: how long the caller waits at least.
             is_streamed: whether the request is a stream, whose messages follow.
+            is_whole: whether `message` has the whole body.
+            is_awaited: whether the current task waits for the answer from now on.
         """
         self.start()
-        is_silent = is_streamed or target not in self.targets
-        carries = NOTHING if is_silent else self.amounts(message)
-        details = self._details(message, activity=self.activity(), timeout_s=timeout_s)
+        carries: Amounts | None = NOTHING
+        if target in self.targets and not is_streamed:
+            carries = self.amounts(message) if is_whole else self.unread_amounts()
+        details = self._details(
+            message,
+            activity=self.activity() if is_awaited else "",
+            timeout_s=timeout_s,
+            has_unknown_amounts=carries is None,
+        )
+        carries = carries or NOTHING
         header = self.rules.request(target, carries=carries, serving=SERVING.get(), details=details)
         text = self.headers.encode(header) if target in self.targets else None
         return OutgoingCall(self, header.call), text
 
     def accept(
-        self, header: RequestHeader, message: Message, *, is_streamed: bool = False
+        self,
+        header: RequestHeader,
+        message: Message,
+        *,
+        is_streamed: bool = False,
+        is_whole: bool = True,
     ) -> "IncomingCall":
         """Accept a request. Its messages follow if it is a stream."""
-        brought = NOTHING if is_streamed else self.amounts(message)
+        brought: Amounts | None = NOTHING
+        if not is_streamed:
+            brought = self.amounts(message) if is_whole else self.unread_amounts()
         ticket, fragment = self.rules.accept(
-            header, brought=brought, details=self._details(message)
+            header,
+            brought=brought or NOTHING,
+            details=self._details(message, has_unknown_amounts=brought is None),
         )
         task = asyncio.current_task()
         if task is not None:
@@ -183,8 +224,10 @@ class Agent:
     def activity(self) -> str:
         """Return the activity that the current task is."""
         task = asyncio.current_task()
-        if task is None:
-            return ""
+        return "" if task is None else self.activity_of(task)
+
+    def activity_of(self, task: asyncio.Task[Any]) -> str:
+        """Return the activity that a task is."""
         name = self._activities.get(task)
         if name is None:
             self._activity_count += 1
@@ -192,7 +235,12 @@ class Agent:
         return name
 
     def _details(
-        self, message: Message, *, activity: str = "", timeout_s: float | None = None
+        self,
+        message: Message,
+        *,
+        activity: str = "",
+        timeout_s: float | None = None,
+        has_unknown_amounts: bool = False,
     ) -> CallDetails:
         """Return what may be stored of a request."""
         began_at = time.time()
@@ -203,16 +251,25 @@ class Agent:
             began_at=began_at,
             deadline=None if timeout_s is None else began_at + timeout_s,
             fields=_fields_of(message.body, self._stored_fields) if may_store else {},
+            has_unknown_amounts=has_unknown_amounts,
         )
 
-    def amounts(self, message: Message) -> Amounts:
-        """Return what a message conserves; nothing if `carries` fails, which is noted."""
-        try:
-            return self._carries(message)
-        except Exception as error:  # noqa: BLE001 - no request fails because of an observation
-            what = f"carries raised {describe(error)} for {message.method} {message.path}"
-            self._once[what] = None
+    def amounts(self, message: Message) -> Amounts | None:
+        """Return what a message conserves; None if `carries` fails, which is noted. The text of its
+        error may have a part of the body, so it is not."""
+        if self._carries is _nothing:
             return NOTHING
+        try:
+            return amounts_in(self._carries(message))
+        except Exception as error:  # noqa: BLE001 - no request fails because of an observation
+            if len(self._once) < NOTE_COUNT_MAX:
+                self._once[f"carries raised {type(error).__name__} for {message.method}"] = None
+            return None
+
+    def unread_amounts(self) -> Amounts | None:
+        """Return the amounts of a message whose body was not read: unknown, if any message has
+        amounts."""
+        return NOTHING if self._carries is _nothing else None
 
     @contextlib.contextmanager
     def noted(self, note: Callable[[], str]) -> Iterator[None]:
@@ -239,7 +296,7 @@ class Agent:
             ``with agent.held(EUR=5): await client.post(...)``
         """
         key = object()
-        self._held[key] = amounts
+        self._held[key] = amounts_in(amounts)
         try:
             yield
         finally:
@@ -272,12 +329,16 @@ class Agent:
         notes = [f"{name} is shared outside of calls" for name in self._shared]
         notes += [*self._once, *(note() for note in self._notes.values())]
         self._once.clear()
-        encoded, conserved = b"", NOTHING
+        if self._renamed is not None:
+            notes.append("it has another name since calls began that were open then")
+        encoded, conserved = _EMPTY_MAP, NOTHING
         with self._step:
             try:
-                encoded = _encoder.encode(self._fields())
+                fields = _encoder.encode(self._fields())
+                msgspec.msgpack.decode(fields, type=dict[str, msgspec.Raw])
                 if hasattr(self._state, "conserved"):
-                    conserved = msgspec.convert(self._state.conserved(), dict[str, int])
+                    conserved = amounts_in(self._state.conserved())
+                encoded = fields
             except Exception as error:  # noqa: BLE001 - the same
                 notes.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
@@ -299,9 +360,10 @@ class ObservedLock:
     def __init__(self, agent: Agent, name: str, count_max: int) -> None:
         self.name = name
         self._agent = agent
+        self._count_max = count_max
         self._semaphore = asyncio.Semaphore(count_max)
-        self._holders: list[str] = []
-        self._waiting: list[str] = []
+        self._holders: list[asyncio.Task[Any]] = []
+        self._waiting: list[asyncio.Task[Any]] = []
 
     @property
     def is_held(self) -> bool:
@@ -309,22 +371,29 @@ class ObservedLock:
         return bool(self._holders)
 
     def record(self) -> Lock:
-        """Return who has it, and who waits for it."""
-        return Lock(self.name, tuple(self._holders), tuple(self._waiting))
+        """Return the tasks that have it, and those that wait for it: none after a release, until
+        another task has acquired it."""
+        # A task has another name when it has accepted a request.
+        name = self._agent.activity_of
+        waiting = self._waiting if len(self._holders) >= self._count_max else []
+        return Lock(self.name, tuple(map(name, self._holders)), tuple(map(name, waiting)))
 
     async def acquire(self) -> None:
         """Wait until the current task has it."""
-        activity = self._agent.activity()
-        self._waiting.append(activity)
+        task = _current_task()
+        self._waiting.append(task)
         try:
             await self._semaphore.acquire()
         finally:
-            self._waiting.remove(activity)
-        self._holders.append(activity)
+            self._waiting.remove(task)
+        self._holders.append(task)
 
     def release(self) -> None:
         """Release it."""
-        self._holders.remove(self._agent.activity())
+        task = _current_task()
+        if task not in self._holders:
+            raise UsageError(f"the lock {self.name!r} is not held by the task that releases it")
+        self._holders.remove(task)
         self._semaphore.release()
 
     async def __aenter__(self) -> None:
@@ -348,10 +417,19 @@ class CallEnd:
         self._accepted_count = 0
         self._is_mixed = False
         self._noted = contextlib.ExitStack()
+        agent.open_ends.add(self)
+
+    def _meet(self, colour: int) -> None:
+        """Let an agent that has another name since the call began capture, if it must."""
+        if self._rules is not self._agent.rules:
+            self._agent.report(self._agent.rules.meet(colour))
 
     def send(self, message: Message) -> str:
         """Return the header of the next message of the stream."""
-        header = self._rules.send(self._end, carries=self._agent.amounts(message))
+        amounts = self._agent.amounts(message)
+        if amounts is None:
+            self.note(f"the amounts of a message of the stream {message.path} are not known")
+        header = self._rules.send(self._end, carries=amounts or NOTHING)
         return self._agent.headers.encode(header, self._sending)
 
     def accept_message(self, text: str | None, path: str) -> None:
@@ -366,6 +444,7 @@ class CallEnd:
         header = agent.headers.decode(MessageHeader, text, self._accepting) if text else None
         if header is not None and header.number > self._accepted_count:
             self._accepted_count = header.number
+            self._meet(header.colour)
             agent.report(self._rules.accept_message(self._end, header))
             return
         agent.ignored_count += 1
@@ -379,6 +458,7 @@ class CallEnd:
 
     def _over(self) -> None:
         self.is_open = False
+        self._agent.open_ends.discard(self)
         self._noted.close()
 
 
@@ -391,11 +471,22 @@ class OutgoingCall(CallEnd):
 
     def meet(self, header: AnswerHeader) -> None:
         """Capture if the answer has a higher colour. It is accepted later."""
+        self._meet(header.colour)
         self._agent.report(self._rules.meet(header.colour))
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Note that the current task waits for the other end while the body runs."""
+        self._rules.set_activity(self._number, self._agent.activity())
+        try:
+            yield
+        finally:
+            self._rules.set_activity(self._number, "")
 
     def accept_answer(self, header: AnswerHeader) -> None:
         """Accept the answer."""
         self._over()
+        self._meet(header.colour)
         self._agent.report(self._rules.accept_answer(self._number, header))
 
     def stop_waiting(self, *, was_answered: bool = False) -> None:
@@ -416,13 +507,50 @@ class IncomingCall(CallEnd):
         super().__init__(agent, ticket, f"{call}<", f"{call}>")
         self._ticket = ticket
 
-    def answer(self, message: Message | None) -> str:
-        """Return the header of the answer. None stands for one that is not sent, or that has no
-        message."""
-        carries = self._agent.amounts(message) if message is not None else NOTHING
-        header = self._agent.headers.encode(self._rules.answer(self._ticket, carries=carries))
+    def answer(self, message: Message | None, *, is_whole: bool = True) -> str:
+        """Return the header of the answer.
+
+        Args:
+            message: the answer; None if it is not sent, or has no message.
+            is_whole: whether the answer has no other body, which follows.
+        """
+        agent = self._agent
+        carries = agent.amounts(message) if message is not None else NOTHING
+        if not is_whole:
+            carries = agent.unread_amounts()
+        answer = self._rules.answer(
+            self._ticket, carries=carries or NOTHING, has_unknown_amounts=carries is None
+        )
+        header = agent.headers.encode(answer)
         self._over()
         return header
+
+
+def _nothing(_: Message) -> Amounts:
+    """Return that a message carries nothing."""
+    return NOTHING
+
+
+def amounts_in(found: object) -> dict[str, int]:
+    """Return amounts that an application gives.
+
+    Raises:
+        UsageError: they are not whole numbers up to `AMOUNT_MAX`, by unit.
+    """
+    try:
+        amounts = msgspec.convert(found, dict[str, int])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"amounts are whole numbers by unit, and these are not: {error}") from None
+    for unit, amount in amounts.items():
+        if abs(amount) > AMOUNT_MAX:
+            raise UsageError(f"the amount of {unit} is above {AMOUNT_MAX}: use a larger unit")
+    return amounts
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None, "this runs in a task only"
+    return task
 
 
 def _fields_of(body: bytes, names: Collection[str]) -> dict[str, str]:

@@ -73,6 +73,7 @@ class _CollectorConnection(OutboundConnection):
                 agent.report(agent.rules.start(start))
             case control.Settle(settlement):
                 agent.report(agent.rules.settle(settlement))
+                agent.settled(settlement.observation)
             case control.Acknowledged(acknowledgement):
                 agent.report(agent.rules.acknowledged(acknowledgement))
 
@@ -184,7 +185,10 @@ class CollectorLink:
                 await asyncio.get_running_loop().create_connection(
                     lambda: protocol, self._address.host, self._address.port
                 )
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            self._warn_once(
+                f"the collector at {self._address} cannot be reached: {describe(error)}"
+            )
             return None
         self._connection = connection
         return connection

@@ -36,6 +36,9 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 _NAME = NAME.encode()
+_WITHOUT_BODY = (204, 304)
+_FailedCall = tuple[IncomingCall, Message]
+"""A call whose application has ended without an answer, and its request."""
 _FAILED = "stillframe.failed"
 """The name in a scope of the list of calls whose application has ended without an answer."""
 _ACCEPT: ContextVar[Callable[[], None] | None] = ContextVar("stillframe_accept", default=None)
@@ -96,13 +99,16 @@ class ObservedApplication:
             # The request has not arrived as a whole, so it is not accepted.
             await self._application(scope, _replay(body, receive, rest), send)
             return
+        # What a dependency does before the request is accepted is behind the cut as well.
+        agent.report(agent.rules.meet(header.colour))
         request = Message(method=scope["method"], path=scope["path"], body=body)
-        call = _ServedCall(agent, header, request, send, scope.get(_FAILED))
+        is_whole = rest is None
+        call = _ServedCall(agent, header, request, send, scope.get(_FAILED), is_whole=is_whole)
         serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
         if self._accepts_in_endpoint is None:
             call.accept()
         outer = scope.get("app")
-        with agent.noted(lambda: self._why_torn(scope, outer, is_whole=rest is None)):
+        with agent.noted(lambda: self._why_torn(scope, outer, is_whole=is_whole)):
             try:
                 await self._application(scope, _replay(body, receive, rest), call.send)
             finally:
@@ -140,10 +146,13 @@ class _ServedCall:
         header: RequestHeader,
         request: Message,
         send: Send,
-        failed: list[IncomingCall] | None,
+        failed: list[_FailedCall] | None,
+        *,
+        is_whole: bool,
     ) -> None:
         self._agent = agent
         self._failed = failed
+        self._is_whole = is_whole
         self._header: RequestHeader | None = header
         self._incoming: IncomingCall | None = None
         self._request = request
@@ -155,36 +164,38 @@ class _ServedCall:
         """Accept the request, unless it is accepted."""
         if self._header is not None:
             header, self._header = self._header, None
-            self._incoming = self._agent.accept(header, self._request)
+            self._incoming = self._agent.accept(header, self._request, is_whole=self._is_whole)
 
     async def send(self, event: Event) -> None:
         """Send a part of the answer; the header with its start."""
         kind = event["type"]
         if kind == "http.response.start":
             self._start = event
+            if _may_be_kept(event, self._request.method):
+                return
+            # Its first part may come much later.
+            await self._send_start(None)
             return
-        if kind == "http.response.body" and self._start is not None:
-            start, self._start = self._start, None
-            is_whole = not event.get("more_body", False)
-            header = self._answer(start, event.get("body", b"") if is_whole else None)
-            if not is_whole:
-                path = self._request.path
-                self._stream = self._agent.noted(lambda: f"the answer of {path} crosses the cut")
-                self._stream.__enter__()
-            headers = [*start.get("headers", ()), (_NAME, header.encode())]
-            await self._send({**start, "headers": headers})
+        if self._start is not None:
+            is_whole = kind == "http.response.body" and not event.get("more_body", False)
+            await self._send_start(bytes(event.get("body", b"")) if is_whole else None)
         await self._send(event)
 
-    def _answer(self, start: Event, body: bytes | None) -> str:
+    async def _send_start(self, body: bytes | None) -> None:
+        """Send the start of the answer; None stands for a body whose parts follow."""
+        start, self._start = self._start, None
+        assert start is not None
         self.accept()
-        message = None
-        if body is not None:
-            message = msgspec.structs.replace(
-                self._request, body=bytes(body), is_answer=True, status=start["status"]
-            )
         incoming, self._incoming = self._incoming, None
         assert incoming is not None
-        return incoming.answer(message)
+        if body is None:
+            path = self._request.path
+            self._stream = self._agent.noted(lambda: f"the answer of {path} crosses the cut")
+            self._stream.__enter__()
+        header = incoming.answer(
+            _answer_to(self._request, start, body or b""), is_whole=body is not None
+        )
+        await self._send(_with_header(start, header))
 
     def close(self) -> None:
         """End the call, also if the application made no answer."""
@@ -196,7 +207,7 @@ class _ServedCall:
             if self._failed is None:
                 incoming.answer(None)
             else:
-                self._failed.append(incoming)
+                self._failed.append((incoming, self._request))
 
 
 class ObservedErrors:
@@ -215,19 +226,44 @@ class ObservedErrors:
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
-        failed: list[IncomingCall] = []
+        failed: list[_FailedCall] = []
 
         async def with_header(event: Event) -> None:
             if failed and event["type"] == "http.response.start":
-                header = failed.pop().answer(None)
-                event = {**event, "headers": [*event.get("headers", ()), (_NAME, header.encode())]}
+                incoming, request = failed.pop()
+                event = _with_header(event, incoming.answer(_answer_to(request, event, b"")))
             await send(event)
 
         try:
             await self._application({**scope, _FAILED: failed}, receive, with_header)
         finally:
             while failed:
-                failed.pop().answer(None)
+                failed.pop()[0].answer(None)
+
+
+def _answer_to(request: Message, start: Event, body: bytes) -> Message:
+    """Return the answer to a request."""
+    return msgspec.structs.replace(
+        request,
+        body=body,
+        is_answer=True,
+        status=start["status"],
+        request_body=request.body,
+    )
+
+
+def _with_header(start: Event, header: str) -> Event:
+    """Return the start of an answer with its header, and without one that an application has copied
+    from another answer."""
+    others = [one for one in start.get("headers", ()) if one[0].lower() != _NAME]
+    return {**start, "headers": [*others, (_NAME, header.encode())]}
+
+
+def _may_be_kept(start: Event, method: str) -> bool:
+    """Return whether the start of an answer can be kept until its body is whole."""
+    if method == "HEAD" or start["status"] in _WITHOUT_BODY:
+        return True
+    return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
 
 
 def accept_request() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.middleware import Middleware
 
 from stillframe.errors import UsageError
-from stillframe.protocol.calls import NOTHING
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.services.agent import Agent, Carries
@@ -29,7 +28,7 @@ def attach(
     collector: str,
     secret: bytes,
     targets: Collection[str] = (),
-    carries: Carries = lambda message: NOTHING,
+    carries: Carries | None = None,
     stored_fields: Collection[str] = (),
     shared: Collection[str] = (),
     certificates: str | None = None,
@@ -98,7 +97,7 @@ def connected_agent(
     collector: str,
     secret: bytes,
     targets: Collection[str] = (),
-    carries: Carries = lambda message: NOTHING,
+    carries: Carries | None = None,
     stored_fields: Collection[str] = (),
     shared: Collection[str] = (),
     certificates: str | None = None,

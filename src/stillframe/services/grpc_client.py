@@ -168,6 +168,7 @@ class _Method(NamedTuple):
             messages.to_observe(body, is_answer=False),
             timeout_s=timeout,
             is_streamed=is_streamed,
+            is_awaited=False,
         )
         if header is not None:
             messages.call = call
@@ -252,7 +253,8 @@ class _ObservedCall:
     async def _watch(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of an operation. End the call if it is over."""
         try:
-            return await awaitable
+            with self._call.awaited():
+                return await awaitable
         except grpc.aio.AioRpcError as error:
             self._end(error.trailing_metadata(), error.code())
             raise

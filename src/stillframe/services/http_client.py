@@ -42,7 +42,9 @@ class ObservedTransport(httpx.AsyncBaseTransport):
         body = await request.aread() if is_whole else b""
         message = Message(method=request.method, path=path, body=body)
         timeout_s = request.extensions.get("timeout", {}).get("read")
-        call, header = agent.request(target, message, timeout_s=timeout_s)
+        call, header = agent.request(target, message, timeout_s=timeout_s, is_whole=is_whole)
+        # A gateway may have copied it from a request that it serves.
+        request.headers.pop(NAME, None)
         if header is None:
             try:
                 return await self._transport.handle_async_request(request)
@@ -57,7 +59,7 @@ class ObservedTransport(httpx.AsyncBaseTransport):
             ):
                 response = await self._transport.handle_async_request(request)
             if is_answer_whole := response.is_closed or _is_answer_whole(request, response):
-                await response.aread()
+                await _read(response)
         except BaseException:
             call.stop_waiting()
             raise
@@ -105,8 +107,20 @@ class _NotedStream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Close it; observations may be complete again."""
-        self._noted.close()
-        await self._stream.aclose()
+        try:
+            await self._stream.aclose()
+        finally:
+            self._noted.close()
+
+
+async def _read(response: httpx.Response) -> None:
+    """Read a body as it is, and put it back."""
+    if not response.is_closed:
+        stream = response.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        parts = [part async for part in stream]
+        await stream.aclose()
+        response.stream = httpx.ByteStream(b"".join(parts))
 
 
 def _is_whole(headers: httpx.Headers) -> bool:

@@ -33,6 +33,7 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import InboundConnection
 from stillframe.services import control
 from stillframe.services.agent_connection import PROTOCOL
+from stillframe.services.headers import NUMBER_MAX
 
 Membership = Literal["joined", "left"]
 _decode: Callable[[bytes], control.FromAgent] = msgspec.msgpack.Decoder(control.FromAgent).decode
@@ -210,14 +211,23 @@ class Observer:
     def on_message(self, connection: _AgentConnection, message: control.FromAgent) -> None:
         """Act on a message of an agent."""
         match message:
-            case control.Join():
+            case control.Join(instance, colour):
+                if connection.instance is not None:
+                    raise ProtocolViolation(f"{connection.instance} has joined already")
+                self._check_colour(colour)
                 self._join(connection, message)
             case control.Captured(fragment) if fragment.instance == connection.instance:
                 self._take(message)
             case control.Forward(instance, acknowledgement):
+                self._check_colour(acknowledgement.colour)
                 target = self._connections.get(instance)
                 if target is not None and acknowledgement.caller == connection.instance:
                     target.send(control.Acknowledged(acknowledgement))
+
+    def _check_colour(self, colour: int) -> None:
+        """Refuse what no collector has counted to: it would be the last observation."""
+        if not 0 <= colour <= NUMBER_MAX:
+            raise ProtocolViolation(f"{colour} is not the number of an observation")
 
     def _join(self, connection: _AgentConnection, join: control.Join) -> None:
         name, ledger = join.instance, self.collector.ledger
@@ -245,6 +255,7 @@ class Observer:
 
     def _take(self, message: control.Captured) -> None:
         fragment = msgspec.structs.replace(message.fragment, state=_state_of(message.fragment))
+        self._check_colour(fragment.observation)
         before = _copy_of(self.collector.ledger)
         try:
             result = self.collector.add(fragment)
@@ -258,14 +269,18 @@ class Observer:
         try:
             times = self._initiated_at, time.time()
             self._publish(observation, times, self.collector.ledger)
-        except StillframeError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the collector goes on
             # What it would have settled is in the next observation again.
             self.collector.ledger = before
             self._ended.set()
-            self._abandoned(observation.number, str(error))
+            is_ours = isinstance(error, StillframeError)
+            self._abandoned(observation.number, str(error) if is_ours else describe(error))
             return
         for name, connection in self._connections.items():
             connection.send(control.Settle(settlement.of(name)))
+        for name in self.collector.ledger.talking - self._timers.keys():
+            # Its last message came late: it can be retired again.
+            self._retire_later(name)
         self._ended.set()
 
     # --- disconnections

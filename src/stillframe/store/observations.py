@@ -310,6 +310,8 @@ class ObservationReader:
         name = INSTANCES
         try:
             fragments = observation_tables.fragments_in(tables[INSTANCES])
+            for fragment in fragments.values():
+                observation_tables.fields_of(fragment)
             name = CALLS
             calls = observation_tables.calls_in(tables[CALLS])
             name = UNRESOLVED
