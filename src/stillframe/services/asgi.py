@@ -21,7 +21,7 @@ observation that such a stream crosses is partial and names it.
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -124,6 +124,7 @@ class ObservedApplication:
         inner = self._inner
         if mounted is not outer and getattr(mounted, "user_middleware", None):
             inner = mounted.user_middleware[0].cls.__name__
+        inner = inner or _middleware_of(scope.get("endpoint"), getattr(mounted, "routes", ()))
         if inner:
             return f"{inner} is inside the middleware that takes part in observations"
         if not is_whole:
@@ -272,6 +273,15 @@ def accept_request() -> None:
     accept = _ACCEPT.get()
     if accept is not None:
         accept()
+
+
+def _middleware_of(endpoint: object, routes: Iterable[Any]) -> str:
+    """Return the name of middleware that the route of an endpoint has."""
+    for route in routes:
+        if endpoint is not None and getattr(route, "endpoint", None) is endpoint:
+            app = getattr(route, "app", None)
+            return type(app).__name__ if hasattr(app, "app") else ""
+    return ""
 
 
 def _inner_middleware(application: Any) -> str:
