@@ -8,6 +8,7 @@ import pytest
 
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.protocol import calls
+from stillframe.protocol.activities import CallDetails
 from stillframe.protocol.calls import (
     Acknowledgement,
     CallId,
@@ -630,6 +631,64 @@ def test_totals_are_not_compared_over_a_forgotten_call_that_is_accepted() -> Non
     assert [one.baseline for one in (before, late)] == [before.number, late.number]
     assert [pair.total(one) for one in (before, late)] == [195, 200]
     assert pair.observe().baseline == late.number
+
+
+def test_answers_to_an_absent_caller_that_are_dropped_are_told() -> None:
+    """They were counted as orphans, and are nowhere afterwards."""
+    pair = Pair("A", "B", "C", kept_count_max=1)
+    header = pair.request(0)
+    pair.money["B"] -= 5
+    pair.target.answer(pair.accept(header, 0), carries={"EUR": 5})
+    gone(pair, "A")
+    before = pair.observe()
+    assert len(before.orphans) == 1
+    other = pair.instances["C"].request("b:80")
+    ticket, _ = pair.target.accept(other)
+    pair.target.answer(ticket)
+    assert "B has dropped answers to A, which is not connected" in pair.observe().partial
+    after = pair.observe()
+    assert after.baseline == after.number != before.baseline
+
+
+def test_a_stream_that_ends_with_dropped_amounts_is_told_once() -> None:
+    """Though its call is closed when the observation is taken."""
+    pair = Pair(kept_count_max=1)
+    header = pair.request(0)
+    ticket = pair.accept(header, 0)
+    for _ in range(3):
+        pair.money["A"] -= 1
+        pair.caller.send(header.call, carries={"EUR": 1})
+    pair.caller.accept_answer(header.call.number, pair.target.answer(ticket))
+    assert pair.observe().partial == ("A has dropped amounts of streams: too many messages",)
+    assert pair.observe().partial == ()
+
+
+@pytest.mark.parametrize("end", ["request", "answer"])
+def test_a_call_with_unknown_amounts_makes_observations_partial(end: str) -> None:
+    """Until neither end keeps it."""
+    pair = Pair()
+    pair.exchange()
+    details = CallDetails(has_unknown_amounts=end == "request")
+    header = pair.caller.request("b:80", details=details)
+    ticket = pair.accept(header, 0)
+    answer = pair.target.answer(ticket, has_unknown_amounts=end == "answer")
+    assert pair.observe().partial == (f"the amounts of call {header.call} are not known",)
+    pair.caller.accept_answer(header.call.number, answer)
+    for acknowledgement in pair.caller.acknowledgements().values():
+        pair.target.acknowledged(acknowledgement)
+    assert pair.observe().partial == ()
+
+
+def test_the_targets_of_an_instance_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it does not list have one name, and a reason names some of the others."""
+    monkeypatch.setattr(calls, "TARGET_COUNT_MAX", 30)
+    pair = Pair()
+    for number in range(50):
+        pair.caller.close(pair.caller.request(f"{number}.example:80").call.number)
+    observation = pair.observe()
+    assert len(observation.fragments["A"].targets) == 31
+    assert len(observation.partial) == calls.REASON_COUNT_MAX + 1
+    assert observation.partial[-1] == "the same holds for 11 more"
 
 
 def test_messages_that_were_streamed_to_a_dead_caller_are_lost() -> None:

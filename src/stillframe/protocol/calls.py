@@ -1201,7 +1201,7 @@ class _Conclusion:
         """Give a reason for some names, and say for how many more."""
         self._partial += [reason.format(name) for name in names[:REASON_COUNT_MAX]]
         if len(names) > REASON_COUNT_MAX:
-            self._partial.append(reason.format(f"{len(names) - REASON_COUNT_MAX} more"))
+            self._partial.append(f"the same holds for {len(names) - REASON_COUNT_MAX} more")
 
     def _look_at_dropped(self, name: str, fragment: InstanceFragment) -> None:
         """Report what an instance has dropped that no later fragment shows."""
