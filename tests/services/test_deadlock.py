@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from stillframe.detect.call_waits import CallDeadlock, call_deadlock, find_call_deadlock
+from stillframe.protocol.activities import Lock
 from stillframe.protocol.calls import (
     AnswerHeader,
     Collector,
@@ -241,3 +242,51 @@ def test_one_free_holder_is_enough() -> None:
     assert [len(lock.holders), len(lock.waiting)] == [2, 2]
     assert len(members(find_call_deadlock(early))) == 1
     assert len(members(find_call_deadlock(late))) == 3
+
+
+def test_a_lock_that_was_released_is_waited_for_by_nobody() -> None:
+    """The task that waited goes on, though it has not done so yet."""
+
+    async def run() -> tuple[Lock, Lock]:
+        agent = Agent("A", dict, secret=SECRET)
+        lock = agent.lock("y", count_max=2)
+        entered = asyncio.Event()
+
+        async def hold() -> None:
+            async with lock:
+                entered.set()
+                await asyncio.Event().wait()
+
+        holding = asyncio.create_task(hold())
+        await entered.wait()
+        await lock.acquire()
+        waiting = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        before = lock.record()
+        lock.release()
+        after = lock.record()
+        holding.cancel()
+        await asyncio.gather(holding, waiting, return_exceptions=True)
+        return before, after
+
+    before, after = asyncio.run(run())
+    assert [len(before.holders), len(before.waiting)] == [2, 1]
+    assert [len(after.holders), len(after.waiting)] == [1, 0]
+
+
+def test_a_lock_is_released_by_a_task_that_has_accepted_a_request_since() -> None:
+    """Its activity has another name then, as in a dependency of FastAPI."""
+
+    async def run() -> None:
+        caller, agent = (Agent(name, dict, secret=SECRET, targets=["b:1"]) for name in "AB")
+        message = Message(method="POST", path="/run", body=b"")
+        text = caller.request("b:1", message)[1]
+        header = agent.headers.decode(RequestHeader, text or "")
+        assert header is not None
+        lock = agent.lock("x")
+        async with lock:
+            agent.accept(header, message)
+            assert lock.record().holders == (str(header.call),)
+        assert not lock.is_held
+
+    asyncio.run(run())

@@ -8,7 +8,7 @@ suspends; so a callback that was run between two moments shows that they are not
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import fastapi
 import httpx
@@ -20,8 +20,10 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.routing import Route
 
+from stillframe.errors import UsageError
 from stillframe.protocol.calls import InstanceFragment
-from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message
+from stillframe.services.agent import AMOUNT_MAX, BODY_BYTES_MAX, Agent, Message
+from stillframe.services.asgi import ObservedApplication
 from stillframe.services.attachment import observe_application
 from stillframe.services.headers import NAME
 from stillframe.services.http_client import ObservedTransport
@@ -48,9 +50,9 @@ class Step:
 class Watched:
     """An application whose agent says when it accepts and answers, and a client of it."""
 
-    def __init__(self, middleware: Any = None, app: Any = None) -> None:
+    def __init__(self, middleware: Any = None, app: Any = None, carries: Any = None) -> None:
         self.app: fastapi.FastAPI = fastapi.FastAPI() if app is None else app
-        self.agent = Agent("S", dict, secret=SECRET)
+        self.agent = Agent("S", dict, secret=SECRET, carries=carries)
         observe_application(self.app, self.agent)
         if middleware is not None:
             self.app.add_middleware(middleware)
@@ -764,3 +766,199 @@ def test_a_shared_database_is_named() -> None:
     assert [one.notes for one in fragments if one is not None] == [
         ("the database of orders is shared outside of calls",)
     ] * 2
+
+
+def test_the_amounts_of_a_message_that_carries_fails_for_are_unknown() -> None:
+    """The error is named without its text, which may have a part of the body."""
+
+    def carries(message: Message) -> dict[str, int]:
+        raise ValueError(message.body.decode())
+
+    agent = Agent("C", dict, secret=SECRET, targets=["bank:80"], carries=carries)
+
+    async def run() -> InstanceFragment | None:
+        call, _ = agent.request("bank:80", Message(method="POST", path="/it", body=b"Ada"))
+        fragment = agent.rules.meet(1)
+        call.stop_waiting()
+        return fragment
+
+    fragment = asyncio.run(run())
+    assert fragment is not None
+    assert fragment.notes == ("carries raised ValueError for POST",)
+    assert [one.details.has_unknown_amounts for one in fragment.calls] == [True]
+
+
+@pytest.mark.parametrize("amount", [None, 0.5, "5", AMOUNT_MAX + 1])
+def test_an_amount_is_a_whole_number_that_fits(amount: Any) -> None:
+    """Others are unknown, or an error of the handler that holds them."""
+    agent = Agent("C", dict, secret=SECRET, carries=lambda message: {"EUR": amount})
+    assert agent.amounts(Message(method="POST", path="/it", body=b"")) is None
+    with (
+        pytest.raises(UsageError, match=r"amounts are whole numbers|use a larger unit"),
+        agent.held(EUR=amount),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("state", [None, [1], {1: 2}, 5])
+def test_a_state_without_names_of_fields_is_noted(state: Any) -> None:
+    """It is stored as one without fields, so that the observation can be."""
+    fragment = Agent("S", lambda: state, secret=SECRET).rules.meet(1)
+    assert fragment is not None
+    assert fragment.state.encoded == b"\x80"
+    assert "its state could not be captured" in fragment.notes[0]
+
+
+def test_a_request_is_met_before_its_dependencies_run() -> None:
+    """What a dependency does, such as a call, comes after the capture."""
+    watched = Watched()
+    colours = []
+
+    def look() -> int:
+        colours.append(watched.agent.rules.colour)
+        return 1
+
+    @watched.app.post("/it")
+    async def it(found: Annotated[int, fastapi.Depends(look)]) -> int:
+        return found
+
+    listener = listening()
+    target = address(listener)
+    agent = Agent("C", dict, secret=SECRET, targets=[target])
+    agent.rules.meet(7)
+
+    async def run() -> None:
+        async with (
+            served(watched.app, listener),
+            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+        ):
+            await client.post(f"http://{target}/it")
+
+    asyncio.run(run())
+    assert colours == [7]
+
+
+def test_a_refusal_can_give_back_what_its_request_has_brought() -> None:
+    """Also if the outermost middleware makes the answer."""
+    answers: list[Message] = []
+
+    def carries(message: Message) -> dict[str, int]:
+        if message.is_answer:
+            answers.append(message)
+        return {}
+
+    watched = Watched(carries=carries)
+
+    @watched.app.post("/refused")
+    async def refused() -> None:
+        raise fastapi.HTTPException(409)
+
+    @watched.app.post("/raised")
+    async def raised() -> None:
+        raise ValueError("a bug")
+
+    for path in ("/refused", "/raised"):
+        asyncio.run(call(watched, path, {"amount": 5}))
+    assert [one.status for one in answers] == [409, 500]
+    assert [one.request_body for one in answers] == [b'{"amount":5}'] * 2
+
+
+def test_raw_bytes_of_an_answer_can_be_read() -> None:
+    """As a reverse proxy does."""
+    agent = Agent("C", dict, secret=SECRET, targets=["bank:80"])
+
+    async def run() -> bytes:
+        transport = ObservedTransport(agent, httpx.ASGITransport(bank()))
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://bank") as client,
+            client.stream("POST", "/it") as response,
+        ):
+            return b"".join([part async for part in response.aiter_raw()])
+
+    assert asyncio.run(run())
+
+
+def test_the_start_of_an_answer_without_a_length_is_not_kept_back() -> None:
+    """Its first part may come much later."""
+    watched = Watched()
+    may_begin = asyncio.Event()
+
+    @watched.app.get("/events")
+    async def events() -> StreamingResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            await may_begin.wait()
+            yield b"first"
+
+        return StreamingResponse(parts())
+
+    listener = listening()
+    target = address(listener)
+    agent = Agent("C", dict, secret=SECRET, targets=[target])
+
+    async def run() -> bytes:
+        async with (
+            served(watched.app, listener),
+            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+            client.stream("GET", f"http://{target}/events") as response,
+        ):
+            may_begin.set()
+            return await response.aread()
+
+    assert asyncio.run(run()) == b"first"
+
+
+def test_a_header_is_not_passed_on() -> None:
+    """Neither one of a request to a host that is not listed, nor one of another answer."""
+    seen = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(NAME in request.headers)
+        return httpx.Response(200)
+
+    async def run() -> list[Any]:
+        agent = Agent("C", dict, secret=SECRET)
+        transport = ObservedTransport(agent, httpx.MockTransport(answer))
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.get("http://elsewhere/", headers={NAME: "copied"})
+        watched = Watched()
+
+        @watched.app.post("/it")
+        async def it() -> Response:
+            return Response("x", headers={NAME: "copied"})
+
+        response = await call(watched, "/it")
+        return [seen, response.headers.get_list(NAME)]
+
+    (was_sent,), headers = asyncio.run(run())
+    assert not was_sent
+    assert len(headers) == 1
+    assert "copied" not in headers
+
+
+def test_a_file_that_the_server_sends_has_its_start_first() -> None:
+    """As ``http.response.pathsend`` asks for."""
+    sent: list[str] = []
+    agent = Agent("S", dict, secret=SECRET)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        length = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.pathsend", "path": "/file"})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(event: Any) -> None:
+        sent.append(event["type"])
+
+    async def run() -> None:
+        request = Message(method="GET", path="/file", body=b"")
+        caller = Agent("C", dict, secret=SECRET, targets=["s:80"])
+        header = caller.request("s:80", request)[1]
+        assert header is not None
+        headers = [(NAME.encode(), header.encode())]
+        scope = {"type": "http", "method": "GET", "path": "/file", "headers": headers}
+        await ObservedApplication(application, agent)(scope, receive, send)
+
+    asyncio.run(run())
+    assert sent == ["http.response.start", "http.response.pathsend"]

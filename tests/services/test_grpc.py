@@ -1003,3 +1003,30 @@ def test_a_parser_ignores_the_header(value: int, length: int) -> None:
     body = Int64Value(value=value).SerializeToString()
     assert without_header(body) == (body, None)
     assert Int64Value.FromString(with_header(body, "x" * length)).value == value
+
+
+def test_a_task_waits_for_a_call_while_it_awaits_it() -> None:
+    """It may have made the call and do something else: then it is not blocked."""
+    server, client = agents()
+
+    async def run() -> list[str]:
+        endless = Endless()
+        methods = {"unary_unary": endless.unary_unary}
+        async with connected(client, methods, [ObservedCalls(server)]) as channel:
+            made = method_of(channel, "unary_unary")(ONE)
+
+            async def wait() -> None:
+                await made
+
+            await endless.begun.wait()
+            found = [captured(client).calls[0].details.activity]
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0)
+            found.append(captured(client).calls[0].details.activity)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        return found
+
+    before, during = asyncio.run(run())
+    assert before == ""
+    assert during.startswith(f"{client.rules.name}/")

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from stillframe.errors import StoreError, UsageError
-from stillframe.protocol.calls import CallId, CallLedger, Observation, RequestHeader
+from stillframe.protocol.calls import AnswerHeader, CallId, CallLedger, Observation, RequestHeader
 from stillframe.runtime.network.addresses import Address
-from stillframe.services.agent import SECRET_BYTES_MIN, Agent
+from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
 from stillframe.services.observer import Observer, ObserverConfig
+from tests.ports import free_port
 
 SECRET = b"the secret of a test"
 ANYWHERE = Address("127.0.0.1", 0)
@@ -29,7 +30,7 @@ class Collected:
         self.warnings: list[str] = []
         self.stored = b""
         self.members: list[tuple[str, str]] = []
-        self.failures: list[StoreError] = []
+        self.failures: list[Exception] = []
         """Errors of the next attempts to store something."""
         self.observer = self.make(None)
         self.address = ANYWHERE
@@ -331,5 +332,64 @@ def test_an_agent_ends_when_its_connection_closes_at_the_same_time(turn_count: i
             running.cancel()
             await asyncio.wait([running], timeout=5)
             assert running.cancelled()
+
+    run(body)
+
+
+def test_calls_that_an_instance_had_under_another_name_are_noted() -> None:
+    """Until an observation is stored in which none of them is open."""
+
+    async def body() -> None:
+        one = Agent("A", dict, secret=SECRET, targets=["b:80"])
+        message = Message(method="POST", path="/it", body=b"")
+        call, text = one.request("b:80", message)
+        other = Agent("B", dict, secret=SECRET)
+        header = other.headers.decode(RequestHeader, text or "")
+        assert header is not None
+        incoming = other.accept(header, message)
+        one.rename()
+        notes = [one.rules.meet(1)]
+        other.rules.meet(5)
+        answer = one.headers.decode(AnswerHeader, incoming.answer(message))
+        assert answer is not None
+        call.accept_answer(answer)
+        assert one.rules.colour == 5, "an answer to the old name brought no colour"
+        one.settled(4)
+        notes.append(one.rules.meet(6))
+        one.settled(6)
+        notes.append(one.rules.meet(7))
+        assert [bool(fragment and fragment.notes) for fragment in notes] == [True, True, False]
+
+    run(body)
+
+
+def test_an_unexpected_error_of_the_store_settles_nothing() -> None:
+    """The observation is abandoned, and the next one is taken."""
+    collected = Collected()
+
+    async def body() -> None:
+        async with collected.listening(), linked(collected.address, agent("A")):
+            await collected.connected(1)
+            before = msgspec.msgpack.encode(collected.observer.collector.ledger)
+            collected.failures.append(OverflowError("too large"))
+            await collected.observer.observe()
+            assert collected.abandoned == [(1, "OverflowError: too large")]
+            assert msgspec.msgpack.encode(collected.observer.collector.ledger) == before
+            await collected.observer.observe()
+        assert [one.number for one in collected.published] == [2]
+
+    run(body)
+
+
+def test_a_collector_that_cannot_be_reached_is_named_once() -> None:
+    """The address may be wrong."""
+
+    async def body() -> None:
+        nobody = Address("127.0.0.1", free_port())
+        async with linked(nobody, agent("A")) as warnings:
+            while not warnings:  # noqa: ASYNC110 - the agent makes it hold
+                await asyncio.sleep(0)
+        assert len(warnings) == 1
+        assert f"the collector at {nobody} cannot be reached" in warnings[0]
 
     run(body)
