@@ -30,14 +30,13 @@ from rich.console import Console
 
 from examples.claims import exit_code_of, show_claims
 from examples.services import BALANCE
-from examples.services.bad_network import BadNetwork, Faults
+from examples.services.bad_network import LOOPBACK, BadNetwork, Faults
 from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
 from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.store.observation_tables import amounts_of
 from stillframe.store.observations import ObservationReader, StoredObservation
 
-LOOPBACK = "127.0.0.1"
 PROCESS_COUNTS = {"A": 1, "B": 2, "C": 1}
 INSTANCE_COUNT = sum(PROCESS_COUNTS.values())
 TOTAL = INSTANCE_COUNT * BALANCE
@@ -216,7 +215,7 @@ class Run:
                 balances: dict[tuple[str, int], int] = {}
                 for name, count in PROCESS_COUNTS.items():
                     while sum(key[0] == name for key in balances) < count:
-                        # A connection of its own, since a connection leads to one process.
+                        # A new connection each time: each one leads to one process only.
                         async with httpx.AsyncClient() as client:
                             answer = await client.get(self._url(name, "balance"))
                         found = answer.json()

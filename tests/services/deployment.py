@@ -15,7 +15,14 @@ import msgspec
 import uvicorn
 
 from stillframe.protocol.activities import InstanceState
-from stillframe.protocol.calls import Amounts, Collector, InstanceFragment, Observation, Settlement
+from stillframe.protocol.calls import (
+    Amounts,
+    CallPlace,
+    Collector,
+    InstanceFragment,
+    Observation,
+    Settlement,
+)
 from stillframe.services.agent import Agent, Message
 from stillframe.services.attachment import observe_application
 from stillframe.services.http_client import ObservedTransport
@@ -155,13 +162,47 @@ class Collected:
         if fragment is not None:
             self.report(fragment)
 
-    def total(self, observation: Observation) -> int:
-        """Return the money in an observation."""
-        total = observation.outside_states().get("EUR", 0)
-        for fragment in observation.fragments.values():
-            state: InstanceState = fragment.state
-            total += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
-        return total
+
+def money_in(observation: Observation) -> int:
+    """Return the money in an observation of banks."""
+    total = observation.outside_states().get("EUR", 0)
+    for fragment in observation.fragments.values():
+        state: InstanceState = fragment.state
+        total += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
+    return total
+
+
+async def observed(deployment: Any, count: int) -> dict[CallPlace, int]:
+    """Take observations of a deployment under load, and check the total of each; return where calls
+    were."""
+    found = dict.fromkeys(CallPlace, 0)
+    async with deployment.running():
+        while (await deployment.observe()).partial:
+            pass  # until each has had an answer of each
+        for _ in range(count):
+            observation = await deployment.observe()
+            assert observation.partial == ()
+            assert money_in(observation) == BALANCE * len(deployment.banks)
+            for call in observation.calls:
+                found[call.place] += 1
+    return found
+
+
+def find(mistake: Callable[[Agent], None], deployment: Any) -> None:
+    """Let every bank of a deployment make a mistake, and take observations until one finds it.
+
+    Raises:
+        NotConsistent: it was found, as it must be.
+    """
+    for bank in deployment.banks:
+        mistake(bank.agent)
+
+    async def run() -> None:
+        async with deployment.running():
+            for _ in range(100):
+                await deployment.observe()
+
+    asyncio.run(run())
 
 
 class Deployment(Collected):

@@ -24,8 +24,8 @@ PROGRAM_COUNT = by_night(2_000, check=60)
 TASK_COUNT_MAX = 5
 STEP_COUNT_MAX = 4
 IDLE_TURNS = 40
-"""After so many turns of the event loop in which no task goes on, none ever will: a wait between
-two tasks takes a few turns."""
+"""If no task progresses in this many turns of the event loop, none ever will: a wait between two
+tasks takes a few turns."""
 
 Program = tuple[tuple[str, "str | Program"], ...]
 """Steps: ``("lock", name)``; ``("call", program)``, or the name of an instance instead of "call";
@@ -146,7 +146,7 @@ class Services:
         return self.observations[-1]
 
     async def settle(self) -> None:
-        """Wait until no task goes on."""
+        """Wait until no task progresses."""
         idle, seen = 0, self.turn_count
         while idle < IDLE_TURNS:
             await asyncio.sleep(0)
@@ -218,14 +218,14 @@ def test_a_ring_of_services_is_named() -> None:
 
 
 def test_one_free_holder_is_enough() -> None:
-    """A task is not blocked if one of two holders of a lock goes on, and is once neither does."""
+    """A task is blocked only while both holders of the lock are blocked."""
 
     async def run() -> tuple[Observation, Observation]:
         services = Services(Random(1))
-        going_on = (("lock", "y"), *(("turn", ""),) * IDLE_TURNS)
+        progressing = (("lock", "y"), *(("turn", ""),) * IDLE_TURNS)
         stuck = (("lock", "y"), ("lock", "x"), ("lock", "x"))
         services.begin("A", stuck)
-        services.begin("A", going_on)
+        services.begin("A", progressing)
         services.begin("A", (("turn", ""), *stuck))
         services.begin("A", (("turn", ""), ("turn", ""), ("lock", "y")))
         for _ in range(IDLE_TURNS // 2):
@@ -245,7 +245,7 @@ def test_one_free_holder_is_enough() -> None:
 
 
 def test_a_lock_that_was_released_is_waited_for_by_nobody() -> None:
-    """The task that waited goes on, though it has not done so yet."""
+    """The waiting task can continue, although it has not run yet."""
 
     async def run() -> tuple[Lock, Lock]:
         agent = Agent("A", dict, secret=SECRET)

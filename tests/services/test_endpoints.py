@@ -6,6 +6,7 @@ suspends; so a callback that was run between two moments shows that they are not
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
@@ -102,19 +103,30 @@ def bank() -> fastapi.FastAPI:
     return watched.app
 
 
+@contextlib.asynccontextmanager
+async def client_of(watched: Watched, agent: Agent) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an application while the body runs; yield a client of it, which has an agent."""
+    listener = listening()
+    agent.targets = frozenset([address(listener)])
+    async with (
+        served(watched.app, listener),
+        httpx.AsyncClient(
+            transport=ObservedTransport(agent), base_url=f"http://{address(listener)}"
+        ) as client,
+    ):
+        yield client
+
+
 async def call(watched: Watched, path: str, body: dict[str, int] | None = None) -> httpx.Response:
     """Call an endpoint as another service does; return the answer. It was accepted in one step with
     the caller, unless it has no length."""
-    listener = listening()
-    target = address(listener)
-    agent = Agent("C", dict, secret=SECRET, targets=[target])
+    agent = Agent("C", dict, secret=SECRET)
     returning = Step()
     watch_answers(agent, returning)
     async with (
-        served(watched.app, listener),
-        httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+        client_of(watched, agent) as client,
     ):
-        response = await client.post(f"http://{target}{path}", json=body or {"x": 1})
+        response = await client.post(path, json=body or {"x": 1})
         assert returning.is_over == ("content-length" not in response.headers)
         assert NAME in response.headers
     return response
@@ -598,16 +610,13 @@ def test_the_answer_to_a_call_whose_endpoint_raises_is_accepted() -> None:
     async def it() -> None:
         raise ValueError("a bug")
 
-    listener = listening()
-    target = address(listener)
-    agent = Agent("C", dict, secret=SECRET, targets=[target])
+    agent = Agent("C", dict, secret=SECRET)
 
     async def run() -> None:
         async with (
-            served(watched.app, listener),
-            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+            client_of(watched, agent) as client,
         ):
-            response = await client.post(f"http://{target}/it")
+            response = await client.post("/it")
             assert response.status_code == 500
 
     asyncio.run(run())
@@ -633,16 +642,13 @@ def test_an_answer_that_has_no_length_is_not_read() -> None:
 
         return StreamingResponse(parts())
 
-    listener = listening()
-    target = address(listener)
-    agent = Agent("C", dict, secret=SECRET, targets=[target])
+    agent = Agent("C", dict, secret=SECRET)
 
     async def run() -> list[InstanceFragment | None]:
         async with (
-            served(watched.app, listener),
-            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+            client_of(watched, agent) as client,
         ):
-            async with client.stream("GET", f"http://{target}/events") as response:
+            async with client.stream("GET", "/events") as response:
                 parts = response.aiter_bytes()
                 assert await anext(parts) == b"first"
                 found = [agent.rules.meet(1), watched.agent.rules.meet(1)]
@@ -822,17 +828,14 @@ def test_a_request_is_met_before_its_dependencies_run() -> None:
     async def it(found: Annotated[int, fastapi.Depends(look)]) -> int:
         return found
 
-    listener = listening()
-    target = address(listener)
-    agent = Agent("C", dict, secret=SECRET, targets=[target])
+    agent = Agent("C", dict, secret=SECRET)
     agent.rules.meet(7)
 
     async def run() -> None:
         async with (
-            served(watched.app, listener),
-            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
+            client_of(watched, agent) as client,
         ):
-            await client.post(f"http://{target}/it")
+            await client.post("/it")
 
     asyncio.run(run())
     assert colours == [7]
@@ -891,15 +894,12 @@ def test_the_start_of_an_answer_without_a_length_is_not_kept_back() -> None:
 
         return StreamingResponse(parts())
 
-    listener = listening()
-    target = address(listener)
-    agent = Agent("C", dict, secret=SECRET, targets=[target])
+    agent = Agent("C", dict, secret=SECRET)
 
     async def run() -> bytes:
         async with (
-            served(watched.app, listener),
-            httpx.AsyncClient(transport=ObservedTransport(agent)) as client,
-            client.stream("GET", f"http://{target}/events") as response,
+            client_of(watched, agent) as client,
+            client.stream("GET", "/events") as response,
         ):
             may_begin.set()
             return await response.aread()

@@ -25,7 +25,7 @@ from stillframe.services.grpc_server import ObservedCalls
 from stillframe.services.headers import LENGTH_MAX, NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
 from tests.nightly import Figure, by_night, seeds
-from tests.services.deployment import BALANCE, SECRET, address, listening
+from tests.services.deployment import SECRET, address, find, listening, observed
 from tests.services.deployment import served as served_app
 from tests.services.grpc_bank import (
     KINDS,
@@ -50,21 +50,6 @@ STREAMS = tuple(kind for kind in KINDS if "stream" in kind)
 
 
 # --- totals
-
-
-async def observed(deployment: GrpcDeployment, count: int) -> dict[CallPlace, int]:
-    """Take observations under load, and check the total of each; return where calls were."""
-    found = dict.fromkeys(CallPlace, 0)
-    async with deployment.running():
-        while (await deployment.observe()).partial:
-            pass  # until each has had an answer of each
-        for _ in range(count):
-            observation = await deployment.observe()
-            assert observation.partial == ()
-            assert deployment.total(observation) == BALANCE * len(deployment.banks)
-            for call in observation.calls:
-                found[call.place] += 1
-    return found
 
 
 @pytest.mark.nightly(part="soak")
@@ -100,17 +85,8 @@ def test_every_total_with_cancelled_calls_is_exact(seed: int, figure: Figure) ->
 )
 def test_a_mistake_is_found(mistake: Callable[[Any], None]) -> None:
     """By the check of each cut, since control messages are late."""
-    deployment = GrpcDeployment(1)
-    for bank in deployment.banks:
-        mistake(bank.agent)
-
-    async def run() -> None:
-        async with deployment.running():
-            for _ in range(100):
-                await deployment.observe()
-
     with pytest.raises(NotConsistent, match="sent it after its own cut"):
-        asyncio.run(run())
+        find(mistake, GrpcDeployment(1))
 
 
 # --- steps
@@ -764,14 +740,14 @@ async def echo(request: Int64Value, _: Any) -> Int64Value:
 def test_a_receiver_that_takes_no_part_works(kind: str) -> None:
     """It ignores the field. Its own messages are counted, and the target is named."""
     client = agents()[1]
-    nobody = Audit(Agent("none", dict, secret=SECRET))
+    unused = Audit(Agent("none", dict, secret=SECRET))
 
     def silent() -> None:
         pass
 
     async def run() -> list[int]:
         async with connected(client, in_threads(silent), []) as channel:
-            return await call(channel, kind, nobody)
+            return await call(channel, kind, unused)
 
     assert asyncio.run(run()) == ANSWERS[kind]
     fragment = captured(client)
@@ -784,14 +760,14 @@ def test_a_receiver_that_takes_no_part_works(kind: str) -> None:
 def test_a_sender_that_takes_no_part_works(kind: str) -> None:
     """It is given no header."""
     server = agents()[0]
-    nobody = Audit(Agent("none", dict, secret=SECRET))
+    unused = Audit(Agent("none", dict, secret=SECRET))
 
     async def run() -> list[int]:
         async with (
             served(in_threads(lambda: None), [ObservedCalls(server)]) as address,
             grpc.aio.insecure_channel(address) as channel,
         ):
-            return await call(channel, kind, nobody)
+            return await call(channel, kind, unused)
 
     assert asyncio.run(run()) == ANSWERS[kind]
     assert captured(server).served == ()

@@ -11,26 +11,15 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.observer import Observer, ObserverConfig
 from tests.ports import free_port
-from tests.services.deployment import BALANCE, SECRET
+from tests.services.deployment import BALANCE, SECRET, money_in
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def total(observation: Observation) -> int:
-    """Return the money in an observation."""
-    found = observation.outside_states().get("EUR", 0)
-    for fragment in observation.fragments.values():
-        state: InstanceState = fragment.state
-        found += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
-    return found
 
 
 class Banks:
@@ -115,7 +104,7 @@ def test_a_killed_instance_is_named_and_its_calls_are_unknown() -> None:
             await banks.until(lambda: len(banks.published[-1].fragments) == 3)
 
     asyncio.run(run())
-    assert {total(one) for one in banks.exact(3)[:1]} == {3 * BALANCE}
+    assert {money_in(one) for one in banks.exact(3)[:1]} == {3 * BALANCE}
     [without] = [one for one in banks.published if one.gone]
     [dead] = without.gone
     assert dead.startswith("C-")

@@ -23,20 +23,18 @@ from pathlib import Path
 from random import Random
 
 import httpx
-import msgspec
 
 from examples.services import BALANCE, VAULT_TIMEOUT_S
-from examples.services.bad_network import BadNetwork, Faults
+from examples.services.bad_network import LOOPBACK, BadNetwork, Faults, Proxy
 from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
-from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.observer import Observer, ObserverConfig
 from tests.nightly import by_night
 from tests.ports import free_port
+from tests.services.deployment import money_in
 
 ROOT = Path(__file__).parent.parent.parent
-LOOPBACK = "127.0.0.1"
 SECRET = "the secret of the soak"
 LATE_S_MAX = 0.4
 FAULTS = Faults(lost_requests=0.02, lost_answers=0.02, doubled=0.02, delayed=0.1)
@@ -49,39 +47,17 @@ OBSERVATIONS_A_RING = 25
 WAIT_S = 120.0
 
 
-class LateLines:
+class LateLines(Proxy):
     """A relay in front of the collector, which delays what passes and keeps its order."""
 
-    def __init__(self, target: Address, chance: Random) -> None:
-        self.address = target
-        self._target = target
+    def __init__(self, target_port: int, chance: Random) -> None:
+        super().__init__()
+        self._target_port = target_port
         self._chance = chance
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Listen while the body runs; `address` is where."""
-        server = await asyncio.start_server(self._serve, LOOPBACK, 0)
-        self.address = Address(LOOPBACK, server.sockets[0].getsockname()[1])
-        try:
-            yield
-        finally:
-            server.close()
-            for writer in self._writers:
-                writer.transport.abort()
-            await asyncio.gather(*self._tasks)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        with contextlib.suppress(OSError):
-            other_reader, other_writer = await asyncio.open_connection(
-                self._target.host, self._target.port
-            )
-            self._writers |= {writer, other_writer}
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay both directions."""
+        async with self.connected(self._target_port) as (other_reader, other_writer):
             ways = ((reader, other_writer), (other_reader, writer))
             await asyncio.gather(*(self._pass(*way) for way in ways))
 
@@ -179,14 +155,15 @@ class Banks:
         async with contextlib.AsyncExitStack() as stack:
             for network in self.networks.values():
                 await stack.enter_async_context(network.running())
-            lines = LateLines(await self.observer.open(Address(LOOPBACK, 0)), self.chance)
+            listening = await self.observer.open(Address(LOOPBACK, 0))
+            lines = LateLines(listening.port, self.chance)
             stack.push_async_callback(self.observer.close)
             await stack.enter_async_context(lines.running())
             observing = asyncio.create_task(self.observer.run())
             try:
                 for name in PROCESS_COUNTS:
-                    self.start(name, lines.address)
-                yield lines.address
+                    self.start(name, Address(LOOPBACK, lines.port))
+                yield Address(LOOPBACK, lines.port)
             finally:
                 observing.cancel()
                 for name in tuple(self.processes):
@@ -259,15 +236,6 @@ class Banks:
 
     def _instances(self) -> set[str]:
         return set(self.latest.fragments) if self.latest else set()
-
-
-def money_in(observation: Observation) -> int:
-    """Return the money in an observation."""
-    found = observation.outside_states().get("EUR", 0)
-    for fragment in observation.fragments.values():
-        state: InstanceState = fragment.state
-        found += msgspec.msgpack.decode(state.encoded)["balance"] + state.held.get("EUR", 0)
-    return found
 
 
 async def soak(observation_count: int, seed: int) -> Counter[str]:

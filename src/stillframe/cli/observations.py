@@ -245,22 +245,7 @@ def verify_observations(store: ObservationReader, name: str | None) -> None:
             f"{quantities.size(manifest.byte_count)} are what was written"
         )
         return
-    byte_count = 0
-    with output.progress_bar("verifying observations") as update:
-
-        def progress(manifest: ObservationManifest, total: int) -> None:
-            nonlocal byte_count
-            byte_count += manifest.byte_count
-            update(total=total, advance=1)
-
-        verified = store.verify_all(progress)
-    output.answer({"is_consistent": True, "observation_count": verified, "byte_count": byte_count})
-    output.say(
-        f"PASS: {quantities.count(verified, 'observation')}, {quantities.size(byte_count)}: all "
-        "consistent, and every byte is what was written"
-        if verified
-        else f"the store {store.path} holds no observation yet: there is nothing to verify"
-    )
+    output.verify_all(store.path, "observation", store.verify_all, attrgetter("byte_count"))
 
 
 # --- detect

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stillframe.cli import quantities
 from stillframe.pages.values import plain, printable
+from stillframe.storage.location import Location
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -225,6 +227,39 @@ def _figure(value: object) -> str:
     if isinstance(value, int | float | Decimal):
         return f"{value:,}"
     return "" if value is None else printable(str(value), kept="\n")
+
+
+def verify_all(
+    path: Location,
+    noun: str,
+    verify: Callable[[Callable[[Any, int], None]], int],
+    bytes_of: Callable[[Any], int],
+) -> None:
+    """Verify everything in a store with a bar, and write that it is consistent.
+
+    Args:
+        path: the store.
+        noun: what it holds: ``snapshot``.
+        verify: verifies all, calls its argument after each one with that and the number of all, and
+            returns how many there were.
+        bytes_of: returns the size of one.
+    """
+    byte_count = 0
+    with progress_bar(f"verifying {noun}s") as update:
+
+        def progress(one: Any, total: int) -> None:
+            nonlocal byte_count
+            byte_count += bytes_of(one)
+            update(total=total, advance=1)
+
+        verified = verify(progress)
+    answer({"is_consistent": True, f"{noun}_count": verified, "byte_count": byte_count})
+    say(
+        f"PASS: {quantities.count(verified, noun)}, {quantities.size(byte_count)}: all consistent, "
+        "and every byte is what was written"
+        if verified
+        else f"the store {path} holds no {noun} yet: there is nothing to verify"
+    )
 
 
 @contextlib.contextmanager

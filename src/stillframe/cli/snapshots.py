@@ -472,7 +472,7 @@ def verify(path: StorePath, name: OptionalName = None) -> None:
             return
         store = Store.open(path)
         if name is None:
-            _verify_all(store)
+            output.verify_all(store.path, "snapshot", store.verify_all, attrgetter("bytes"))
             return
         snapshot = store.find(name)
         store.verify(snapshot)
@@ -502,25 +502,6 @@ def copy(
     output.say(
         f"copied {quantities.count(len(entries), 'snapshot')}, {quantities.size(byte_count)}, to "
         f"{target}"
-    )
-
-
-def _verify_all(store: Store) -> None:
-    byte_count = 0
-    with output.progress_bar("verifying snapshots") as update:
-
-        def progress(entry: SnapshotEntry, total: int) -> None:
-            nonlocal byte_count
-            byte_count += entry.bytes
-            update(total=total, advance=1)
-
-        verified = store.verify_all(progress)
-    output.answer({"is_consistent": True, "snapshot_count": verified, "byte_count": byte_count})
-    output.say(
-        f"PASS: {quantities.count(verified, 'snapshot')}, {quantities.size(byte_count)}: all "
-        "consistent, and every byte is what was written"
-        if verified
-        else f"the store {store.path} holds no snapshot yet: there is nothing to verify"
     )
 
 

@@ -91,9 +91,9 @@ def view(
     services: its open calls, states and amounts."""
     where = locate(what)
     if isinstance(where, Path) and has_observations(where):
-        from stillframe.cli import view_observations  # noqa: PLC0415 - it loads what reads them
+        from stillframe.cli import view_store  # noqa: PLC0415 - it loads what reads them
 
-        view_observations.show(where, number, options)
+        view_store.show_observation(where, number, options)
         return
     if number is not None:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""``stillframe view STORE``: a snapshot as a page, or two compared; the cut alone as a picture."""
+"""``stillframe view STORE``: a snapshot as a page, or two compared; the cut alone as a picture. The
+same of an observation of services, without a comparison."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,11 +14,13 @@ from stillframe.errors import UsageError
 from stillframe.model import SnapshotId
 from stillframe.pages import cut_diagram, self_contained_page
 from stillframe.pages import snapshot_documents as documents
+from stillframe.pages.observation_document import draw_observation, observation_document
 from stillframe.pipeline.metadata import PIPELINE_FILE
 from stillframe.pipeline.pipeline import Pipeline
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.reading import is_there
 from stillframe.store.layout import HEAD, SNAPSHOTS
+from stillframe.store.observations import ObservationReader
 from stillframe.store.store import Store
 
 SUFFIX = ".html"
@@ -35,17 +38,56 @@ def show(path: Location, options: ViewOptions) -> None:
     """Write a snapshot of the store at `path`, or a comparison of two, to a file."""
     if options.cut is not None or options.first != 1 or options.steps:
         raise UsageError("--cut, --first and --steps are for traces, and not for a store")
-    suffix = suffix_of(options.out)
+    suffix = _suffix_of(options.out)
     if is_there(path / PIPELINE_FILE):
         content, words, name = _of_pipeline(path, options, suffix)
     else:
         content, words, name = _of_store(path, options, suffix)
     beside = path if isinstance(path, Path) else Path(path.name)
     out = options.out or beside.with_name(f"{path.stem}-{name}{SUFFIX}")
-    write(out, content, words, outside=(path, options.event_log))
+    _write(out, content, words, outside=(path, options.event_log))
 
 
-def suffix_of(out: Path | None) -> str:
+def show_observation(path: Path, number: str | None, options: ViewOptions) -> None:
+    """Write an observation in the store at `path` to a file; without a number, the newest."""
+    _refuse_options_of_snapshots(path, options)
+    suffix = _suffix_of(options.out)
+    store = ObservationReader(path)
+    found = store.load(store.newest() if number is None else store.find(number))
+    manifest = found.manifest
+    if suffix == SUFFIX:
+        title = f"Observation {manifest.number} of {path.name}"
+        content = self_contained_page.render(observation_document(found), title=title).encode()
+    else:
+        shown = draw_observation(found)
+        content = _picture(shown.diagram, suffix)
+        if shown.left_out:
+            output.say(shown.left_out)
+    words = (
+        f"observation {manifest.number} of {quantities.count(manifest.instance_count, 'instance')},"
+        f" {quantities.count(manifest.open_count, 'open call')}, {manifest.quality}"
+    )
+    out = options.out or path.with_name(f"{path.stem}-{manifest.number}{SUFFIX}")
+    _write(out, content, words, outside=[path])
+
+
+def _refuse_options_of_snapshots(path: Path, options: ViewOptions) -> None:
+    given = {
+        "--snapshot": options.snapshot is not None,
+        "--compare": options.compare is not None,
+        "--event-log": options.event_log is not None,
+        "--cut": options.cut is not None,
+        "--first": options.first != 1,
+        "--steps": options.steps,
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise UsageError(
+            f"{', '.join(names)}: {path} holds observations, which have only --out; select one by "
+            "its number, and compare two with 'stillframe diff'"
+        )
+
+
+def _suffix_of(out: Path | None) -> str:
     """Return the suffix of an output file, which selects the format; that of a page without one."""
     suffix = SUFFIX if out is None else out.suffix
     if suffix not in (SUFFIX, ".svg", ".png"):
@@ -55,12 +97,12 @@ def suffix_of(out: Path | None) -> str:
     return suffix
 
 
-def picture(diagram: Diagram, suffix: str) -> bytes:
+def _picture(diagram: Diagram, suffix: str) -> bytes:
     """Return the content of a file that is a picture."""
     return svg.draw_png(diagram) if suffix == ".png" else svg.draw(diagram).encode()
 
 
-def write(out: Path, content: bytes, words: str, *, outside: Iterable[Location | None]) -> None:
+def _write(out: Path, content: bytes, words: str, *, outside: Iterable[Location | None]) -> None:
     """Write a file, which must not be inside of what was read, and say so."""
     for inside in outside:
         if isinstance(inside, Path) and out.resolve().is_relative_to(inside.resolve()):
@@ -94,7 +136,7 @@ def _of_store(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes,
     for words in (cut.left_out, "" if log is not None and cut.steps else cut.note):
         if words:
             output.say(words)
-    return picture(cut.diagram, suffix), f"the cut of snapshot {snapshot}", str(snapshot)
+    return _picture(cut.diagram, suffix), f"the cut of snapshot {snapshot}", str(snapshot)
 
 
 def _of_pipeline(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:

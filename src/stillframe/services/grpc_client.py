@@ -52,62 +52,31 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
     def _method(
         self,
         kind: str,
-        path: str,
-        serializer: Serializer,
-        deserializer: Deserializer,
-        settings: dict[str, Any],
+        method: str,
+        request_serializer: Serializer = None,
+        response_deserializer: Deserializer = None,
+        **settings: Any,
     ) -> "_Method":
         return _Method(
-            self._agent, self._channel, self._target, kind, path, serializer, deserializer, settings
+            *(self._agent, self._channel, self._target, kind),
+            *(method, request_serializer, response_deserializer, settings),
         )
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Serializer = None,
-        response_deserializer: Deserializer = None,
-        **settings: Any,
-    ) -> Any:
+    def unary_unary(self, *arguments: Any, **settings: Any) -> Any:
         """Return a function that makes calls with one request and one answer."""
-        return self._method(
-            "unary_unary", method, request_serializer, response_deserializer, settings
-        )
+        return self._method("unary_unary", *arguments, **settings)
 
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Serializer = None,
-        response_deserializer: Deserializer = None,
-        **settings: Any,
-    ) -> Any:
+    def unary_stream(self, *arguments: Any, **settings: Any) -> Any:
         """Return a function that makes calls with one request and a stream of answers."""
-        return self._method(
-            "unary_stream", method, request_serializer, response_deserializer, settings
-        )
+        return self._method("unary_stream", *arguments, **settings)
 
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Serializer = None,
-        response_deserializer: Deserializer = None,
-        **settings: Any,
-    ) -> Any:
+    def stream_unary(self, *arguments: Any, **settings: Any) -> Any:
         """Return a function that makes calls with a stream of requests and one answer."""
-        return self._method(
-            "stream_unary", method, request_serializer, response_deserializer, settings
-        )
+        return self._method("stream_unary", *arguments, **settings)
 
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Serializer = None,
-        response_deserializer: Deserializer = None,
-        **settings: Any,
-    ) -> Any:
+    def stream_stream(self, *arguments: Any, **settings: Any) -> Any:
         """Return a function that makes calls with streams of requests and of answers."""
-        return self._method(
-            "stream_stream", method, request_serializer, response_deserializer, settings
-        )
+        return self._method("stream_stream", *arguments, **settings)
 
     async def __aenter__(self) -> Self:
         """Return this channel, which is closed at the end."""

@@ -269,7 +269,7 @@ class Observer:
         try:
             times = self._initiated_at, time.time()
             self._publish(observation, times, self.collector.ledger)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the collector goes on
+        except Exception as error:  # noqa: BLE001 - the collector must survive it
             # What it would have settled is in the next observation again.
             self.collector.ledger = before
             self._ended.set()
