@@ -22,9 +22,10 @@ KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 def amount_of(message: Message) -> Amounts:
     """Return the money in a message. A refusal gives back what the request brought."""
-    if message.status in (0, REFUSED.value[0]):
-        return {"EUR": Int64Value.FromString(message.body).value}
-    return {}
+    if message.status not in (0, REFUSED.value[0]):
+        return {}
+    body = message.request_body if message.status else message.body
+    return {"EUR": Int64Value.FromString(body).value}
 
 
 def served_methods(methods: Mapping[str, Callable[..., Any]]) -> grpc.GenericRpcHandler:

@@ -57,13 +57,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         method: the method of the request; `GRPC` for every message of gRPC.
         path: the path of the request, such as ``/pay`` or ``/shop.Orders/Pay``.
-        body: the whole body of this message; for gRPC, the serialized message. An error of gRPC has
-            no message: then it is the body of the request.
+        body: the whole body of this message; for gRPC, the serialized message. It is empty for an
+            error of gRPC.
         is_answer: whether it is an answer, or a message of a stream that a server sends.
         status: the status of the answer: that of HTTP, or the number of that of gRPC. It is 0 for a
             request and for a message of a stream.
-        request_body: for an answer over HTTP, the body of its request: a refusal gives back what
-            that has brought.
+        request_body: for an answer, the body of its request, unless that was a stream: a refusal
+            gives back what the request has brought.
     """
 
     method: str

@@ -51,9 +51,18 @@ class Messages:
         self._header: str | None = None
         self._sent: deque[tuple[Any, bytes]] = deque()
 
-    def to_observe(self, body: bytes, *, is_answer: bool, status: int = 0) -> Message:
+    def to_observe(
+        self, body: bytes, *, is_answer: bool, status: int = 0, request_body: bytes = b""
+    ) -> Message:
         """Return a message as `carries` is given it."""
-        return Message(method=GRPC, path=self._path, body=body, is_answer=is_answer, status=status)
+        return Message(
+            method=GRPC,
+            path=self._path,
+            body=body,
+            is_answer=is_answer,
+            status=status,
+            request_body=request_body,
+        )
 
     def deserialize(self, received: bytes) -> Any:
         """Return a message that has arrived, without its header."""

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import SERVING, Agent, IncomingCall
+from stillframe.services.agent import SERVING, Agent, IncomingCall, Message
 from stillframe.services.grpc_messages import Messages, header_in
 from stillframe.services.headers import NAME
 
@@ -208,7 +208,7 @@ class _ServedCall:
         if not self._streams_answers:
             body = self.messages.encode(response)
             self.messages.keep(response, body)
-            message = self.messages.to_observe(body, is_answer=True)
+            message = self._answer(body)
         incoming, self._incoming = self._incoming, None
         header = incoming.answer(message)
         context.set_trailing_metadata((*context.trailing_metadata(), (NAME, header)))
@@ -228,12 +228,14 @@ class _ServedCall:
         if self._incoming is None:
             return tuple(metadata)
         incoming, self._incoming = self._incoming, None
-        message = None
-        if not self._is_streamed:
-            message = self.messages.to_observe(
-                self.messages.arrived, is_answer=True, status=_number_of(code)
-            )
+        message = self._answer(b"", status=_number_of(code))
         return (*metadata, (NAME, incoming.answer(message)))
+
+    def _answer(self, body: bytes, *, status: int = 0) -> Message:
+        request_body = b"" if self._is_streamed else self.messages.arrived
+        return self.messages.to_observe(
+            body, is_answer=True, status=status, request_body=request_body
+        )
 
 
 class _Requests:

@@ -256,7 +256,9 @@ class Observer:
     def _take(self, message: control.Captured) -> None:
         fragment = msgspec.structs.replace(message.fragment, state=_state_of(message.fragment))
         self._check_colour(fragment.observation)
-        before = _copy_of(self.collector.ledger)
+        # Only the last fragment changes it.
+        is_last = self.collector.awaited == (fragment.instance,)
+        before = _copy_of(self.collector.ledger) if is_last else self.collector.ledger
         try:
             result = self.collector.add(fragment)
         except NotConsistent as error:
