@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
@@ -90,7 +91,7 @@ class Bank:
         """Return the state."""
         return {"balance": self.balance}
 
-    async def pay(self, payment: dict[str, int]) -> dict[str, int]:
+    async def pay(self, payment: dict[str, int]) -> Any:
         """Take money, and give some of it back, now or later."""
         self.balance += payment["amount"]
         back = payment["amount"] // 2
@@ -105,6 +106,31 @@ class Bank:
         self.balance -= amount
         answer = await self.client.post(f"http://{target}/pay", json={"amount": amount})
         self.balance += answer.json()["amount"]
+
+
+class BankInThreads(Bank):
+    """A bank whose endpoint is an ordinary function, which FastAPI calls in a thread. Threads change
+    another field than tasks."""
+
+    vault = 0
+
+    def __call__(self) -> dict[str, int]:
+        """Return the state."""
+        return {"balance": self.balance + self.vault}
+
+    def pay(self, payment: dict[str, int]) -> Any:
+        """Take money in one step, and give some of it back in another one."""
+        back = payment["amount"] // 2
+        time.sleep(self._chance.random() * 0.01)
+        with self.agent.step():
+            self.vault += payment["amount"]
+        time.sleep(self._chance.random() * 0.01)
+        with self.agent.step(EUR=back):
+            before = self.vault
+            time.sleep(self._chance.random() * 0.001)
+            self.vault = before - back
+        time.sleep(self._chance.random() * 0.01)
+        return {"amount": back}
 
 
 class Collected:
@@ -178,7 +204,7 @@ async def observed(deployment: Any, count: int) -> dict[CallPlace, int]:
     found = dict.fromkeys(CallPlace, 0)
     async with deployment.running():
         while (await deployment.observe()).partial:
-            pass  # until each has had an answer of each
+            pass  # over gRPC, until each has had an answer of each
         for _ in range(count):
             observation = await deployment.observe()
             assert observation.partial == ()
@@ -206,23 +232,26 @@ def find(mistake: Callable[[Agent], None], deployment: Any) -> None:
 
 
 class Deployment(Collected):
-    """Banks that pay each other, and a collector."""
+    """Banks of a kind that pay each other, and a collector."""
 
-    def __init__(self, seed: int, names: str = "ABC") -> None:
+    def __init__(self, seed: int, names: str = "ABC", kind: type[Bank] = Bank) -> None:
         super().__init__(Random(seed))
         self._listeners = [listening() for _ in names]
         self.targets = [address(listener) for listener in self._listeners]
-        self.banks = [Bank(name, self.chance, self.targets, self.report) for name in names]
+        self.banks = [kind(name, self.chance, self.targets, self.report) for name in names]
         for bank in self.banks:
             self.join(bank.agent)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve all of them, and let them pay while the body runs."""
+        """Serve all of them. Let each pay each other one once, and all while the body runs."""
         async with contextlib.AsyncExitStack() as stack:
             for bank, listener in zip(self.banks, self._listeners, strict=True):
                 await stack.enter_async_context(served(bank.app, listener))
                 stack.push_async_callback(bank.client.aclose)
+            for number, bank in enumerate(self.banks):
+                for target in self._others(number):
+                    await bank.send(target, 1)
             over = asyncio.Event()
             loads = [
                 asyncio.create_task(self._load(number % len(self.banks), over))
@@ -235,6 +264,9 @@ class Deployment(Collected):
                 await asyncio.gather(*loads)
 
     async def _load(self, number: int, over: asyncio.Event) -> None:
-        others = [target for place, target in enumerate(self.targets) if place != number]
+        others = self._others(number)
         while not over.is_set():
             await self.banks[number].send(self.chance.choice(others), self.chance.randint(1, 9))
+
+    def _others(self, number: int) -> list[str]:
+        return [target for place, target in enumerate(self.targets) if place != number]

@@ -474,6 +474,42 @@ def test_an_endpoint_in_a_thread_may_be_torn(kind: str) -> None:
     assert notes == [("/it runs in a thread, so the state may be torn",), ()]
 
 
+@pytest.mark.parametrize("kind", THREADS)
+def test_an_endpoint_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None:
+    """Its request is accepted in its first step. Before that only an observation of its first call
+    is partial: then it is not known yet that it makes steps. Starlette accepts earlier."""
+    is_fastapi, add = THREADS[kind]
+    watched = Watched(app=None if is_fastapi else Starlette())
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def captured() -> None:
+            capture(watched)
+
+        def action() -> None:
+            asyncio.run_coroutine_threadsafe(captured(), loop).result()
+            with watched.agent.step(EUR=2):
+                pass
+            asyncio.run_coroutine_threadsafe(captured(), loop).result()
+
+        add(watched.app, action)
+        for _ in range(2):
+            await call(watched, "/it")
+
+    asyncio.run(run())
+    capture(watched)
+    seen = [
+        (one.notes, sum(not served.number for served in one.served), one.state.held)
+        for one in fragments
+    ]
+    torn, between = ("/it runs in a thread, so the state may be torn",), ((), 1, {"EUR": 2})
+    second = ((), 0, {}) if is_fastapi else (torn, 1, {})
+    assert seen == [(torn, 1, {}), between, second, between, ((), 0, {})]
+
+
 @pytest.mark.skipif(not HAS_GENERATORS, reason="needs a FastAPI whose endpoints can be generators")
 def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
     """FastAPI begins it with the answer; observations name it until it ends."""

@@ -385,6 +385,41 @@ def test_a_handler_in_a_thread_may_be_torn(kind: str) -> None:
     assert (server.ignored_count, client.ignored_count) == (0, 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None:
+    """If neither requests nor answers are streams. Before the first step an observation is partial
+    if it is not known yet that the handler makes steps."""
+    server, client = agents()
+    fragments: list[InstanceFragment] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def capture() -> None:
+            fragments.append(captured(server))
+
+        def during() -> None:
+            asyncio.run_coroutine_threadsafe(capture(), loop).result()
+            with server.step(EUR=2):
+                pass
+            asyncio.run_coroutine_threadsafe(capture(), loop).result()
+
+        async with connected(client, in_threads(during), [ObservedCalls(server)]) as channel:
+            for _ in range(2):
+                await call(channel, kind, Audit(Agent("none", dict, secret=SECRET)))
+
+    asyncio.run(run())
+    seen = [
+        (one.notes, sum(not served.number for served in one.served), one.state.held)
+        for one in (*fragments, captured(server))
+    ]
+    torn, held = (f"/{SERVICE}/{kind} runs in a thread, so the state may be torn",), {"EUR": 2}
+    if kind in STREAMS:
+        assert seen == [(torn, 1, {})] * 4 + [((), 0, {})]
+    else:
+        assert seen == [(torn, 1, {}), ((), 1, held), ((), 0, {}), ((), 1, held), ((), 0, {})]
+
+
 def test_an_error_of_a_handler_in_a_thread_is_an_answer() -> None:
     """Since its trailing metadata has the header."""
     server, client = agents()

@@ -9,7 +9,7 @@ from stillframe.errors import NotConsistent
 from stillframe.protocol.calls import CallPlace
 from stillframe.services.agent import Agent
 from tests.nightly import Figure, by_night, seeds
-from tests.services.deployment import Deployment, find, observed
+from tests.services.deployment import BankInThreads, Deployment, find, observed
 from tests.services.mistakes import answer_without_colour, capture_behind, request_without_colour
 
 OBSERVATION_COUNT = 8
@@ -23,6 +23,17 @@ def test_every_total_is_exact(seed: int, figure: Figure) -> None:
     found = asyncio.run(observed(Deployment(seed), count))
     figure("calls in a cut", sum(found.values()))
     assert found[CallPlace.REQUESTED] + found[CallPlace.ANSWERED] > 0
+    assert found[CallPlace.SERVED] > 0
+
+
+@pytest.mark.nightly(part="soak")
+@pytest.mark.parametrize("seed", seeds("observations of threads over HTTP", 1, night=3))
+def test_every_total_with_steps_of_threads_is_exact(seed: int, figure: Figure) -> None:
+    """With money that threads take in one step, and hold for an answer since another one."""
+    count = by_night(100, check=OBSERVATION_COUNT)
+    found = asyncio.run(observed(Deployment(seed, kind=BankInThreads), count))
+    figure("calls in a cut", sum(found.values()))
+    assert found[CallPlace.REQUESTED] > 0
     assert found[CallPlace.SERVED] > 0
 
 

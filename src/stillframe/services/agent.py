@@ -49,6 +49,8 @@ GRPC = "GRPC"
 """The method of every message of gRPC."""
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
 """The call that the current task serves."""
+IN_THREAD: ContextVar["ThreadCall | None"] = ContextVar("stillframe_in_thread", default=None)
+"""The call that a function in a thread serves."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,25 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 Carries = Callable[[Message], Amounts]
 """Returns the conserved amounts of a message. It is the same function in every service."""
+
+
+class ThreadCall:
+    """A call that a function in a thread serves: it is accepted in the first step of that thread.
+
+    Args:
+        accept: accepts the request in the event loop, unless it is accepted.
+
+    Attributes:
+        function: the function; None if it is not known.
+        has_stepped: whether the thread has made a step.
+        held: the amounts that the thread holds for the answer since its last step.
+    """
+
+    def __init__(self, accept: Callable[[], None]) -> None:
+        self.accept = accept
+        self.function: object = None
+        self.has_stepped = False
+        self.held: Amounts = NOTHING
 
 
 class Agent:
@@ -142,6 +163,8 @@ class Agent:
         self.open_ends: set[CallEnd] = set()
         self._renamed: set[CallEnd] | None = None
         self._step = threading.RLock()
+        self._thread_calls: set[ThreadCall] = set()
+        self._functions_with_steps: dict[int, object] = {}
 
     def _new_rules(self) -> Instance:
         return Instance(f"{self.service}-{secrets.token_hex(4)}", self._capture)
@@ -205,8 +228,17 @@ class Agent:
         *,
         is_streamed: bool = False,
         is_whole: bool = True,
+        task: asyncio.Task[Any] | None = None,
     ) -> "IncomingCall":
-        """Accept a request. Its messages follow if it is a stream."""
+        """Accept a request.
+
+        Args:
+            header: its header.
+            message: the request.
+            is_streamed: whether it is a stream, whose messages follow.
+            is_whole: whether `message` has the whole body.
+            task: the task that serves it; None for the current one.
+        """
         brought: Amounts | None = NOTHING
         if not is_streamed:
             brought = self.amounts(message) if is_whole else self.unread_amounts()
@@ -215,7 +247,7 @@ class Agent:
             brought=brought or NOTHING,
             details=self._details(message, has_unknown_amounts=brought is None),
         )
-        task = asyncio.current_task()
+        task = task or asyncio.current_task()
         if task is not None:
             self._activities[task] = str(header.call)
         self.report(fragment)
@@ -314,16 +346,54 @@ class Agent:
         return lock
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, **held: int) -> Iterator[None]:
         """Let a thread change the state in one step: no capture happens while the body runs. The
-        body must not wait for anything."""
+        body must not wait for anything.
+
+        The first step of a function that serves a call accepts its request.
+
+        Args:
+            held: the amounts that the function holds for its answer from this step on, by unit. The
+                next step replaces them.
+
+        Example:
+            ``with agent.step(EUR=5): till.euros -= 5``
+        """
+        amounts = amounts_in(held)
         with self._step:
+            call = IN_THREAD.get()
+            if call is not None:
+                call.has_stepped, call.held = True, amounts
             yield
+
+    def has_steps(self, function: object) -> bool:
+        """Return whether a function that serves calls in a thread has made steps before."""
+        return id(function) in self._functions_with_steps
+
+    def begin_in_thread(self, call: ThreadCall) -> None:
+        """Begin a call that a function serves in a thread. It is accepted in the function's first
+        step if the function is known to make steps, or else here."""
+        if id(call.function) not in self._functions_with_steps:
+            call.accept()
+        self._thread_calls.add(call)
+
+    def end_in_thread(self, call: ThreadCall) -> None:
+        """End it, in the step in which it is answered."""
+        self._thread_calls.discard(call)
+        if call.has_stepped and call.function is not None:
+            self._functions_with_steps[id(call.function)] = call.function
 
     def _capture(self) -> Captured:
         """Return the state as bytes, which share nothing with it."""
+        with self._step:
+            return self._capture_between_steps()
+
+    def _capture_between_steps(self) -> Captured:
         held: dict[str, int] = {}
-        for amounts in self._held.values():
+        for call in self._thread_calls:
+            if call.has_stepped:
+                call.accept()
+        for amounts in (*self._held.values(), *(call.held for call in self._thread_calls)):
             for unit, amount in amounts.items():
                 held[unit] = held.get(unit, 0) + amount
         notes = [f"{name} is shared outside of calls" for name in self._shared]
@@ -332,15 +402,14 @@ class Agent:
         if self._renamed is not None:
             notes.append("it has another name since calls began that were open then")
         encoded, conserved = _EMPTY_MAP, NOTHING
-        with self._step:
-            try:
-                fields = _encoder.encode(self._fields())
-                msgspec.msgpack.decode(fields, type=dict[str, msgspec.Raw])
-                if hasattr(self._state, "conserved"):
-                    conserved = amounts_in(self._state.conserved())
-                encoded = fields
-            except Exception as error:  # noqa: BLE001 - the same
-                notes.append(f"its state could not be captured: {describe(error)}")
+        try:
+            fields = _encoder.encode(self._fields())
+            msgspec.msgpack.decode(fields, type=dict[str, msgspec.Raw])
+            if hasattr(self._state, "conserved"):
+                conserved = amounts_in(self._state.conserved())
+            encoded = fields
+        except Exception as error:  # noqa: BLE001 - the same
+            notes.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
         state = InstanceState(encoded, held, dict(conserved), locks, self.ignored_count)
         return Captured(state, tuple(filter(None, notes)))

@@ -7,9 +7,9 @@ application makes it, and sends its start when the body is whole.
 
 FastAPI runs dependencies that are ordinary functions in threads before it calls an endpoint. There
 the request is accepted when the endpoint is called (`accept_where_endpoints_begin`): until then it
-is in transit. Observations are partial while an endpoint runs in a thread, while FastAPI passes a
-request on to something that is not called so, and always if there is other middleware inside, which
-may suspend.
+is in transit. An endpoint that runs in a thread and makes steps (`Agent.step`) accepts in its first
+step. Observations are partial while one runs that makes none, while FastAPI passes a request on to
+something that is not called so, and always if there is other middleware inside, which may suspend.
 
 An application that raises is answered by the outermost middleware of its framework. Around that,
 `ObservedErrors` gives the answer its header.
@@ -19,16 +19,26 @@ application makes them. The same holds for WebSockets. Their parts cannot carry 
 observation that such a stream crosses is partial and names it.
 """
 
+import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import BODY_BYTES_MAX, SERVING, Agent, IncomingCall, Message
+from stillframe.services.agent import (
+    BODY_BYTES_MAX,
+    IN_THREAD,
+    SERVING,
+    Agent,
+    IncomingCall,
+    Message,
+    ThreadCall,
+)
 from stillframe.services.headers import NAME
 
 Scope = MutableMapping[str, Any]
@@ -41,7 +51,7 @@ _FailedCall = tuple[IncomingCall, Message]
 """A call whose application has ended without an answer, and its request."""
 _FAILED = "stillframe.failed"
 """The name in a scope of the list of calls whose application has ended without an answer."""
-_ACCEPT: ContextVar[Callable[[], None] | None] = ContextVar("stillframe_accept", default=None)
+_SERVED: ContextVar["_ServedCall | None"] = ContextVar("stillframe_served", default=None)
 _OF_FRAMEWORKS = ("starlette.middleware.exceptions", "fastapi.middleware.asyncexitstack")
 """The modules of middleware that does not suspend."""
 
@@ -52,7 +62,7 @@ class ObservedApplication:
     Args:
         application: the application, without its other middleware.
         agent: the agent of this instance.
-        accepts_in_endpoint: returns whether something calls `accept_request` when the endpoint of a
+        accepts_in_endpoint: returns whether something uses `endpoint_begins` when the endpoint of a
             request begins, from its scope. Without it, a request is accepted before the application
             is called.
     """
@@ -104,19 +114,21 @@ class ObservedApplication:
         request = Message(method=scope["method"], path=scope["path"], body=body)
         is_whole = rest is None
         call = _ServedCall(agent, header, request, send, scope.get(_FAILED), is_whole=is_whole)
-        serving, accepting = SERVING.set(header.call), _ACCEPT.set(call.accept)
-        if self._accepts_in_endpoint is None:
-            call.accept()
         outer = scope.get("app")
-        with agent.noted(lambda: self._why_torn(scope, outer, is_whole=is_whole)):
+        tokens = SERVING.set(header.call), _SERVED.set(call)
+        with agent.noted(lambda: self._why_torn(scope, outer, call)):
             try:
-                await self._application(scope, _replay(body, receive, rest), call.send)
+                # Which endpoint serves the request is not known yet.
+                with (
+                    contextlib.nullcontext() if self._accepts_in_endpoint else call.in_thread(None)
+                ):
+                    await self._application(scope, _replay(body, receive, rest), call.send)
             finally:
-                _ACCEPT.reset(accepting)
-                SERVING.reset(serving)
+                SERVING.reset(tokens[0])
+                _SERVED.reset(tokens[1])
                 call.close()
 
-    def _why_torn(self, scope: Scope, outer: Any, *, is_whole: bool) -> str:
+    def _why_torn(self, scope: Scope, outer: Any, call: "_ServedCall") -> str:
         """Return why a capture while a request is served may not be between two steps. `outer` is
         the application; the scope has one that is mounted in it, once that serves the request."""
         path: str = scope["path"]
@@ -127,13 +139,13 @@ class ObservedApplication:
         inner = inner or _middleware_of(scope.get("endpoint"), getattr(mounted, "routes", ()))
         if inner:
             return f"{inner} is inside the middleware that takes part in observations"
-        if not is_whole:
+        if not call.is_whole:
             return f"the body of {path} is too long to be accepted in one step"
         if (endpoint := scope.get("endpoint")) is None:
             return ""
         if self._accepts_in_endpoint is not None and not self._accepts_in_endpoint(scope):
             return f"{path} is not a function that FastAPI calls, so it may act before it accepts"
-        if _runs_in_thread(endpoint, scope["method"]):
+        if _runs_in_thread(endpoint, scope["method"]) and not call.is_between_steps:
             return f"{path} runs in a thread, so the state may be torn"
         return ""
 
@@ -151,21 +163,43 @@ class _ServedCall:
         *,
         is_whole: bool,
     ) -> None:
+        self.is_whole = is_whole
         self._agent = agent
         self._failed = failed
-        self._is_whole = is_whole
         self._header: RequestHeader | None = header
         self._incoming: IncomingCall | None = None
         self._request = request
         self._send = send
         self._start: Event | None = None
         self._stream: Any = None
+        self._task = asyncio.current_task()
+        self._thread = ThreadCall(self.accept)
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether a capture is between two steps of a function that serves the request in a thread,
+        or before the function begins."""
+        return self._thread.has_stepped or self._header is not None
 
     def accept(self) -> None:
         """Accept the request, unless it is accepted."""
         if self._header is not None:
             header, self._header = self._header, None
-            self._incoming = self._agent.accept(header, self._request, is_whole=self._is_whole)
+            self._incoming = self._agent.accept(
+                header, self._request, is_whole=self.is_whole, task=self._task
+            )
+
+    @contextlib.contextmanager
+    def in_thread(self, function: object) -> Iterator[None]:
+        """Let steps accept the request while the body runs a function in a thread; None stands for
+        a function that is not known."""
+        self._thread.function = function
+        self._agent.begin_in_thread(self._thread)
+        token = IN_THREAD.set(self._thread)
+        try:
+            yield
+        finally:
+            IN_THREAD.reset(token)
 
     async def send(self, event: Event) -> None:
         """Send a part of the answer; the header with its start."""
@@ -196,6 +230,7 @@ class _ServedCall:
         header = incoming.answer(
             _answer_to(self._request, start, body or b""), is_whole=body is not None
         )
+        self._agent.end_in_thread(self._thread)
         await self._send(_with_header(start, header))
 
     def close(self) -> None:
@@ -203,6 +238,7 @@ class _ServedCall:
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
         self.accept()
+        self._agent.end_in_thread(self._thread)
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
             if self._failed is None:
@@ -267,12 +303,24 @@ def _may_be_kept(start: Event, method: str) -> bool:
     return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
 
 
-def accept_request() -> None:
-    """Accept the request that the current task serves, unless it is accepted. Call this in the step
-    in which an endpoint begins."""
-    accept = _ACCEPT.get()
-    if accept is not None:
-        accept()
+@contextlib.contextmanager
+def endpoint_begins(function: object, *, is_in_thread: bool) -> Iterator[None]:
+    """Accept the request that the current task serves, in the step in which its endpoint begins.
+    The body runs the endpoint.
+
+    Args:
+        function: the endpoint.
+        is_in_thread: whether it runs in a thread: then its first `Agent.step` may accept.
+    """
+    call = _SERVED.get()
+    if call is None:
+        yield
+    elif is_in_thread:
+        with call.in_thread(function):
+            yield
+    else:
+        call.accept()
+        yield
 
 
 def _middleware_of(endpoint: object, routes: Iterable[Any]) -> str:

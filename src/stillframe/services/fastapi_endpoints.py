@@ -11,7 +11,7 @@ from typing import Any
 import fastapi.routing
 
 from stillframe.errors import Unavailable
-from stillframe.services.asgi import Scope, accept_request
+from stillframe.services.asgi import Scope, endpoint_begins
 
 _FUNCTION = "run_endpoint_function"
 
@@ -33,8 +33,9 @@ def accept_where_endpoints_begin() -> None:
         return
 
     async def run_endpoint_function(**arguments: Any) -> Any:
-        accept_request()
-        return await original(**arguments)
+        in_thread = not arguments.get("is_coroutine", True)
+        with endpoint_begins(arguments["dependant"].call, is_in_thread=in_thread):
+            return await original(**arguments)
 
     run_endpoint_function.accepts = True  # type: ignore[attr-defined]
     setattr(fastapi.routing, _FUNCTION, run_endpoint_function)

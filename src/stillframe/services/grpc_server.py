@@ -4,9 +4,11 @@ An interceptor replaces the handler of each call. Accepting a request is one ste
 step of the handler, and answering it with the last. A message of a stream is accepted in the step
 in which the handler is given it, and its header is made in the step in which the handler sends it.
 
-An ordinary function as a handler runs in a thread. Then the agent accepts and answers in the event
-loop, before and after it. Observations are partial while it runs. They are partial, too, while a
-call is served that passes other interceptors between this one and its handler, which may suspend.
+An ordinary function as a handler runs in a thread. If neither requests nor answers are streams, and
+it makes steps (`Agent.step`), the request is accepted in the first of them. Otherwise the agent
+accepts and answers in the event loop, before and after it, and observations are partial while it
+runs. They are partial, too, while a call is served that passes other interceptors between this one
+and its handler, which may suspend.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from typing import Any
 import grpc
 
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import SERVING, Agent, IncomingCall, Message
+from stillframe.services.agent import IN_THREAD, SERVING, Agent, IncomingCall, Message, ThreadCall
 from stillframe.services.grpc_messages import Messages, header_in
 from stillframe.services.headers import NAME
 
@@ -95,7 +97,13 @@ class _ServedCall:
         )
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        self._task = asyncio.current_task()
         self._incoming: IncomingCall | None = None
+        self._is_accepted = False
+        self._in_thread = ThreadCall(self._accept)
+        self._in_thread.function = self._function
+        self._noted = contextlib.ExitStack()
+        self._torn = f"{path} runs in a thread, so the state may be torn"
 
     def handler(self) -> grpc.RpcMethodHandler:
         """Return what the server calls for this call."""
@@ -105,7 +113,8 @@ class _ServedCall:
             run = self._run
         else:
             run = self._generate_in_thread if self._streams_answers else self._run_in_thread
-            self.notes.append(f"{self._path} runs in a thread, so the state may be torn")
+            if self._is_streamed or self._streams_answers:
+                self.notes.append(self._torn)
         return _MAKERS[self._is_streamed, self._streams_answers](
             run,
             request_deserializer=self.messages.deserialize,
@@ -147,13 +156,18 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-        self.in_loop(self._accept)
+            self.in_loop(self._accept)
+        else:
+            self.in_loop(self._begin_in_thread)
+        token = IN_THREAD.set(self._in_thread)
         try:
             response = self._function(request, observed)
             self.in_loop(self._finish, observed, response)
         except BaseException as error:
             self.in_loop(self._fail, observed, error)
             raise
+        finally:
+            IN_THREAD.reset(token)
         return response
 
     def _generate_in_thread(self, request: Any, context: Any) -> Iterator[Any]:
@@ -187,10 +201,30 @@ class _ServedCall:
 
     # --- steps of the event loop
 
+    def _begin_in_thread(self) -> None:
+        self._agent.report(self._agent.rules.meet(self._header.colour))
+        self._noted.enter_context(self._agent.noted(self._why_torn))
+        self._agent.begin_in_thread(self._in_thread)
+
+    def _why_torn(self) -> str:
+        is_between_steps = self._in_thread.has_stepped or not self._is_accepted
+        return "" if is_between_steps else self._torn
+
+    def _end_in_thread(self) -> None:
+        """Accept the request, unless it is accepted. It is answered in the same step."""
+        self._accept()
+        self._agent.end_in_thread(self._in_thread)
+        self._noted.close()
+
     def _accept(self) -> None:
+        if self._is_accepted:
+            return
+        self._is_accepted = True
         body = b"" if self._is_streamed else self.messages.arrived
         message = self.messages.to_observe(body, is_answer=False)
-        call = self._agent.accept(self._header, message, is_streamed=self._is_streamed)
+        call = self._agent.accept(
+            self._header, message, is_streamed=self._is_streamed, task=self._task
+        )
         self._incoming = self.messages.call = call
         SERVING.set(self._header.call)
         for note in self.notes:
@@ -198,6 +232,7 @@ class _ServedCall:
 
     def _finish(self, context: "_AnyContext", response: Any = None) -> None:
         """Answer a call whose handler has returned."""
+        self._end_in_thread()
         code = context.code()
         if _number_of(code):
             context.set_trailing_metadata(self.with_error(code, context.trailing_metadata()))
@@ -215,6 +250,7 @@ class _ServedCall:
 
     def _fail(self, context: "_AnyContext", error: BaseException) -> None:
         """End a call whose handler has raised an error, or was cancelled."""
+        self._end_in_thread()
         if isinstance(error, Exception):
             code = context.code() or grpc.StatusCode.UNKNOWN
             context.set_trailing_metadata(self.with_error(code, context.trailing_metadata()))
@@ -225,6 +261,7 @@ class _ServedCall:
     def with_error(self, code: Any, metadata: Any) -> tuple[Any, ...]:
         """Answer the call with an error, unless it is answered. Return trailing metadata with the
         header of the answer."""
+        self._end_in_thread()
         if self._incoming is None:
             return tuple(metadata)
         incoming, self._incoming = self._incoming, None
