@@ -109,8 +109,8 @@ class Bank:
 
 
 class BankInThreads(Bank):
-    """A bank whose endpoint is an ordinary function, which FastAPI calls in a thread. Threads change
-    another field than tasks."""
+    """A bank whose endpoint is an ordinary function, which FastAPI calls in a thread. Threads do
+    not change the field that tasks change."""
 
     vault = 0
 

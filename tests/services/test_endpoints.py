@@ -506,7 +506,9 @@ def test_an_endpoint_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None
         for one in fragments
     ]
     torn, between = ("/it runs in a thread, so the state may be torn",), ((), 1, {"EUR": 2})
-    second = ((), 0, {}) if is_fastapi else (torn, 1, {})
+    second: tuple[tuple[str, ...], int, dict[str, int]] = (
+        ((), 0, {}) if is_fastapi else (torn, 1, {})
+    )
     assert seen == [(torn, 1, {}), between, second, between, ((), 0, {})]
 
 

@@ -1,14 +1,14 @@
 """Deadlocks among the activities of services, in an observation of their calls and locks.
 
-An activity is one task, and does nothing while it waits for the answer of a call or for a lock. So
-it is blocked as long as the instance that serves the call has not answered, or every holder of the
-lock keeps it. Activities that block each other in this way stay blocked until a time-out ends one
-wait. That is true at a consistent cut, and it stays true: none of them does anything before
-another one has (Chandy & Lamport 1985, section 4).
+An activity is one task, and does nothing while it waits for the answer of a call, for a lock or for
+other tasks. So it is blocked as long as the instance that serves the call has not answered, every
+holder of the lock keeps it, or none of those tasks does anything. Activities that block each other
+in this way stay blocked until a time-out ends one wait. That is true at a consistent cut, and it
+stays true: none of them does anything before another one has (Chandy & Lamport 1985, section 4).
 
 What is in transit blocks no activity, nor does a call with an unknown fate. So an alarm is right,
 and a deadlock is found by the first observation after its last request was accepted. Other waits
-are not found: those of a task for another task, and for locks that an agent did not make.
+are not found: for a lock that no agent made, and for a task in a form that agents do not know.
 """
 
 import msgspec
@@ -30,7 +30,7 @@ class ActivityWait(msgspec.Struct, frozen=True):
         serves: the name of the call that it serves, such as ``POST /pay``; empty if none.
         waits_for: what it waits for, in words.
         blockers: activities. It is blocked until one of these is not.
-        since: when its request was sent; None for a lock.
+        since: when its request was sent; None for a lock or a task.
         deadline: the earliest time at which it stops waiting; None if it is not known.
     """
 
@@ -96,6 +96,14 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
                     f"the lock {lock.name!r}, which {' and '.join(lock.holders)} holds",
                     lock.holders,
                 )
+        for wait in fragment.state.task_waits:
+            found[wait.activity] = ActivityWait(
+                wait.activity,
+                name,
+                names.get(wait.activity, ("", ""))[1],
+                f"{'task' if len(wait.awaits) == 1 else 'tasks'} {' and '.join(wait.awaits)}",
+                wait.awaits,
+            )
     return found
 
 

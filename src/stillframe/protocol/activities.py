@@ -2,8 +2,8 @@
 
 An *activity* is one task of an instance. A task that serves a call has the name of that call; every
 other task has a name that no call has. A task does one thing at a time: while it waits for an
-answer or for a lock, it does nothing else. So what waits for what at a consistent cut stays so
-until something outside of it happens, such as the end of a time-out.
+answer, for a lock or for another task, it does nothing else. So what waits for what at a consistent
+cut stays so until something outside of it happens, such as the end of a time-out.
 """
 
 import re
@@ -53,6 +53,18 @@ class Lock(msgspec.Struct, frozen=True):
     waiting: tuple[str, ...]
 
 
+class TaskWait(msgspec.Struct, frozen=True):
+    """A wait of a task for other tasks of its instance.
+
+    Attributes:
+        activity: the activity that waits.
+        awaits: activities. It waits until one of them does something.
+    """
+
+    activity: str
+    awaits: tuple[str, ...]
+
+
 class InstanceState(msgspec.Struct, frozen=True):
     """The state that an instance captures.
 
@@ -61,6 +73,7 @@ class InstanceState(msgspec.Struct, frozen=True):
         held: the amounts that variables of handlers hold, by unit.
         conserved: the amounts that the state holds, by unit, if the application reports them.
         locks: the locks that activities hold.
+        task_waits: the waits of tasks for other tasks.
         ignored_count: how many headers were ignored so far, since they were not made with the
             secret, or belong elsewhere.
     """
@@ -69,6 +82,7 @@ class InstanceState(msgspec.Struct, frozen=True):
     held: dict[str, int] = {}
     conserved: dict[str, int] = {}
     locks: tuple[Lock, ...] = ()
+    task_waits: tuple[TaskWait, ...] = ()
     ignored_count: int = 0
 
 

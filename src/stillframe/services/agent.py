@@ -18,7 +18,7 @@ import msgspec
 
 from stillframe.errors import UsageError, describe
 from stillframe.model import DECODING_ERRORS, check_process_id
-from stillframe.protocol.activities import CallDetails, InstanceState, Lock
+from stillframe.protocol.activities import CallDetails, InstanceState, Lock, TaskWait
 from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
@@ -32,6 +32,7 @@ from stillframe.protocol.calls import (
     RequestHeader,
 )
 from stillframe.services.headers import HeaderCodec
+from stillframe.services.task_waits import waits_of_tasks
 
 SECRET_BYTES_MIN = 16
 AMOUNT_MAX = 2**53
@@ -411,8 +412,15 @@ class Agent:
         except Exception as error:  # noqa: BLE001 - the same
             notes.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
-        state = InstanceState(encoded, held, dict(conserved), locks, self.ignored_count)
+        state = InstanceState(
+            encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count
+        )
         return Captured(state, tuple(filter(None, notes)))
+
+    def _task_waits(self) -> tuple[TaskWait, ...]:
+        name = self.activity_of
+        found = waits_of_tasks(list(self._activities))
+        return tuple(TaskWait(name(task), tuple(map(name, inner))) for task, inner in found.items())
 
     def _fields(self) -> Any:
         if callable(self._state):
