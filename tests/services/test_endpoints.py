@@ -8,7 +8,7 @@ suspends; so a callback that was run between two moments shows that they are not
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any
 
 import fastapi
@@ -552,25 +552,53 @@ def test_a_websocket_crosses_the_cut() -> None:
     assert notes == [("a WebSocket on /it crosses the cut",), ()]
 
 
-def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
-    """So a task has to change the state itself, and ``gather`` must be given such tasks."""
-    agent = Agent("C", dict, secret=SECRET, targets=["bank:80"])
-    accepting = Step()
-    watch_answers(agent, accepting)
+async def paid(client: httpx.AsyncClient) -> None:
+    """Pay, and change the state in the step in which the answer is accepted."""
+    await client.post("/it")
+
+
+KEEPING: dict[str, tuple[bool, Callable[[httpx.AsyncClient], Awaitable[object]]]] = {
+    "gather": (True, lambda client: asyncio.gather(client.post("/it"))),
+    "create_task": (True, lambda client: asyncio.create_task(client.post("/it"))),
+    "gather of wait_for": (
+        True,
+        lambda client: asyncio.gather(asyncio.wait_for(client.post("/it"), 60)),
+    ),
+    "gather of a function": (False, lambda client: asyncio.gather(paid(client))),
+    "a call": (False, lambda client: client.post("/it")),
+}
+"""Whether a task of a client keeps the answer, and what makes the call."""
+
+
+@pytest.mark.parametrize("form", KEEPING)
+def test_an_answer_that_a_task_keeps_is_noted(form: str) -> None:
+    """Until the task is deleted: the answer was accepted, and the application does not have it."""
+    is_kept, pay = KEEPING[form]
+    agent = Agent("C", dict, secret=SECRET, targets=["bank:80"], carries=lambda _: {})
+    notes: list[tuple[str, ...]] = []
+    accept_answer = agent.rules.accept_answer
+
+    def captured() -> None:
+        fragment = agent.rules.meet(agent.rules.colour + 1)
+        assert fragment is not None
+        notes.append(fragment.notes)
+
+    def accepted(*arguments: Any) -> Any:
+        # Before the task has ended another one that waits for it.
+        asyncio.get_running_loop().call_soon(captured)
+        return accept_answer(*arguments)
+
+    agent.rules.accept_answer = accepted  # type: ignore[method-assign,assignment]
 
     async def run() -> None:
         transport = ObservedTransport(agent, httpx.ASGITransport(bank()))
         async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
-            await asyncio.gather(client.post("/it"))
-            assert accepting.is_over
-
-            async def paid() -> None:
-                await client.post("/it")
-                assert not accepting.is_over
-
-            await asyncio.gather(paid())
+            await pay(client)
+            await asyncio.sleep(0)
+            captured()
 
     asyncio.run(run())
+    assert notes == [("a task keeps the answer of /it",) if is_kept else (), ()]
 
 
 def test_a_body_that_is_too_long_is_not_accepted_in_one_step() -> None:

@@ -36,7 +36,7 @@ COLUMNS = {
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
     "answer_counts heard received dropped targets lost dropped_count notes",
-    "state": "encoded held conserved locks ignored_count",
+    "state": "encoded held conserved locks task_waits ignored_count",
     "located": "call record place served",
     "record": "number target carries serving gone_count is_awaited was_answered stream details",
     "served": "call brought number answer stream details",

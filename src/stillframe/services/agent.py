@@ -46,6 +46,8 @@ FIELD_LENGTH_MAX = 200
 """How many characters of a field of a body are stored."""
 NAME_LENGTH_MAX = 200
 """How many characters of a path are stored."""
+_OF_CLIENTS = ("asyncio", "httpx", __name__.partition(".")[0])
+"""The packages of functions that make a call and return its answer."""
 GRPC = "GRPC"
 """The method of every message of gRPC."""
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
@@ -86,16 +88,16 @@ class ThreadCall:
 
     Args:
         accept: accepts the request in the event loop, unless it is accepted.
+        function: the function; None if it is not known.
 
     Attributes:
-        function: the function; None if it is not known.
         has_stepped: whether the thread has made a step.
         held: the amounts that the thread holds for the answer since its last step.
     """
 
-    def __init__(self, accept: Callable[[], None]) -> None:
+    def __init__(self, accept: Callable[[], None], function: object) -> None:
         self.accept = accept
-        self.function: object = None
+        self.function = function
         self.has_stepped = False
         self.held: Amounts = NOTHING
 
@@ -157,6 +159,9 @@ class Agent:
             weakref.WeakKeyDictionary()
         )
         self._activity_count = 0
+        self._keeping: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
+            weakref.WeakKeyDictionary()
+        )
         self._locks: list[ObservedLock] = []
         self._held: dict[object, Mapping[str, int]] = {}
         self._notes: dict[object, Callable[[], str]] = {}
@@ -220,7 +225,7 @@ class Agent:
         carries = carries or NOTHING
         header = self.rules.request(target, carries=carries, serving=SERVING.get(), details=details)
         text = self.headers.encode(header) if target in self.targets else None
-        return OutgoingCall(self, header.call), text
+        return OutgoingCall(self, header.call, message.path), text
 
     def accept(
         self,
@@ -304,6 +309,14 @@ class Agent:
         amounts."""
         return NOTHING if self._carries is _nothing else None
 
+    def note_if_kept(self, path: str) -> None:
+        """Make observations partial if the current task is one of a client, such as that of
+        ``gather(client.post(...))``. The task keeps what was accepted until the application takes
+        it. That is noticed when the task is deleted."""
+        task = asyncio.current_task()
+        if task is not None and self._carries is not _nothing and _is_of_client(task):
+            self._keeping[task] = path
+
     @contextlib.contextmanager
     def noted(self, note: Callable[[], str]) -> Iterator[None]:
         """Make observations partial while the body runs; `note` says why, or nothing."""
@@ -380,7 +393,7 @@ class Agent:
 
     def end_in_thread(self, call: ThreadCall) -> None:
         """End it, in the step in which it is answered."""
-        self._thread_calls.discard(call)
+        self._thread_calls.remove(call)
         if call.has_stepped and call.function is not None:
             self._functions_with_steps[id(call.function)] = call.function
 
@@ -399,6 +412,7 @@ class Agent:
                 held[unit] = held.get(unit, 0) + amount
         notes = [f"{name} is shared outside of calls" for name in self._shared]
         notes += [*self._once, *(note() for note in self._notes.values())]
+        notes += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         self._once.clear()
         if self._renamed is not None:
             notes.append("it has another name since calls began that were open then")
@@ -523,6 +537,7 @@ class CallEnd:
             self._accepted_count = header.number
             self._meet(header.colour)
             agent.report(self._rules.accept_message(self._end, header))
+            agent.note_if_kept(path)
             return
         agent.ignored_count += 1
         if not self._is_mixed:
@@ -542,9 +557,10 @@ class CallEnd:
 class OutgoingCall(CallEnd):
     """An open call at its caller."""
 
-    def __init__(self, agent: Agent, call: CallId) -> None:
+    def __init__(self, agent: Agent, call: CallId, path: str) -> None:
         super().__init__(agent, call, f"{call}>", f"{call}<")
         self._number = call.number
+        self._path = path
 
     def meet(self, header: AnswerHeader) -> None:
         """Capture if the answer has a higher colour. It is accepted later."""
@@ -565,6 +581,7 @@ class OutgoingCall(CallEnd):
         self._over()
         self._meet(header.colour)
         self._agent.report(self._rules.accept_answer(self._number, header))
+        self._agent.note_if_kept(self._path)
 
     def stop_waiting(self, *, was_answered: bool = False) -> None:
         """Mark the call as unresolved; `was_answered` by something without a header."""
@@ -601,6 +618,14 @@ class IncomingCall(CallEnd):
         header = agent.headers.encode(answer)
         self._over()
         return header
+
+
+def _is_of_client(task: asyncio.Task[Any]) -> bool:
+    """Return whether what a task runs is a function of a client, and not of an application."""
+    running: Any = task.get_coro()
+    frame = getattr(running, "cr_frame", None) or getattr(running, "gi_frame", None)
+    module = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return module.partition(".")[0] in _OF_CLIENTS
 
 
 def _nothing(_: Message) -> Amounts:

@@ -173,13 +173,15 @@ class _ServedCall:
         self._start: Event | None = None
         self._stream: Any = None
         self._task = asyncio.current_task()
-        self._thread = ThreadCall(self.accept)
+        self._thread: ThreadCall | None = None
+        self._has_stepped = False
 
     @property
     def is_between_steps(self) -> bool:
         """Whether a capture is between two steps of a function that serves the request in a thread,
         or before the function begins."""
-        return self._thread.has_stepped or self._header is not None
+        has_stepped = self._thread.has_stepped if self._thread else self._has_stepped
+        return has_stepped or self._header is not None
 
     def accept(self) -> None:
         """Accept the request, unless it is accepted."""
@@ -193,13 +195,20 @@ class _ServedCall:
     def in_thread(self, function: object) -> Iterator[None]:
         """Let steps accept the request while the body runs a function in a thread; None stands for
         a function that is not known."""
-        self._thread.function = function
+        self._thread = ThreadCall(self.accept, function)
         self._agent.begin_in_thread(self._thread)
         token = IN_THREAD.set(self._thread)
         try:
             yield
         finally:
             IN_THREAD.reset(token)
+
+    def _end_in_thread(self) -> None:
+        """End what a function in a thread does for the call, unless that has ended."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            self._has_stepped = thread.has_stepped
+            self._agent.end_in_thread(thread)
 
     async def send(self, event: Event) -> None:
         """Send a part of the answer; the header with its start."""
@@ -230,7 +239,7 @@ class _ServedCall:
         header = incoming.answer(
             _answer_to(self._request, start, body or b""), is_whole=body is not None
         )
-        self._agent.end_in_thread(self._thread)
+        self._end_in_thread()
         await self._send(_with_header(start, header))
 
     def close(self) -> None:
@@ -238,7 +247,7 @@ class _ServedCall:
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
         self.accept()
-        self._agent.end_in_thread(self._thread)
+        self._end_in_thread()
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
             if self._failed is None:

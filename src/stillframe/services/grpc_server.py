@@ -100,10 +100,8 @@ class _ServedCall:
         self._task = asyncio.current_task()
         self._incoming: IncomingCall | None = None
         self._is_accepted = False
-        self._in_thread = ThreadCall(self._accept)
-        self._in_thread.function = self._function
+        self._in_thread: ThreadCall | None = None
         self._noted = contextlib.ExitStack()
-        self._torn = f"{path} runs in a thread, so the state may be torn"
 
     def handler(self) -> grpc.RpcMethodHandler:
         """Return what the server calls for this call."""
@@ -114,7 +112,7 @@ class _ServedCall:
         else:
             run = self._generate_in_thread if self._streams_answers else self._run_in_thread
             if self._is_streamed or self._streams_answers:
-                self.notes.append(self._torn)
+                self.notes.append(self._torn())
         return _MAKERS[self._is_streamed, self._streams_answers](
             run,
             request_deserializer=self.messages.deserialize,
@@ -201,20 +199,25 @@ class _ServedCall:
 
     # --- steps of the event loop
 
+    def _torn(self) -> str:
+        return f"{self._path} runs in a thread, so the state may be torn"
+
     def _begin_in_thread(self) -> None:
         self._agent.report(self._agent.rules.meet(self._header.colour))
-        self._noted.enter_context(self._agent.noted(self._why_torn))
-        self._agent.begin_in_thread(self._in_thread)
-
-    def _why_torn(self) -> str:
-        is_between_steps = self._in_thread.has_stepped or not self._is_accepted
-        return "" if is_between_steps else self._torn
+        call = self._in_thread = ThreadCall(self._accept, self._function)
+        torn = self._torn()
+        self._noted.enter_context(
+            self._agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
+        )
+        self._agent.begin_in_thread(call)
 
     def _end_in_thread(self) -> None:
         """Accept the request, unless it is accepted. It is answered in the same step."""
         self._accept()
-        self._agent.end_in_thread(self._in_thread)
-        self._noted.close()
+        if self._in_thread is not None:
+            call, self._in_thread = self._in_thread, None
+            self._agent.end_in_thread(call)
+            self._noted.close()
 
     def _accept(self) -> None:
         if self._is_accepted:
