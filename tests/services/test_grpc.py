@@ -322,9 +322,23 @@ def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
             await asyncio.gather(pay(ONE))
             calling.given("answer in a task")
             await asyncio.gather(paid(), paid())
+            other = asyncio.Event()
+            calling.changes()
+            both = asyncio.gather(pay(ONE), other.wait())
+            while not client.open_ends:  # noqa: ASYNC110 - an agent has no event for it
+                await asyncio.sleep(0)
+            while client.open_ends:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0)
+            notes.append(captured(client).notes)
+            other.set()
+            await both
+            del both
+            notes.append(captured(client).notes)
 
+    notes: list[tuple[str, ...]] = []
     asyncio.run(run())
     assert calling.torn == ["answer in a task"]
+    assert notes == [(f"a task keeps the answer of /{SERVICE}/unary_unary",), ()]
 
 
 # --- handlers in threads, and interceptors inside
