@@ -333,6 +333,7 @@ def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
             other.set()
             await both
             del both
+            await asyncio.sleep(0)
             notes.append(captured(client).notes)
 
     notes: list[tuple[str, ...]] = []
