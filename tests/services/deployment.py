@@ -199,13 +199,18 @@ def money_in(observation: Observation) -> int:
 
 
 async def observed(deployment: Any, count: int) -> dict[CallPlace, int]:
-    """Take observations of a deployment under load, and check the total of each; return where calls
-    were."""
+    """Take this many observations of a deployment under load, or more until calls were in transit in
+    one and served in one. Check the total of each; return where calls were."""
     found = dict.fromkeys(CallPlace, 0)
     async with deployment.running():
         while (await deployment.observe()).partial:
             pass  # over gRPC, until each has had an answer of each
-        for _ in range(count):
+        while (
+            count > 0
+            or not found[CallPlace.SERVED]
+            or not found[CallPlace.REQUESTED] + found[CallPlace.ANSWERED]
+        ):
+            count -= 1
             observation = await deployment.observe()
             assert observation.partial == ()
             assert money_in(observation) == BALANCE * len(deployment.banks)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from stillframe.errors import NotConsistent
-from stillframe.protocol.calls import CallPlace
 from stillframe.services.agent import Agent
 from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import BankInThreads, Deployment, find, observed
@@ -22,8 +21,6 @@ def test_every_total_is_exact(seed: int, figure: Figure) -> None:
     count = by_night(100, check=OBSERVATION_COUNT)
     found = asyncio.run(observed(Deployment(seed), count))
     figure("calls in a cut", sum(found.values()))
-    assert found[CallPlace.REQUESTED] + found[CallPlace.ANSWERED] > 0
-    assert found[CallPlace.SERVED] > 0
 
 
 @pytest.mark.nightly(part="soak")
@@ -33,8 +30,6 @@ def test_every_total_with_steps_of_threads_is_exact(seed: int, figure: Figure) -
     count = by_night(100, check=OBSERVATION_COUNT)
     found = asyncio.run(observed(Deployment(seed, kind=BankInThreads), count))
     figure("calls in a cut", sum(found.values()))
-    assert found[CallPlace.REQUESTED] > 0
-    assert found[CallPlace.SERVED] > 0
 
 
 @pytest.mark.parametrize("mistake", [request_without_colour, answer_without_colour, capture_behind])

@@ -92,7 +92,7 @@ class ThreadCall:
 
     Attributes:
         has_stepped: whether the thread has made a step.
-        held: the amounts that the thread holds for the answer since its last step.
+        held: the amounts that the thread holds since its last step.
     """
 
     def __init__(self, accept: Callable[[], None], function: object) -> None:
@@ -150,9 +150,8 @@ class Agent:
         self._state = state
         self._carries = carries or _nothing
         self.on_fragment = on_fragment
-        self.start: Callable[[], None] = lambda: None
-        """Connects this process to the collector, unless it is connected. Middleware calls it in
-        the event loop."""
+        self.connect: Callable[[], None] = lambda: None
+        """Connects this process to the collector, unless it is connected."""
         self._stored_fields = tuple(stored_fields)
         self._shared = tuple(shared)
         self._activities: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
@@ -169,6 +168,9 @@ class Agent:
         self.open_ends: set[CallEnd] = set()
         self._renamed: set[CallEnd] | None = None
         self._step = threading.RLock()
+        self._stepping: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: int | None = None
         self._thread_calls: set[ThreadCall] = set()
         self._functions_with_steps: dict[int, object] = {}
 
@@ -191,6 +193,13 @@ class Agent:
 
     # --- what middleware calls
 
+    def start(self) -> None:
+        """Take part, from now on. Middleware calls it in the event loop, before anything else."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._loop_thread = loop, threading.get_ident()
+        self.connect()
+
     def request(
         self,
         target: str,
@@ -199,7 +208,7 @@ class Agent:
         timeout_s: float | None = None,
         is_streamed: bool = False,
         is_whole: bool = True,
-        is_awaited: bool = True,
+        activity: str | None = None,
     ) -> tuple["OutgoingCall", str | None]:
         """Open a call. Return it, and the header of its request unless the target is not one of
         `targets`.
@@ -210,7 +219,8 @@ class Agent:
             timeout_s: how long the caller waits at least.
             is_streamed: whether the request is a stream, whose messages follow.
             is_whole: whether `message` has the whole body.
-            is_awaited: whether the current task waits for the answer from now on.
+            activity: the activity that waits for the answer from now on: empty if none does, None
+                for the current task.
         """
         self.start()
         carries: Amounts | None = NOTHING
@@ -218,7 +228,7 @@ class Agent:
             carries = self.amounts(message) if is_whole else self.unread_amounts()
         details = self._details(
             message,
-            activity=self.activity() if is_awaited else "",
+            activity=self.activity() if activity is None else activity,
             timeout_s=timeout_s,
             has_unknown_amounts=carries is None,
         )
@@ -367,18 +377,22 @@ class Agent:
         The first step of a function that serves a call accepts its request.
 
         Args:
-            held: the amounts that the function holds for its answer from this step on, by unit. The
-                next step replaces them.
+            held: the amounts that the function holds from this step on, by unit, for its answer or
+                for a request that it sends. The next step replaces them.
 
         Example:
             ``with agent.step(EUR=5): till.euros -= 5``
         """
         amounts = amounts_in(held)
         with self._step:
-            call = IN_THREAD.get()
+            call, outer = IN_THREAD.get(), self._stepping
             if call is not None:
                 call.has_stepped, call.held = True, amounts
-            yield
+            self._stepping = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepping = outer
 
     def has_steps(self, function: object) -> bool:
         """Return whether a function that serves calls in a thread has made steps before."""
@@ -390,6 +404,49 @@ class Agent:
         if id(call.function) not in self._functions_with_steps:
             call.accept()
         self._thread_calls.add(call)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether this process takes part."""
+        return self._loop is not None
+
+    @property
+    def is_in_thread(self) -> bool:
+        """Whether this is another thread than that of the event loop."""
+        return threading.get_ident() != self._loop_thread
+
+    def in_loop(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in a step of the event loop for a thread, and return what it returns. An
+        agent must have started.
+
+        Raises:
+            UsageError: the thread is inside of `step`, for which the loop may wait.
+        """
+        if not self.is_in_thread:
+            return act(*arguments)
+        assert self._loop is not None, "the agent has started"
+        if threading.get_ident() == self._stepping:
+            raise UsageError("a thread waits inside of agent.step(): make calls outside of it")
+
+        async def step() -> Any:
+            return act(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(step(), self._loop).result()
+
+    def send_from_thread(self, message: Message) -> None:
+        """Note that a thread sends a message: what it carries is held no more."""
+        call, carried = IN_THREAD.get(), self.amounts(message)
+        if call is not None and carried:
+            call.held = {
+                unit: _toward_zero(n, carried.get(unit, 0)) for unit, n in call.held.items()
+            }
+
+    def accept_in_thread(self, message: Message) -> None:
+        """Note that a thread accepts a message: it holds what that carries until its next step."""
+        call, carried = IN_THREAD.get(), self.amounts(message)
+        if call is not None and carried:
+            held = {unit: call.held.get(unit, 0) + amount for unit, amount in carried.items()}
+            call.held = {**call.held, **held}
 
     def end_in_thread(self, call: ThreadCall) -> None:
         """End it, in the step in which it is answered."""
@@ -626,6 +683,11 @@ def _is_of_client(task: asyncio.Task[Any]) -> bool:
     frame = getattr(running, "cr_frame", None) or getattr(running, "gi_frame", None)
     module = frame.f_globals.get("__name__", "") if frame is not None else ""
     return module.partition(".")[0] in _OF_CLIENTS
+
+
+def _toward_zero(held: int, sent: int) -> int:
+    """Return an amount without another one, of the same sign or zero."""
+    return max(held - sent, 0) if held > 0 else min(held - sent, 0)
 
 
 def _nothing(_: Message) -> Amounts:

@@ -117,7 +117,7 @@ def connected_agent(
     )
     address = Address.parse(collector, port=COLLECTOR_PORT)
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
-    agent.start = _Started(agent, link).start
+    agent.connect = _Started(agent, link).start
     return agent
 
 

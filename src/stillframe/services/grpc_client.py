@@ -137,7 +137,7 @@ class _Method(NamedTuple):
             messages.to_observe(body, is_answer=False),
             timeout_s=timeout,
             is_streamed=is_streamed,
-            is_awaited=False,
+            activity="",
         )
         if header is not None:
             messages.call = call

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import inspect
 import operator
-import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -84,7 +83,7 @@ class _ServedCall:
             path, handler.response_serializer, handler.request_deserializer, is_answering=True
         )
         self.notes: list[str] = []
-        self._agent = agent
+        self.agent = agent
         self._header = header
         self._path = path
         self._is_streamed = handler.request_streaming
@@ -95,8 +94,6 @@ class _ServedCall:
             or handler.stream_unary
             or handler.stream_stream
         )
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self._task = asyncio.current_task()
         self._incoming: IncomingCall | None = None
         self._is_accepted = False
@@ -154,15 +151,15 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-            self.in_loop(self._accept)
+            self.agent.in_loop(self._accept)
         else:
-            self.in_loop(self._begin_in_thread)
+            self.agent.in_loop(self._begin_in_thread)
         token = IN_THREAD.set(self._in_thread)
         try:
             response = self._function(request, observed)
-            self.in_loop(self._finish, observed, response)
+            self.agent.in_loop(self._finish, observed, response)
         except BaseException as error:
-            self.in_loop(self._fail, observed, error)
+            self.agent.in_loop(self._fail, observed, error)
             raise
         finally:
             IN_THREAD.reset(token)
@@ -172,30 +169,19 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-        self.in_loop(self._accept)
+        self.agent.in_loop(self._accept)
         try:
             for response in self._function(request, observed):
-                yield self.in_loop(self.messages.send, response)
-            self.in_loop(self._finish, observed)
+                yield self.agent.in_loop(self.messages.send, response)
+            self.agent.in_loop(self._finish, observed)
         except BaseException as error:
-            self.in_loop(self._fail, observed, error)
+            self.agent.in_loop(self._fail, observed, error)
             raise
 
     def _requests_in_thread(self, requests: Iterator[Any]) -> Iterator[Any]:
         for request in requests:
-            self.in_loop(self.messages.accept)
+            self.agent.in_loop(self.messages.accept)
             yield request
-
-    def in_loop(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in a step of the event loop, and return what it returns."""
-        if threading.get_ident() == self._thread:
-            # The garbage collector has closed a generator in the thread of the loop.
-            return act(*arguments)
-
-        async def step() -> Any:
-            return act(*arguments)
-
-        return asyncio.run_coroutine_threadsafe(step(), self._loop).result()
 
     # --- steps of the event loop
 
@@ -203,20 +189,20 @@ class _ServedCall:
         return f"{self._path} runs in a thread, so the state may be torn"
 
     def _begin_in_thread(self) -> None:
-        self._agent.report(self._agent.rules.meet(self._header.colour))
+        self.agent.report(self.agent.rules.meet(self._header.colour))
         call = self._in_thread = ThreadCall(self._accept, self._function)
         torn = self._torn()
         self._noted.enter_context(
-            self._agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
+            self.agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
         )
-        self._agent.begin_in_thread(call)
+        self.agent.begin_in_thread(call)
 
     def _end_in_thread(self) -> None:
         """Accept the request, unless it is accepted. It is answered in the same step."""
         self._accept()
         if self._in_thread is not None:
             call, self._in_thread = self._in_thread, None
-            self._agent.end_in_thread(call)
+            self.agent.end_in_thread(call)
             self._noted.close()
 
     def _accept(self) -> None:
@@ -225,7 +211,7 @@ class _ServedCall:
         self._is_accepted = True
         body = b"" if self._is_streamed else self.messages.arrived
         message = self.messages.to_observe(body, is_answer=False)
-        call = self._agent.accept(
+        call = self.agent.accept(
             self._header, message, is_streamed=self._is_streamed, task=self._task
         )
         self._incoming = self.messages.call = call
@@ -362,7 +348,7 @@ class _ContextInThread(_AnyContext):
     def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         """Answer with an error."""
         metadata = trailing_metadata or self._metadata
-        metadata = self._served.in_loop(self._served.with_error, code, metadata)
+        metadata = self._served.agent.in_loop(self._served.with_error, code, metadata)
         self._context.abort(code, details, metadata)
 
 
