@@ -87,6 +87,10 @@ class Bank:
         observe_application(self.app, self.agent)
         self.client = httpx.AsyncClient(transport=ObservedTransport(self.agent), timeout=30)
 
+    async def close(self) -> None:
+        """Close the client."""
+        await self.client.aclose()
+
     def __call__(self) -> dict[str, int]:
         """Return the state."""
         return {"balance": self.balance}
@@ -114,12 +118,29 @@ class BankInThreads(Bank):
 
     vault = 0
 
+    def __init__(
+        self,
+        name: str,
+        chance: Random,
+        targets: list[str],
+        report: Callable[[InstanceFragment], None],
+    ) -> None:
+        super().__init__(name, chance, targets, report)
+        self._targets = targets
+        self._in_thread = httpx.Client(transport=ObservedTransport(self.agent), timeout=30)
+
+    async def close(self) -> None:
+        """Close both clients."""
+        await super().close()
+        self._in_thread.close()
+
     def __call__(self) -> dict[str, int]:
         """Return the state."""
         return {"balance": self.balance + self.vault}
 
     def pay(self, payment: dict[str, int]) -> Any:
-        """Take money in one step, and give some of it back in another one."""
+        """Take money in one step, and give some of it back in another one, or pay another bank with
+        it and give that one's answer back."""
         back = payment["amount"] // 2
         time.sleep(self._chance.random() * 0.01)
         with self.agent.step():
@@ -130,6 +151,11 @@ class BankInThreads(Bank):
             time.sleep(self._chance.random() * 0.001)
             self.vault = before - back
         time.sleep(self._chance.random() * 0.01)
+        if back and self._chance.random() < 0.5:
+            target = self._chance.choice(self._targets)
+            answer = self._in_thread.post(f"http://{target}/pay", json={"amount": back})
+            back = answer.json()["amount"]
+            time.sleep(self._chance.random() * 0.01)
         return {"amount": back}
 
 
@@ -199,8 +225,8 @@ def money_in(observation: Observation) -> int:
 
 
 async def observed(deployment: Any, count: int) -> dict[CallPlace, int]:
-    """Take this many observations of a deployment under load, or more until calls were in transit in
-    one and served in one. Check the total of each; return where calls were."""
+    """Take this many observations of a deployment under load, or more until calls were in transit
+    and served in one. Check the total of each; return where calls were."""
     found = dict.fromkeys(CallPlace, 0)
     async with deployment.running():
         while (await deployment.observe()).partial:
@@ -212,7 +238,7 @@ async def observed(deployment: Any, count: int) -> dict[CallPlace, int]:
         ):
             count -= 1
             observation = await deployment.observe()
-            assert observation.partial == ()
+            assert observation.partial == (), observation.partial
             assert money_in(observation) == BALANCE * len(deployment.banks)
             for call in observation.calls:
                 found[call.place] += 1
@@ -249,13 +275,13 @@ class Deployment(Collected):
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Serve all of them. Let each pay each other one once, and all while the body runs."""
+        """Serve all of them. Let each pay each once, and others while the body runs."""
         async with contextlib.AsyncExitStack() as stack:
             for bank, listener in zip(self.banks, self._listeners, strict=True):
                 await stack.enter_async_context(served(bank.app, listener))
-                stack.push_async_callback(bank.client.aclose)
-            for number, bank in enumerate(self.banks):
-                for target in self._others(number):
+                stack.push_async_callback(bank.close)
+            for bank in self.banks:
+                for target in self.targets:
                     await bank.send(target, 1)
             over = asyncio.Event()
             loads = [
@@ -269,9 +295,6 @@ class Deployment(Collected):
                 await asyncio.gather(*loads)
 
     async def _load(self, number: int, over: asyncio.Event) -> None:
-        others = self._others(number)
+        others = [target for place, target in enumerate(self.targets) if place != number]
         while not over.is_set():
             await self.banks[number].send(self.chance.choice(others), self.chance.randint(1, 9))
-
-    def _others(self, number: int) -> list[str]:
-        return [target for place, target in enumerate(self.targets) if place != number]

@@ -512,6 +512,62 @@ def test_an_endpoint_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None
     assert seen == [(torn, 1, {}), between, second, between, ((), 0, {})]
 
 
+def test_a_task_waits_for_the_answer_to_a_call_of_its_thread() -> None:
+    """Since its endpoint does nothing else meanwhile. The header is not passed on."""
+    watched, inner = Watched(), Watched()
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+
+    @inner.app.post("/inner")
+    async def of_inner() -> dict[str, int]:
+        capture(watched)
+        return {}
+
+    async def run() -> None:
+        listener = listening()
+        watched.agent.targets = frozenset([address(listener)])
+        transport = ObservedTransport(watched.agent)
+
+        @watched.app.post("/it")
+        def it() -> dict[str, int]:
+            with watched.agent.step():
+                pass
+            with httpx.Client(
+                transport=transport, base_url=f"http://{address(listener)}"
+            ) as client:
+                assert client.post("/inner").json() == {}
+            return {}
+
+        async with served(inner.app, listener):
+            await call(watched, "/it")
+
+    asyncio.run(run())
+    [fragment] = fragments
+    [made], [serving] = fragment.calls, fragment.served
+    assert fragment.notes == ()
+    assert (made.serving, made.details.activity) == (serving.call, str(serving.call))
+    capture(watched)
+    assert fragments[1].calls == ()
+
+
+def test_a_call_inside_of_a_step_is_refused() -> None:
+    """The event loop may wait for the end of the step, and the call for the loop."""
+    agent = Agent("C", dict, secret=SECRET, targets=["bank:80"])
+    client = httpx.Client(transport=ObservedTransport(agent), base_url="http://bank")
+
+    def pay() -> None:
+        with agent.step():
+            client.get("/it")
+
+    async def run() -> None:
+        agent.start()
+        with pytest.raises(UsageError, match="make calls outside of it"):
+            await asyncio.to_thread(pay)
+
+    asyncio.run(run())
+    client.close()
+
+
 @pytest.mark.skipif(not HAS_GENERATORS, reason="needs a FastAPI whose endpoints can be generators")
 def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
     """FastAPI begins it with the answer; observations name it until it ends."""

@@ -5,6 +5,7 @@ thread of the event loop, between two suspensions of it, except what `Agent.step
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import secrets
 import threading
@@ -427,11 +428,16 @@ class Agent:
         assert self._loop is not None, "the agent has started"
         if threading.get_ident() == self._stepping:
             raise UsageError("a thread waits inside of agent.step(): make calls outside of it")
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-        async def step() -> Any:
-            return act(*arguments)
+        def step() -> None:
+            try:
+                result.set_result(act(*arguments))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread
+                result.set_exception(error)
 
-        return asyncio.run_coroutine_threadsafe(step(), self._loop).result()
+        self._loop.call_soon_threadsafe(step)
+        return result.result()
 
     def send_from_thread(self, message: Message) -> None:
         """Note that a thread sends a message: what it carries is held no more."""

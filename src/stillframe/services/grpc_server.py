@@ -154,7 +154,7 @@ class _ServedCall:
             self.agent.in_loop(self._accept)
         else:
             self.agent.in_loop(self._begin_in_thread)
-        token = IN_THREAD.set(self._in_thread)
+        tokens = IN_THREAD.set(self._in_thread), SERVING.set(self._header.call)
         try:
             response = self._function(request, observed)
             self.agent.in_loop(self._finish, observed, response)
@@ -162,7 +162,8 @@ class _ServedCall:
             self.agent.in_loop(self._fail, observed, error)
             raise
         finally:
-            IN_THREAD.reset(token)
+            IN_THREAD.reset(tokens[0])
+            SERVING.reset(tokens[1])
         return response
 
     def _generate_in_thread(self, request: Any, context: Any) -> Iterator[Any]:
