@@ -6,7 +6,6 @@ topics, and offsets and commits in the checkpoints. So all that needs no Spark i
 Other programs write ``orders``; nothing in the pipeline reads ``totals``.
 """
 
-import contextlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -18,14 +17,13 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewPartitions,
-    NewTopic,
 )
 
-from stillframe.errors import StillframeError
 from stillframe.pipeline import Manifest, Pipeline, kafka_channel
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import checkpoint_path, read_metadata
 from stillframe.pipeline.topics import HEADER, counting, join_topic
+from tests.kafka_topics import create_topics, wait_for
 
 if TYPE_CHECKING:
     from tests.spark.outside import KafkaServer
@@ -61,9 +59,7 @@ class TopicShop:
         self.topics = {name: f"{name}-{secrets.token_hex(4)}" for name in names}
         self._settings: Any = {"bootstrap.servers": address, "log_level": 0}
         self._admin = AdminClient(self._settings)
-        made = self._admin.create_topics([NewTopic(name, 2, 1) for name in self.topics.values()])
-        for future in made.values():
-            future.result()
+        create_topics(address, *self.topics.values())
         self.pipeline = Pipeline.create(
             path,
             queries=QUERIES,
@@ -84,8 +80,6 @@ class TopicShop:
             ],
         )
         self.broker = Broker(address)
-        for name in made:
-            _wait_for(self.broker, name)
         self._producer = Producer(self._settings)
 
     def join(self) -> None:
@@ -115,7 +109,7 @@ class TopicShop:
         """Add a third partition to a topic, and write a record into it."""
         topic = self.topics[channel]
         self._admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
-        _wait_for(self.broker, topic)
+        wait_for(self.broker, topic)
         # One that does not remember two partitions.
         producer = Producer(self._settings)
         producer.produce(topic, value.encode(), partition=2)
@@ -145,14 +139,6 @@ class TopicShop:
         taken = self.pipeline.snapshot()
         assert isinstance(taken, Manifest), taken
         return taken
-
-
-def _wait_for(broker: Broker, topic: str) -> None:
-    """Wait until the broker leads the partitions of a topic that the controller has made."""
-    while True:
-        with contextlib.suppress(StillframeError):
-            broker.end_offsets(topic)
-            return
 
 
 def busy_shop(path: Path, address: str) -> TopicShop:

@@ -696,6 +696,18 @@ def test_a_cycle_is_restored_to_an_older_cut(
         assert counting_values(pipeline, "back") == numbers_of("left")
 
 
+def test_a_service_begins_although_consumers_do_not_see_its_commit_yet(
+    tmp_path: Path, servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since a broker that is busy writes the marker of a commit later than it confirms it."""
+    pipeline = chain(tmp_path / "p.pipeline", servers)
+    monkeypatch.setattr(topic_service.Ledger, "versions", lambda _: [])
+    with join("till", pipeline=pipeline.path, state=Till()) as me:
+        me.leave()
+    monkeypatch.undo()
+    assert run_till(pipeline.path).sent_count == ORDER_COUNT
+
+
 def test_a_restored_service_that_was_not_started_is_in_a_snapshot(
     tmp_path: Path, servers: str
 ) -> None:

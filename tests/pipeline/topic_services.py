@@ -26,6 +26,7 @@ from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.topic_service import JoinedTopicService, join
 from stillframe.pipeline.topics import counting
+from tests.kafka_topics import create_topics
 
 ADMIN: Any = importlib.import_module("confluent_kafka.admin")
 ORDER_COUNT = 60
@@ -74,10 +75,7 @@ class Player:
 def made_topics(servers: str, *names: str, settings: Mapping[str, str] = {}) -> list[str]:
     """Create topics with new names that begin like these."""
     topics = [f"{name}-{uuid.uuid4().hex[:8]}" for name in names]
-    new = [ADMIN.NewTopic(topic, 2, 1, config=dict(settings)) for topic in topics]
-    client = ADMIN.AdminClient({"bootstrap.servers": servers})
-    for future in client.create_topics(new).values():
-        future.result()
+    create_topics(servers, *topics, settings=settings)
     return topics
 
 

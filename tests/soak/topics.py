@@ -35,8 +35,8 @@ from tests.soak.topics_shop import (
     WRITERS,
     Feed,
     create,
-    create_topics,
     differences,
+    make_topics,
 )
 from tests.spark.flows import wait_until
 from tests.spark.outside import KafkaServer, jars, s3a_variables
@@ -117,7 +117,7 @@ class Soak(KillSoak):
         super().__init__(seed, directory)
         self.server = server
         self.burst = burst
-        create_topics(server.address)
+        make_topics(server.address)
         self.pipeline = create(place / "shop.pipeline", server.address)
         self.feed = Feed(server.address, random.Random(f"{seed}: feed"))
         self.seen = Seen(server.address)

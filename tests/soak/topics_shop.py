@@ -18,8 +18,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
@@ -28,6 +26,7 @@ from stillframe.pipeline import Pipeline, kafka_channel
 from stillframe.pipeline.kafka import KafkaRecord, settings_of
 from stillframe.spark import counted, kafka_options, start_query
 from stillframe.storage.location import Location
+from tests.kafka_topics import create_topics
 
 ACCOUNT_COUNT = 499
 RECORDS_MAX = 6000
@@ -92,12 +91,9 @@ def create(root: Location, servers: str) -> Pipeline:
     )
 
 
-def create_topics(servers: str) -> None:
+def make_topics(servers: str) -> None:
     """Make the topics."""
-    topics = [NewTopic(name, PARTITION_COUNT, 1) for name in ("orders", *WRITERS)]
-    admin = AdminClient(settings_of(servers))
-    for done in admin.create_topics(topics).values():
-        done.result()
+    create_topics(servers, "orders", *WRITERS, partition_count=PARTITION_COUNT)
 
 
 def order(serial: int) -> dict[str, int]:

@@ -13,9 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from stillframe.spark.session import find_java
 from tests.ports import free_port
 from tests.spark.flows import wait_until
@@ -51,14 +48,6 @@ def _submitted(files: Sequence[Path], settings: Sequence[str]) -> dict[str, str]
     for setting in settings:
         words += ["--conf", setting]
     return {"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"])}
-
-
-def create_topics(address: str, *names: str, partition_count: int = 2) -> None:
-    """Make topics, which exist when this returns."""
-    admin = AdminClient({"bootstrap.servers": address})
-    made = admin.create_topics([NewTopic(name, partition_count, 1) for name in names])
-    for future in made.values():
-        future.result()
 
 
 @contextlib.contextmanager

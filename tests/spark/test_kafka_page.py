@@ -19,8 +19,9 @@ from stillframe.pipeline import Pipeline
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.metadata import read_metadata
 from stillframe.pipeline.topics import counting
+from tests.kafka_topics import create_topics
 from tests.spark.flows import wait_until
-from tests.spark.outside import create_topics, kafka, spark_variables
+from tests.spark.outside import kafka, spark_variables
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "kafka.md"
 STILLFRAME = Path(sys.executable).with_name("stillframe")

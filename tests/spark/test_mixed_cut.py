@@ -25,6 +25,7 @@ from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.storage.location import locate
 from stillframe.store.store import Store
+from tests.kafka_topics import create_topics
 from tests.soak.pipeline_programs import Program
 from tests.spark.flows import wait_until
 from tests.spark.mixed_shop import (
@@ -38,7 +39,6 @@ from tests.spark.mixed_shop import (
     system,
     topic_of,
 )
-from tests.spark.outside import create_topics
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 REFERENCE = "tests.spark.mixed_shop:system"

@@ -256,13 +256,10 @@ class _ServiceTopics:
         number = self._version + 1
         state = msgspec.structs.replace(state, version=number)
         entry = self._ledger.entry(state, self.positions, time.time())
-        last = _entry_record(self._ledger, entry)
-        offset = self._writer.commit([*self._outputs, last])
+        version = _committed(self._ledger, self._writer, entry, self._outputs)
         self._version = number
         self._outputs, self._output_bytes, self._has_read = [], 0, False
-        # A later commit changes the positions in place.
-        version = msgspec.msgpack.decode(last.value, type=Version)
-        self._versions.append(msgspec.structs.replace(version, offset=offset))
+        self._versions.append(version)
         if needs_trim(self._versions):
             self._versions = self._ledger.trim(self._versions)
 
@@ -381,10 +378,10 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
         ledger = open_ledger(root, metadata.name, name, metadata.epoch, broker)
         # From here on no other program of this service can commit.
         writer = TransactionWriter(broker.servers, ledger.topic, name)
-        versions = _begun(place, ledger, writer, functools.partial(encoded_state, codec, state))
+        first = functools.partial(encoded_state, codec, state)
+        versions, encoded = _begun(place, ledger, writer, first)
         topics = _ServiceTopics(place, ledger, writer, versions)
         stack.callback(topics.close)
-        encoded = ledger.state(versions[-1]).encoded
         codec.restore(state, encoded)
         ledger.remove_files(versions)
         me = JoinedTopicService(name, topics, codec, state, check, encoded=encoded)
@@ -410,9 +407,10 @@ def _join_topics(place: _Place) -> None:
 
 def _begun(
     place: _Place, ledger: Ledger, writer: TransactionWriter, first: Callable[[], ServiceState]
-) -> list[Version]:
-    """Return the versions of a service in this epoch, at least one: the first is that with which it
-    begins there. `first` returns the state with which it starts for the first time."""
+) -> tuple[list[Version], bytes]:
+    """Return the versions of a service in this epoch, at least one, and the state of the last. The
+    first is that with which it begins there. `first` returns the state with which it starts for the
+    first time."""
     beginning = beginning_of(place.root, place.metadata, place.name)
     if beginning is None:
         beginning = ServiceRecord(
@@ -429,10 +427,21 @@ def _begun(
             assert beginning.state is not None
             positions = beginning.topic_positions or {}
             entry = ledger.entry(beginning.state, positions, time.time())
-            writer.commit([_entry_record(ledger, entry)])
+            version = _committed(ledger, writer, entry)
+            ledger.begin()
+            return [version], beginning.state.encoded
         ledger.begin()
-    return ledger.some_versions()
+    versions = ledger.some_versions()
+    return versions, ledger.state(versions[-1]).encoded
 
 
-def _entry_record(ledger: Ledger, entry: Entry) -> Output:
-    return Output(ledger.topic, msgspec.msgpack.encode(entry), None, (), 0)
+def _committed(
+    ledger: Ledger, writer: TransactionWriter, entry: Entry, outputs: Iterable[Output] = ()
+) -> Version:
+    """Commit an entry and return it as a version. It is not read back: Kafka confirms a commit
+    before it writes the marker without which consumers do not see it."""
+    last = Output(ledger.topic, msgspec.msgpack.encode(entry), None, (), 0)
+    offset = writer.commit([*outputs, last])
+    # A later commit changes the positions in place.
+    version = msgspec.msgpack.decode(last.value, type=Version)
+    return msgspec.structs.replace(version, offset=offset)
