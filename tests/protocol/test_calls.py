@@ -347,6 +347,23 @@ def test_calls_that_were_not_accepted_are_unknown_after_a_death() -> None:
     assert pair.observe().baseline == observation.number
 
 
+def test_a_call_to_a_silent_target_is_unknown_if_an_instance_died() -> None:
+    """That its target answers later does not show that the call was not accepted before."""
+    pair = Pair("A", "B", "C")
+    header = pair.request()
+    pair.accept(header)
+    del pair.instances["B"]
+    pair.collector.left("B")
+    pair.caller.stop_waiting(header.call.number)
+    assert places(pair.observe()) == {header.call.number: CallPlace.OUTSIDE}
+    other = pair.instances["C"]
+    second = pair.caller.request("b:80")
+    ticket, _ = other.accept(second)
+    pair.caller.accept_answer(second.call.number, other.answer(ticket))
+    observation = pair.observe()
+    assert (observation.not_accepted, observation.unknown) == ({}, {"EUR": 5})
+
+
 def test_a_death_ends_an_observation_that_needs_its_fragment() -> None:
     """Not one that has it."""
     pair = Pair()

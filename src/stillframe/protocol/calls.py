@@ -1276,25 +1276,23 @@ class _Conclusion:
             place = CallPlace.ANSWERED
         elif record.was_answered or not self._ledger.targets.get(record.target, False):
             place = CallPlace.OUTSIDE
-        elif self._may_be_taken_along(record) or self._may_be_dropped(call):
+        elif self._may_be_accepted(call, record):
             place = CallPlace.UNKNOWN
         else:
             place = CallPlace.REQUESTED
         return Located(call, record, place, served)
 
-    def _may_be_taken_along(self, record: OpenCall) -> bool:
-        """Return whether an instance that is not connected may have accepted a call: the call was
-        made before the caller was notified, or the instance may be alive."""
+    def _may_be_accepted(self, call: CallId, record: OpenCall) -> bool:
+        """Return whether an instance may have accepted a call that none of the cut keeps: one that
+        is not connected, if it may be alive or the caller had not been notified when it made the
+        call; or one that has dropped its answer."""
         ledger = self._ledger
         may_be_alive = ledger.talking or not ledger.gone.keys() <= ledger.retired
-        return record.gone_count < ledger.gone_count or bool(may_be_alive)
-
-    def _may_be_dropped(self, call: CallId) -> bool:
-        """Return whether an instance may have dropped its answer to this call."""
-        return any(
+        may_be_dropped = any(
             call.number <= fragment.dropped.get(call.caller, 0)
             for fragment in self._fragments.values()
         )
+        return record.gone_count < ledger.gone_count or bool(may_be_alive) or may_be_dropped
 
     def _unlisted(self) -> tuple[tuple[Located, ...], tuple[Accepted, ...], tuple[Accepted, ...]]:
         """Return what instances keep of calls that their callers do not: the late, the duplicates,
@@ -1367,7 +1365,7 @@ class _Conclusion:
             return
         if located.place is CallPlace.ANSWERED:
             self._settle_answers(located.amounts(), *located.served)
-        elif located.place is CallPlace.UNKNOWN or record.was_answered:
+        elif record.was_answered or self._may_be_accepted(located.call, record):
             ledger.unknown[located.call] = record
         else:
             ledger.not_accepted[located.call] = record
