@@ -1065,7 +1065,7 @@ class _Conclusion:
         self._look_outside()
         calls = tuple(self._located(*item) for item in sorted(self._open.items()))
         late, duplicates, orphans = self._unlisted()
-        self._look_at_calls(calls, duplicates)
+        self._look_at_calls(calls, late, duplicates, orphans)
         not_accepted, unknown = self._ledger_amounts({one.call for one in late})
         observation = Observation(
             number=self._pending.number,
@@ -1189,13 +1189,6 @@ class _Conclusion:
             target for target, has_answered in ledger.targets.items() if not has_answered
         )
         self._name_some("{} has never answered with a header", silent)
-        unknown = [call for call, record in self._open.items() if _is_unknown(record)]
-        unknown += [
-            call
-            for call, entries in self._accepted.items()
-            if any(_is_unknown(served) for _, served in entries)
-        ]
-        self._name_some("the amounts of call {} are not known", sorted(set(unknown)))
 
     def _name_some(self, reason: str, names: list[Any]) -> None:
         """Give a reason for some names, and say for how many more."""
@@ -1215,9 +1208,19 @@ class _Conclusion:
         if fragment.dropped_count > ledger.dropped_counts.get(name, 0):
             self._partial.append(f"{name} has dropped amounts of streams: too many messages")
 
-    def _look_at_calls(self, calls: Iterable[Located], duplicates: Iterable[Accepted]) -> None:
+    def _look_at_calls(
+        self,
+        calls: tuple[Located, ...],
+        late: tuple[Located, ...],
+        duplicates: tuple[Accepted, ...],
+        orphans: tuple[Accepted, ...],
+    ) -> None:
         """Collect why amounts of calls may be wrong."""
         ledger = self._ledger
+        unknown = {one.call for one in calls if _is_unknown(one.record)}
+        kept = itertools.chain(*(one.served for one in (*calls, *late)), duplicates, orphans)
+        unknown |= {served.call for _, served in kept if _is_unknown(served)}
+        self._name_some("the amounts of call {} are not known", sorted(unknown))
         for one in calls:
             if one.record.was_answered and ledger.targets.get(one.record.target, False):
                 self._partial.append(f"{one.record.target} has answered without a header")
@@ -1283,9 +1286,10 @@ class _Conclusion:
         return Located(call, record, place, served)
 
     def _may_be_accepted(self, call: CallId, record: OpenCall) -> bool:
-        """Return whether an instance may have accepted a call that none of the cut keeps: one that
-        is not connected, if it may be alive or the caller had not been notified when it made the
-        call; or one that has dropped its answer."""
+        """Return whether an instance may have accepted a call that none of the cut keeps.
+
+        Either it has dropped its answer, or it is not connected: then it may be alive, or the
+        caller made the call before it was notified."""
         ledger = self._ledger
         may_be_alive = ledger.talking or not ledger.gone.keys() <= ledger.retired
         may_be_dropped = any(
