@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.cli.observations import difference
-from stillframe.sim.services import UNIT
+from stillframe.sim.service_judge import UNIT
 from stillframe.store.observation_tables import INSTANCES, amounts_of, fragments_in, to_tables
 from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
 from tests.cli.conftest import Call

@@ -8,13 +8,8 @@ import pytest
 
 from stillframe.errors import NotConsistent
 from stillframe.protocol.calls import Collector, Instance
-from stillframe.sim.services import (
-    Services,
-    ServicesConfig,
-    WrongObservation,
-    explore_services,
-    run_services,
-)
+from stillframe.sim.service_judge import WrongObservation
+from stillframe.sim.services import Services, ServicesConfig, explore_services, run_services
 from tests.nightly import Figure, by_night, seeds
 from tests.sim import service_mutants
 
@@ -34,7 +29,10 @@ KINDS = {
     "starts": ServicesConfig(faults=LOSSES, started_count_max=3),
     "restarts": ServicesConfig(faults=DEATHS | {"restart"}, started_count_max=2),
     "outside": ServicesConfig(faults=DEATHS | {"outside"}, started_count_max=2),
+    "lost headers": ServicesConfig(faults=LOSSES | {"strip", "unread"}),
     "overflow": ServicesConfig(faults=LOSSES, kept_count_max=4),
+    "overflow and deaths": ServicesConfig(faults=DEATHS, started_count_max=3, kept_count_max=3),
+    "overflow of streams": ServicesConfig(has_streams=True, faults=LOSSES, kept_count_max=2),
     "streams": ServicesConfig(has_streams=True),
     "broken streams": ServicesConfig(has_streams=True, faults=DEATHS, started_count_max=2),
     "lost streams": ServicesConfig(has_streams=True, faults=LOSSES),
@@ -88,7 +86,10 @@ EXPECTED = {
     "starts": ["start", "connect", "partial", "exact totals"],
     "restarts": ["restart", "unknown", "complete", "exact totals"],
     "outside": ["hidden", "outside", "close", "partial"],
+    "lost headers": ["strip", "partial", "complete"],
     "overflow": ["partial", "unknown", "complete"],
+    "overflow and deaths": ["partial", "unknown", "complete", "kill", "retire", "orphans"],
+    "overflow of streams": ["partial", "complete", "messages lost"],
     "streams": ["exact totals", "pass", "messages in transit"],
     "broken streams": ["unknown", "messages in transit"],
     "lost streams": ["exact totals", "messages in transit", "messages lost"],

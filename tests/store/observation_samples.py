@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import CallLedger, InstanceFragment, Observation
-from stillframe.sim.services import UNIT, run_services
+from stillframe.sim.service_judge import UNIT
+from stillframe.sim.services import run_services
 from stillframe.store.manifest import MANIFEST, FileRecord
 from stillframe.store.observation_tables import read_table
 from stillframe.store.observations import (

@@ -4,7 +4,7 @@ A `Services` world has the real rules (``protocol.calls``) and a network that lo
 disorders and doubles messages. A control connection leads from each instance to the collector.
 Every step is one atomic action of one of them, chosen from outside: by chance (`run_services`), or
 in every possible order (`explore_services`). The world keeps vector clocks that the rules do not
-see, and judges each observation with them.
+see, and its `Judge` compares each observation with what really happened.
 
 Each instance has money. A request brings some to the instance that accepts it, which answers with a
 part of it.
@@ -24,13 +24,10 @@ from stillframe.protocol.calls import (
     AnswerHeader,
     CallId,
     CallLedger,
-    CallPlace,
-    Captured,
     Collector,
     End,
     Instance,
     InstanceFragment,
-    Located,
     MessageHeader,
     Missing,
     Observation,
@@ -38,13 +35,17 @@ from stillframe.protocol.calls import (
     RequestHeader,
     Settlement,
 )
+from stillframe.sim.service_judge import (
+    OUTSIDE,
+    UNIT,
+    Acceptance,
+    Clock,
+    Judge,
+    MadeCall,
+    Simulated,
+    WrongObservation,
+)
 
-BALANCE = 100
-UNIT = "EUR"
-OUTSIDE = "outside"
-"""The target that passes requests on without headers."""
-
-Clock = dict[str, int]
 Step = tuple[str, ...]
 """A kind of step, and what takes it: ``("deliver", "A-1#3", "B-2")``."""
 
@@ -61,7 +62,8 @@ class ServicesConfig:
         observation_count_max: how many observations are requested.
         has_streams: whether half of the calls are streaming calls.
         faults: what may happen too: ``stop``, ``lose``, ``double``, ``kill``, ``disconnect``,
-            ``outside``, and ``restart`` of the collector.
+            ``outside``, ``restart`` of the collector, ``strip`` (an answer without its header), and
+            ``unread`` (answers with unknown amounts).
         kept_count_max: how much an instance keeps of each kind.
         weights: how likely steps are, where this differs from `WEIGHTS`.
     """
@@ -91,19 +93,7 @@ class AnswerInNetwork(NamedTuple):
 
     header: AnswerHeader
     clock: Clock
-    sent: "SentAnswer"
-
-
-@dataclass
-class SentAnswer:
-    """An answer: its sender, at which of its actions, and at which of the caller's it was accepted,
-    if it was."""
-
-    sender: str
-    action: int
-    call: CallId
-    amount: int
-    accepted_at: int | None = None
+    sent: Acceptance
 
 
 @dataclass
@@ -116,53 +106,10 @@ class StreamInNetwork:
     """Who serves the call, and its ticket."""
 
 
-class Simulated:
-    """An instance, and what really happened to it."""
-
-    def __init__(
-        self, name: str, service: str, rules: type[Instance], config: ServicesConfig
-    ) -> None:
-        self.name = name
-        self.service = service
-        self.balance = BALANCE
-        self.clock: Clock = {}
-        self.rules = rules(name, self.capture, kept_count_max=config.kept_count_max)
-        self.is_alive = True
-        self.is_connected = False
-        self.to_collector: deque[Any] = deque()
-        self.from_collector: deque[Any] = deque()
-        self.waiting: dict[int, str] = {}
-        self.call_count = 0
-        self.serving: dict[int, tuple[CallId, int]] = {}
-
-    def capture(self) -> Captured:
-        """Return the state at a cut, with what the judge needs."""
-        return Captured(
-            {
-                UNIT: self.balance,
-                "clock": dict(self.clock),
-                "waiting": dict(self.waiting),
-                "serving": Counter(call for call, _ in self.serving.values()),
-            }
-        )
-
-    def tick(self, *clocks: Clock) -> Clock:
-        """Count an action, which knows what `clocks` know; return the clock after it."""
-        for clock in clocks:
-            for name, count in clock.items():
-                self.clock[name] = max(self.clock.get(name, 0), count)
-        self.clock[self.name] = self.clock.get(self.name, 0) + 1
-        return dict(self.clock)
-
-
 def call_of(text: str) -> CallId:
     """Return the call that is written so."""
     caller, _, number = text.partition("#")
     return CallId(caller, int(number))
-
-
-class WrongObservation(AssertionError):
-    """An observation says what did not happen."""
 
 
 class Services:
@@ -190,21 +137,17 @@ class Services:
         self.streams: dict[CallId, StreamInNetwork] = {}
         self.observations: list[Observation] = []
         self.abandoned: list[Missing] = []
-        self.seen: Counter[str] = Counter()
         self.logs: dict[str, list[Step]] = {}
         self.begun_count = 0
-        self.retired_dead: set[str] = set()
-        self.accepted: dict[CallId, list[tuple[str, int]]] = {}
-        """For each call, who accepted it, and at which of its actions."""
-        self.sent: dict[CallId, tuple[str, int, int]] = {}
-        """For each call, its caller, at which of its actions, and the amount."""
-        self.answered: list[SentAnswer] = []
+        self.judge = Judge(
+            self.instances,
+            is_forgetful=config.kept_count_max < KEPT_COUNT_MAX,
+            has_streams=config.has_streams,
+        )
+        self.seen = self.judge.seen
         self._rules = rules
         self._started_count = 0
         self._copy_counts: Counter[CallId] = Counter()
-        self._has_gone = False
-        self._went_outside = False
-        self._totals: dict[int, int] = {}
         for service, count in config.services.items():
             for _ in range(count):
                 self._connect(self._start(service))
@@ -271,6 +214,8 @@ class Services:
             stream = self.streams.get(call)
             if self._is_awaited(call) and not (stream and stream.down):
                 yield "return", key
+                if "strip" in faults:
+                    yield "strip", key
         if "lose" in faults:
             for key in (*self.requests, *self.answers):
                 yield "lose", key
@@ -314,6 +259,7 @@ class Services:
         kind, *rest = step
         self.logs.setdefault(self._place_of(step), []).append(step)
         self.seen[kind] += 1
+        self.judge.step_count += 1
         getattr(self, f"_{kind}")(*rest)
 
     def _place_of(self, step: Step) -> str:
@@ -333,12 +279,17 @@ class Services:
         amount = min(one.balance, 5 + one.call_count % 3)
         one.balance -= amount
         one.call_count += 1
-        header = one.rules.request(target, carries={UNIT: amount})
+        serving = next((served.call for served in one.serving.values()), None)
+        header = one.rules.request(target, carries={UNIT: amount}, serving=serving)
         clock = one.tick()
-        self.sent[header.call] = name, one.clock[name], amount
+        one.sent_count += 1
+        one.targets.setdefault(target, False)
+        self.judge.calls[header.call] = MadeCall(
+            header.call, one.clock[name], target, amount, serving, one.notified_at
+        )
         one.waiting[header.call.number] = target
         if target == OUTSIDE:
-            self._went_outside = True
+            self.judge.went_outside = True
             [service, *_] = [service for service in self.config.services if service != one.service]
             self._put(RequestInNetwork(None, header.call, service, amount, clock))
         else:
@@ -358,8 +309,10 @@ class Services:
         one, end = self._end_of(call, is_caller=direction == "up")
         one.balance -= 1
         header = one.rules.send(end, carries={UNIT: 1})
-        stream = self.streams[call]
+        stream, made = self.streams[call], self.judge.calls[call]
         (stream.up if direction == "up" else stream.down).append((header, one.tick()))
+        (made.up if direction == "up" else made.down).sent.append(one.clock[one.name])
+        one.sent_count += 1
 
     def _pass(self, text: str, direction: str) -> None:
         call = call_of(text)
@@ -368,6 +321,9 @@ class Services:
         one, end = self._end_of(call, is_caller=direction == "down")
         self._report(one, one.rules.accept_message(end, header))
         one.tick(clock)
+        made = self.judge.calls[call]
+        (made.up if direction == "up" else made.down).accepted.append(one.clock[one.name])
+        one.hear(header.instance, header.sent_count)
         one.balance += 1
 
     def _put(self, request: RequestInNetwork) -> None:
@@ -379,24 +335,35 @@ class Services:
         if request.header is not None:
             ticket, fragment = one.rules.accept(request.header, brought={UNIT: request.amount})
             self._report(one, fragment)
-            one.serving[ticket] = request.call, request.amount
+        one.tick(request.clock)
+        if request.header is not None:
+            accepted = Acceptance(request.call, name, one.clock[name])
+            one.serving[ticket] = accepted
+            self.judge.calls[request.call].acceptances.append(accepted)
+            one.hear(request.call.caller, request.call.number)
             if request.call in self.streams:
                 self.streams[request.call].served = name, ticket
-            self.accepted.setdefault(request.call, []).append((name, one.clock.get(name, 0) + 1))
-        one.tick(request.clock)
         one.balance += request.amount
 
     def _answer(self, name: str, ticket: str) -> None:
         one = self.instances[name]
-        call, brought = one.serving.pop(int(ticket))
-        amount = min(one.balance, brought // 2)
-        one.balance -= amount
-        header = one.rules.answer(int(ticket), carries={UNIT: amount})
+        accepted = one.serving.pop(int(ticket))
+        call = accepted.call
+        accepted.amount = min(one.balance, self.judge.calls[call].amount // 2)
+        one.balance -= accepted.amount
+        accepted.has_unknown_amounts = "unread" in self.config.faults and not int(ticket) % 4
+        header = one.rules.answer(
+            int(ticket),
+            carries={UNIT: accepted.amount},
+            has_unknown_amounts=accepted.has_unknown_amounts,
+        )
         clock = one.tick()
-        sent = SentAnswer(name, one.clock[name], call, amount)
-        self.answered.append(sent)
-        key = f"{name}>{call.caller}:{header.number}"
-        self.answers[key] = AnswerInNetwork(header, clock, sent)
+        accepted.answered_at, accepted.number = one.clock[name], header.number
+        one.sent_count += 1
+        one.answer_counts[call.caller] += 1
+        self.answers[f"{name}>{call.caller}:{header.number}"] = AnswerInNetwork(
+            header, clock, accepted
+        )
 
     def _return(self, key: str) -> None:
         header, clock, sent = self.answers.pop(key)
@@ -405,7 +372,23 @@ class Services:
         del one.waiting[number]
         self.streams.pop(header.call, None)
         one.tick(clock)
-        sent.accepted_at = one.clock[one.name]
+        made = self.judge.calls[header.call]
+        sent.received_at = made.ended_at = one.clock[one.name]
+        one.hear(header.instance, header.sent_count)
+        one.targets[made.target] = True
+        one.balance += sent.amount
+
+    def _strip(self, key: str) -> None:
+        """Accept an answer whose header a proxy has dropped."""
+        header, clock, sent = self.answers.pop(key)
+        one, number = self.instances[header.call.caller], header.call.number
+        one.rules.stop_waiting(number, was_answered=True)
+        del one.waiting[number]
+        self.streams.pop(header.call, None)
+        one.tick(clock)
+        made = self.judge.calls[header.call]
+        made.stopped_at, made.was_answered = one.clock[one.name], True
+        self.judge.went_outside = True
         one.balance += sent.amount
 
     def _stop(self, name: str, number: str) -> None:
@@ -413,12 +396,14 @@ class Services:
         del one.waiting[int(number)]
         one.rules.stop_waiting(int(number))
         one.tick()
+        self.judge.calls[CallId(name, int(number))].stopped_at = one.clock[name]
 
     def _close(self, name: str, number: str) -> None:
         one = self.instances[name]
         del one.waiting[int(number)]
         one.rules.close(int(number))
         one.tick()
+        self.judge.calls[CallId(name, int(number))].ended_at = one.clock[name]
 
     def _lose(self, key: str) -> None:
         self.requests.pop(key, None)
@@ -429,12 +414,12 @@ class Services:
 
     def _kill(self, name: str) -> None:
         self.instances[name].is_alive = False
-        self._has_gone = True
+        self.judge.has_gone = True
 
     def _start(self, service: str) -> str:
         count = sum(one.service == service for one in self.instances.values()) + 1
         name = f"{service}-{count}"
-        self.instances[name] = Simulated(name, service, self._rules, self.config)
+        self.instances[name] = Simulated(name, service, self._rules, self.config.kept_count_max)
         if self.logs:
             self._started_count += 1
         return name
@@ -445,7 +430,9 @@ class Services:
         one = self.instances[name]
         one.is_connected = True
         start = self.collector.joined(name, one.rules.colour, one.rules.gone_count)
+        self.judge.joined(name)
         if start is not None:
+            self.judge.started(start.gone_count)
             one.from_collector.append(start)
 
     def _disconnect(self, name: str) -> None:
@@ -457,15 +444,15 @@ class Services:
 
     def _notice(self, name: str) -> None:
         self.instances[name].is_connected = False
-        self._has_gone = True
         missing = self.collector.left(name)
+        self.judge.left(name)
         if missing is not None:
+            self.judge.missing(missing, name)
             self.abandoned.append(missing)
 
     def _retire(self, name: str) -> None:
         self.collector.retire(name)
-        if not self.instances[name].is_alive:
-            self.retired_dead.add(name)
+        self.judge.retired(name)
 
     def _restart(self) -> None:
         """End the collector, and start another one with what it had stored."""
@@ -481,7 +468,10 @@ class Services:
 
     def _begin(self) -> None:
         self.begun_count += 1
-        self._broadcast(self.collector.begin())
+        start = self.collector.begin()
+        self.judge.begun()
+        self.judge.started(start.gone_count)
+        self._broadcast(start)
 
     def _broadcast(self, message: ObservationStart | Settlement) -> None:
         for one in self.instances.values():
@@ -500,6 +490,7 @@ class Services:
         match message:
             case ObservationStart():
                 self._report(one, rules.start(message))
+                self.judge.heard_start(one, message.gone_count)
             case Settlement():
                 self._report(one, rules.settle(message))
             case Acknowledgement():
@@ -513,10 +504,13 @@ class Services:
     def _collect(self, name: str) -> None:
         message = self.instances[name].to_collector.popleft()
         if isinstance(message, InstanceFragment):
+            awaited = self.collector.awaited
             result = self.collector.add(message)
+            if name in awaited and name not in self.collector.awaited:
+                self.judge.delivered(name)
             if result is not None:
                 observation, settlement = result
-                self.judge(observation)
+                self.judge.judge(observation)
                 self.observations.append(observation)
                 self._broadcast(settlement)
         else:
@@ -572,155 +566,6 @@ class Services:
                 self.take(step)
         return bool(steps)
 
-    # --- the judge
-
-    def judge(self, observation: Observation) -> None:
-        """Raise a WrongObservation if an observation says what did not happen."""
-        self._judge_cut(observation)
-        for located in observation.calls:
-            self._judge_place(observation, located)
-        self._judge_calls(observation)
-        self._judge_reasons(observation)
-        if observation.is_exact:
-            self._judge_equal_totals(observation)
-        if observation.is_exact and not (
-            self._went_outside or any(observation.unknown.values()) or observation.forgotten_count
-        ):
-            self._judge_total(observation)
-        self.seen["partial" if observation.partial else "complete"] += 1
-        self.seen["late"] += len(observation.late)
-        self.seen["messages in transit"] += sum(
-            one.record.stream.sent_count > served.stream.accepted_count
-            or served.stream.sent_count > one.record.stream.accepted_count
-            for one in observation.calls
-            for _, served in one.served[:1]
-        )
-        self.seen["messages lost"] += any(one.lost for one in observation.fragments.values())
-        self.seen["duplicates"] += len(observation.duplicates)
-
-    def _judge_equal_totals(self, observation: Observation) -> None:
-        """Exact observations with the same baseline have the same total."""
-        total = sum(one.state[UNIT] for one in observation.fragments.values())
-        total += observation.outside_states().get(UNIT, 0)
-        expected = self._totals.setdefault(observation.baseline, total)
-        if total != expected:
-            raise WrongObservation(
-                f"the total is {total}, and since observation {observation.baseline} it was "
-                f"{expected}"
-            )
-        self.seen["exact after deaths"] += any(observation.unknown.values())
-
-    def _judge_total(self, observation: Observation) -> None:
-        """The total is what the instances had at first, if all are in the cut. Otherwise it lies
-        between bounds: an instance that is not may have taken money along or brought some."""
-        fragments = observation.fragments
-        total = sum(one.state[UNIT] for one in fragments.values())
-        total += observation.outside_states().get(UNIT, 0)
-        cut = {name: one.state["clock"].get(name, 0) for name, one in fragments.items()}
-        least = most = BALANCE * len(fragments)
-        for call, (caller, action, amount) in self.sent.items():
-            accepted = self.accepted.get(call, ())
-            count = sum(name in cut and at <= cut[name] for name, at in accepted)
-            if caller not in cut:
-                most += count * amount
-                least += amount if count else 0
-            elif action <= cut[caller] and any(name not in cut for name, _ in accepted):
-                least -= amount
-        for one in self.answered:
-            caller = one.call.caller
-            if one.sender not in cut:
-                most += one.amount
-                if caller in cut and one.accepted_at and one.accepted_at <= cut[caller]:
-                    least += one.amount
-            elif one.action <= cut[one.sender] and caller not in cut and one.accepted_at:
-                least -= one.amount
-        if self.config.has_streams and least != most:
-            return
-        if not least <= total <= most:
-            raise WrongObservation(f"the total is {total}, not between {least} and {most}")
-        self.seen["exact totals"] += 1
-        self.seen["totals after deaths"] += self._has_gone
-
-    def _judge_cut(self, observation: Observation) -> None:
-        fragments = observation.fragments
-        for name, fragment in fragments.items():
-            for other, count in fragment.state["clock"].items():
-                if other not in fragments:
-                    # Where all are connected, or will be: what one that is gone has seen is not in
-                    # the cut.
-                    if count and not (self._has_gone or observation.partial):
-                        raise WrongObservation(f"{name} has seen {other}, which is not named")
-                elif count > fragments[other].state["clock"].get(other, 0):
-                    if not (self._went_outside and observation.partial):
-                        raise WrongObservation(f"{name} depends on what {other} did after its cut")
-                    self.seen["hidden"] += 1
-
-    def _judge_place(self, observation: Observation, located: Located) -> None:
-        call, place = located.call, located.place
-        self.seen[place.value] += 1
-        is_forgetful = self.config.kept_count_max < KEPT_COUNT_MAX
-        before = []
-        is_taken_along = False
-        for name, action in self.accepted.get(call, []):
-            fragment = observation.fragments.get(name)
-            if fragment is None:
-                one = self.instances[name]
-                # What a retired instance does that is alive after all is unknowable.
-                is_retired = name in self.collector.ledger.retired
-                is_known = name in self.collector.ledger.gone
-                is_known = is_known and (not is_retired or name in self.retired_dead)
-                is_taken_along |= (is_known and not one.is_alive) or any(
-                    known.state["clock"].get(name, 0) >= action
-                    for known in observation.fragments.values()
-                )
-            elif action <= fragment.state["clock"].get(name, 0):
-                before.append(fragment)
-        if before:
-            is_served = any(one.state["serving"][call] for one in before)
-            expected = {CallPlace.SERVED if is_served else CallPlace.ANSWERED}
-            if is_forgetful:
-                expected |= {CallPlace.UNKNOWN, CallPlace.OUTSIDE}
-            self.seen["doubled"] += len(before) > 1
-        elif located.record.target == OUTSIDE:
-            expected = {CallPlace.OUTSIDE}
-        else:
-            expected = (
-                set() if is_taken_along and not observation.partial else {CallPlace.REQUESTED}
-            )
-            if self._has_gone or is_forgetful:
-                expected.add(CallPlace.UNKNOWN)
-            if observation.partial:
-                expected.add(CallPlace.OUTSIDE)
-        if place not in expected:
-            raise WrongObservation(f"{call} is not {place.value}, but {expected}")
-
-    def _judge_reasons(self, observation: Observation) -> None:
-        """An observation is partial only if there is a reason."""
-        for reason in observation.partial:
-            if "too many" in reason:
-                is_true = self.config.kept_count_max < KEPT_COUNT_MAX
-            elif "not connected" in reason:
-                is_true = self._has_gone or self._started_count > 0
-            else:
-                target = reason.partition(" ")[0]
-                is_true = target == OUTSIDE or not any(
-                    fragment.targets.get(target) for fragment in observation.fragments.values()
-                )
-            if not is_true:
-                raise WrongObservation(f"an observation is partial without a reason: {reason}")
-
-    def _judge_calls(self, observation: Observation) -> None:
-        located = {one.call: one for one in observation.calls}
-        for name, fragment in observation.fragments.items():
-            for number in fragment.state["waiting"]:
-                one = located.get(CallId(name, number))
-                if one is None or not one.record.is_awaited:
-                    raise WrongObservation(f"{name}#{number} is open and not named")
-        for one in observation.calls:
-            is_waiting = one.call.number in observation.fragments[one.call.caller].state["waiting"]
-            if one.record.is_awaited != is_waiting:
-                raise WrongObservation(f"{one.call} is not awaited")
-
 
 ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "hear")
 """The steps that end what is open."""
@@ -732,6 +577,7 @@ WEIGHTS = {
     "deliver": 1.0,
     "answer": 1.0,
     "return": 1.5,
+    "strip": 0.05,
     "acknowledge": 0.3,
     "stop": 0.05,
     "close": 0.3,
