@@ -796,6 +796,19 @@ def test_the_amounts_of_a_stream_are_bounded() -> None:
     )
 
 
+def test_a_retired_instance_that_others_mention_stays_left_out() -> None:
+    """Every settlement names it until no instance mentions it."""
+    pair = Pair()
+    pair.target.accept(pair.request())
+    heard = []
+    for number in (1, 2, 3):
+        fragment = pair.target.meet(number)
+        assert fragment is not None
+        heard.append(fragment.heard)
+        pair.target.settle(Settlement(number, retired=("A",)))
+    assert heard == [{"A": 1}, {}, {}]
+
+
 def test_retired_instances_are_forgotten_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -699,7 +699,7 @@ class Instance:
         for name in names:
             if name in self._others:
                 other = self._others.pop(name)
-                other.retired_at = self._heard_at_cut.get(name, 0)
+                other.retired_at = self._heard_at_cut.get(name, other.retired_at or 0)
                 self._others[name] = other
         over = [name for name, one in self._others.items() if one.is_over]
         for name in over[:-GONE_COUNT_MAX]:

@@ -169,11 +169,13 @@ class Simulated:
         self.notified_at = 0
         self.sent_count = 0
         self.heard: dict[str, int] = {}
+        self.heard_before: dict[str, int] = {}
         self.targets: dict[str, bool] = {}
         self.answer_counts: Counter[str] = Counter()
 
     def capture(self) -> Captured:
         """Return the state at a cut, with what the judge needs."""
+        heard_before, self.heard_before = self.heard_before, dict(self.heard)
         return Captured(
             {
                 UNIT: self.balance,
@@ -181,7 +183,8 @@ class Simulated:
                 "waiting": dict(self.waiting),
                 "serving": Counter(one.call for one in self.serving.values()),
                 "sent_count": self.sent_count,
-                "heard": dict(self.heard),
+                "heard": self.heard_before,
+                "heard_before": heard_before,
                 "targets": dict(self.targets),
                 "answer_counts": dict(self.answer_counts),
             }
@@ -257,7 +260,7 @@ class Judge:
     # --- what happens
 
     def started(self, gone_count: int) -> None:
-        """Note that the collector has requested an observation, and what it said of those that left."""
+        """Note that the collector has requested an observation with this count."""
         self._started[gone_count] = self.step_count
 
     def heard_start(self, one: Simulated, gone_count: int) -> None:
@@ -333,7 +336,7 @@ class Judge:
         if observation.is_exact and not (self.went_outside or is_unknown):
             self._judge_total(observation, cut)
         self._count(observation)
-        self._conclude(observation, cut)
+        self._conclude(observation)
 
     def _judge_members(self, observation: Observation) -> None:
         number, names = observation.number, observation.fragments.keys()
@@ -369,11 +372,13 @@ class Judge:
         check_equal(f"{name} has sent", fragment.sent_count, truth["sent_count"])
         check_equal(f"{name} has called", fragment.targets, truth["targets"])
         for what, found in (("heard", fragment.heard), ("answer_counts", fragment.answer_counts)):
-            # Those that are retired are left out.
+            # Those that are retired are left out unless they were heard of since the last cut.
             kept = {
                 other: number
                 for other, number in truth[what].items()
-                if other in found or other not in self._retired
+                if other in found
+                or other not in self._retired
+                or truth["heard"][other] > truth["heard_before"].get(other, 0)
             }
             check_equal(f"{name} has {what}", {other: n for other, n in found.items() if n}, kept)
         if not self._is_forgetful:
@@ -467,33 +472,33 @@ class Judge:
         elif made.target not in self._answering or located.record.was_answered:
             expected = CallPlace.OUTSIDE
         elif place is CallPlace.UNKNOWN:
-            check(self._may_be_outside(made, cut), f"{call} is unknown, but no instance died")
+            check(self._may_be_outside(made), f"{call} is unknown, but no instance died")
             expected = CallPlace.UNKNOWN
         else:
-            is_taken_along = any(self._is_taken_along(observation, one) for one in made.acceptances)
+            # What was accepted in the cut may be dropped, but not forgotten.
+            is_taken_along = bool(before) or any(
+                self._is_taken_along(observation, one) for one in made.acceptances
+            )
             expected = CallPlace.UNKNOWN if is_taken_along else CallPlace.REQUESTED
         check_equal(f"{call} is", place, expected)
 
-    def _may_be_outside(self, made: MadeCall, cut: Cut) -> bool:
+    def _may_be_outside(self, made: MadeCall) -> bool:
         """Return whether an instance that is not in the cut may have accepted a call, for all that
         its caller and the collector know."""
-        is_one_away = bool(self._talking) or any(
-            name not in cut and (name not in self._retired or self._instances[name].is_alive)
-            for name in self._gone
-        )
+        is_one_away = bool(self._talking or self._gone - self._retired)
         return is_one_away or made.notified_at < self._gone_at or self._is_forgetful
 
     def _is_taken_along(self, observation: Observation, one: Acceptance) -> bool:
         """Return whether an instance that is not in the cut has accepted a call before it.
 
         Acceptances of two kinds do not count: those of an instance that was retired while it was
-        alive cannot be known. One that is not connected so far is named."""
+        alive cannot be known until others hear of it. One that is not connected so far is named."""
         name = one.instance
         if name in observation.fragments:
             return False
         if name not in self._gone:
             return not observation.partial and self._has_seen(observation, one)
-        is_known = name not in self._retired or name in self._retired_dead
+        is_known = name not in self._retired or name in self._retired_dead | self._talking
         return is_known or self._has_seen(observation, one)
 
     def _has_seen(self, observation: Observation, one: Acceptance) -> bool:
@@ -722,7 +727,7 @@ class Judge:
         self.seen["duplicates"] += len(observation.duplicates)
         self.seen["orphans"] += len(observation.orphans)
 
-    def _conclude(self, observation: Observation, cut: Cut) -> None:
+    def _conclude(self, observation: Observation) -> None:
         """Note what an observation has found for good."""
         self._previous = observation
         for located in observation.calls:
@@ -732,7 +737,7 @@ class Judge:
             made.fate = located.place
             if located.place is CallPlace.ANSWERED:
                 self._settle(located)
-            elif located.record.was_answered or self._may_be_outside(made, cut):
+            elif located.record.was_answered or self._may_be_outside(made):
                 self._unknown[located.call] = made
             else:
                 self._not_accepted[located.call] = made

@@ -62,7 +62,7 @@ class ServicesConfig:
         observation_count_max: how many observations are requested.
         has_streams: whether half of the calls are streaming calls.
         faults: what may happen too: ``stop``, ``lose``, ``double``, ``kill``, ``disconnect``,
-            ``outside``, ``restart`` of the collector, ``strip`` (an answer without its header), and
+            ``outside``, ``restart`` of the collector, ``cache`` (an answer with the header of another call), and
             ``unread`` (answers with unknown amounts).
         kept_count_max: how much an instance keeps of each kind.
         weights: how likely steps are, where this differs from `WEIGHTS`.
@@ -214,8 +214,8 @@ class Services:
             stream = self.streams.get(call)
             if self._is_awaited(call) and not (stream and stream.down):
                 yield "return", key
-                if "strip" in faults:
-                    yield "strip", key
+                if "cache" in faults:
+                    yield "cache", key
         if "lose" in faults:
             for key in (*self.requests, *self.answers):
                 yield "lose", key
@@ -378,11 +378,12 @@ class Services:
         one.targets[made.target] = True
         one.balance += sent.amount
 
-    def _strip(self, key: str) -> None:
-        """Accept an answer whose header a proxy has dropped."""
+    def _cache(self, key: str) -> None:
+        """Accept an answer of a cache: its header is that of another call, so it counts as none."""
         header, clock, sent = self.answers.pop(key)
         one, number = self.instances[header.call.caller], header.call.number
-        one.rules.stop_waiting(number, was_answered=True)
+        other = msgspec.structs.replace(header, call=CallId("another", number))
+        one.rules.accept_answer(number, other)
         del one.waiting[number]
         self.streams.pop(header.call, None)
         one.tick(clock)
@@ -547,6 +548,8 @@ class Services:
             self._begin()
             while self._take_all("hear", "collect"):
                 pass
+            if self.collector.awaited:
+                raise WrongObservation("an observation does not end")
         self._judge_rest(self.observations[-1])
 
     def _judge_rest(self, last: Observation) -> None:
@@ -554,6 +557,8 @@ class Services:
             kept = [one for one in fragment.served if one.call.caller in last.fragments]
             if kept or fragment.calls:
                 raise WrongObservation(f"{name} still keeps {kept}, {fragment.calls}")
+            if self.collector.ledger.retired & {*fragment.heard, *fragment.answer_counts}:
+                raise WrongObservation(f"{name} still mentions instances that are retired")
         ledger = self.collector.ledger
         if not ledger.gone and (ledger.settled or ledger.released):
             raise WrongObservation("the ledger is not empty")
@@ -577,7 +582,7 @@ WEIGHTS = {
     "deliver": 1.0,
     "answer": 1.0,
     "return": 1.5,
-    "strip": 0.05,
+    "cache": 0.05,
     "acknowledge": 0.3,
     "stop": 0.05,
     "close": 0.3,
