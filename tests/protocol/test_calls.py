@@ -332,6 +332,22 @@ def test_a_call_that_a_dead_instance_may_have_accepted_is_unknown() -> None:
     }
 
 
+def test_a_call_is_not_unknown_after_an_instance_has_connected_again() -> None:
+    """It keeps what it has accepted meanwhile."""
+    pair = Pair()
+    pair.exchange()
+    first, second = pair.request(), pair.request()
+    pair.collector.left("B")
+    pair.accept(second)
+    pair.collector.joined("B", pair.target.colour)
+    observation = pair.observe()
+    assert places(observation) == {
+        first.call.number: CallPlace.REQUESTED,
+        second.call.number: CallPlace.SERVED,
+    }
+    assert observation.is_exact
+
+
 def test_calls_that_were_not_accepted_are_unknown_after_a_death() -> None:
     """The dead instance may have accepted them meanwhile."""
     pair = Pair("A", "B", "C")
@@ -773,7 +789,7 @@ def test_an_instance_that_is_gone_is_named_by_the_next_observation() -> None:
     assert pair.observe().gone == ("B",)
 
 
-def test_counts_of_disconnections_never_fall() -> None:
+def test_counts_of_retirements_never_fall() -> None:
     """A collector that has lost its ledger learns them from the instances."""
     pair = Pair()
     pair.caller.start(ObservationStart(1, gone_count=7))

@@ -188,8 +188,7 @@ class OpenCall(msgspec.Struct, frozen=True):
         target: the address to which the request was sent, such as a host and port.
         carries: the amounts that the request carries.
         serving: the call that the caller was serving when it made this one.
-        gone_count: how many disconnections and retirements of instances the caller had been
-            notified of.
+        gone_count: how many retirements of instances the caller had been notified of.
         is_awaited: False if the caller has stopped waiting.
         was_answered: whether the caller had an answer without a header.
         stream: its messages, if it is a streaming call.
@@ -777,7 +776,8 @@ class CallLedger(msgspec.Struct):
             others have accepted, by their names. They may be alive: an instance that is
             disconnected follows the rules all the same.
         gone_since: those that were disconnected since the newest observation.
-        gone_count: how often an instance was disconnected, retired, or heard of afterwards.
+        gone_count: how often an instance was retired, or heard of after it was gone. One that was
+            only disconnected shows in the next cut what it has accepted.
         retired: those of them that may not connect again.
         talking: those of them that others have heard of, after they were gone, and since they were
             retired. Either they are alive, or that was the last that they had sent.
@@ -922,7 +922,7 @@ class Collector:
         Args:
             instance: its name.
             colour: its colour.
-            gone_count: its count of disconnections. It is higher than ours if an earlier collector
+            gone_count: its count of retirements. It is higher than ours if an earlier collector
                 has not stored its last ones.
 
         Raises:
@@ -951,7 +951,6 @@ class Collector:
         ledger.members.discard(instance)
         ledger.gone[instance] = {}
         ledger.gone_since[instance] = None
-        ledger.gone_count += 1
         # It may have accepted any of them since.
         ledger.unknown |= ledger.not_accepted
         ledger.not_accepted.clear()

@@ -16,7 +16,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         instance: its name.
         colour: its colour.
-        gone_count: its count of disconnections.
+        gone_count: its count of retirements.
         was_connected: whether it was connected before under this name.
     """
 

@@ -283,7 +283,6 @@ class Judge:
     def left(self, name: str) -> None:
         """Note that the collector knows that an instance has left."""
         self.has_gone = True
-        self._gone_at = self.step_count
         self._gone.add(name)
         self._gone_since[name] = None
         self._unknown |= self._not_accepted
