@@ -12,11 +12,13 @@ from stillframe.protocol.calls import (
     Acknowledgement,
     Amounts,
     AnswerHeader,
+    CallId,
     Collector,
     End,
     Instance,
     InstanceFragment,
     MessageHeader,
+    Missing,
     Observation,
     ObservationStart,
     ReceivedAnswers,
@@ -215,3 +217,145 @@ class LostMessagesForgotten(Instance):
 
     def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         return super().accept_answer(number, changed(header, accepted_count=10**6))
+
+
+class RequestsHeardOnly(Instance):
+    """Does not note the number of an answer."""
+
+    def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
+        return super().accept_answer(number, changed(header, sent_count=0))
+
+
+class AnswersOfOthersTaken(Instance):
+    """Takes an answer with the header of another call for that of its own."""
+
+    def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
+        return super().accept_answer(number, changed(header, call=CallId(self.name, number)))
+
+
+class BareAnswersForgotten(Instance):
+    """Does not note that a call was answered without a header."""
+
+    def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
+        super().stop_waiting(number)
+
+
+class RetirementsUnnoticed(Instance):
+    """Takes every call for one that was made before the first retirement."""
+
+    def start(self, start: ObservationStart) -> InstanceFragment | None:
+        return super().start(changed(start, gone_count=0))
+
+
+class LostAnswersMissed(Instance):
+    """Does not note that answers which it misses are settled."""
+
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
+        answers = tuple(one for one in settlement.answers if one[1] != self.name)
+        return super().settle(changed(settlement, answers=answers))
+
+
+class RetiredRemembered(Instance):
+    """Names retired instances in every fragment."""
+
+    def settle(self, settlement: Settlement) -> InstanceFragment | None:
+        return super().settle(changed(settlement, retired=()))
+
+
+class DroppedAnswersUnsaid(Instance):
+    """Does not say which answers it has dropped."""
+
+    def meet(self, colour: int) -> InstanceFragment | None:
+        fragment = super().meet(colour)
+        return changed(fragment, dropped={}) if fragment else None
+
+
+class DroppedCallsUnsaid(Instance):
+    """Does not say that it has dropped unresolved calls."""
+
+    def meet(self, colour: int) -> InstanceFragment | None:
+        fragment = super().meet(colour)
+        return changed(fragment, forgotten_through=0) if fragment else None
+
+
+class RetiredUncounted(Collector):
+    """Does not tell callers that an instance was retired."""
+
+    def retire(self, instance: str) -> None:
+        super().retire(instance)
+        self.ledger.gone_count -= 1
+
+
+class NotAcceptedForEver(Collector):
+    """Takes a call for not accepted though an instance may have accepted it since and has died."""
+
+    def left(self, instance: str) -> Missing | None:
+        not_accepted = dict(self.ledger.not_accepted)
+        missing = super().left(instance)
+        self.ledger.not_accepted |= not_accepted
+        return missing
+
+
+class SilentAtOnce(Collector):
+    """Forgets which targets have answered with a header."""
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.targets.clear()
+        return result
+
+
+class LostForgotten(Collector):
+    """Forgets the amounts of answers that were lost."""
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.lost.clear()
+        return result
+
+
+class DuplicatesForgotten(Collector):
+    """Forgets the amounts of requests that were accepted twice."""
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.created.clear()
+        return result
+
+
+class PartialsForgotten(Collector):
+    """Compares totals over an observation that was partial."""
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        result = super().add(fragment)
+        self.ledger.was_partial = False
+        return result
+
+
+class DisconnectionsForgotten(Collector):
+    """Does not name instances that were disconnected before an observation was abandoned."""
+
+    def abandon(self) -> Missing | None:
+        self.ledger.gone_since.clear()
+        return super().abandon()
+
+
+class StillMissing(Collector):
+    """Names instances that had sent their fragments among the missing ones."""
+
+    def abandon(self) -> Missing | None:
+        missing = super().abandon()
+        return missing and Missing(missing.number, tuple(self.ledger.members))
+
+
+class ColoursIgnored(Collector):
+    """Begins an observation with a number that an instance has met."""
+
+    def joined(self, instance: str, colour: int, gone_count: int = 0) -> ObservationStart | None:
+        return super().joined(instance, 0, gone_count)
+
+    def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
+        number = self._number
+        result = super().add(fragment)
+        self._number = number
+        return result

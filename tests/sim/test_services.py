@@ -151,6 +151,23 @@ MUTANTS: dict[type[Instance] | type[Collector], str] = {
     service_mutants.MessagesNotKept: "streams",
     service_mutants.MessagesDroppedTooSoon: "streams",
     service_mutants.LostMessagesForgotten: "streams",
+    service_mutants.RequestsHeardOnly: "plain",
+    service_mutants.AnswersOfOthersTaken: "lost headers",
+    service_mutants.BareAnswersForgotten: "lost headers",
+    service_mutants.RetirementsUnnoticed: "retirements",
+    service_mutants.LostAnswersMissed: "losses",
+    service_mutants.RetiredRemembered: "retirements",
+    service_mutants.DroppedAnswersUnsaid: "overflow",
+    service_mutants.DroppedCallsUnsaid: "overflow",
+    service_mutants.RetiredUncounted: "retirements",
+    service_mutants.NotAcceptedForEver: "deaths",
+    service_mutants.SilentAtOnce: "retirements",
+    service_mutants.LostForgotten: "losses",
+    service_mutants.DuplicatesForgotten: "three",
+    service_mutants.PartialsForgotten: "plain",
+    service_mutants.DisconnectionsForgotten: "deaths",
+    service_mutants.StillMissing: "deaths",
+    service_mutants.ColoursIgnored: "restarts",
 }
 MUTANT_SEED_COUNT = 400
 

@@ -432,6 +432,12 @@ class Judge:
             check_equal(f"{name} waits for", awaited, waiting)
         if self._is_forgetful:
             check(found <= expected, f"{found - expected} are not open or unresolved")
+            dropped = {
+                call
+                for call in expected
+                if call.number <= observation.fragments[call.caller].forgotten_through
+            }
+            check(expected - dropped <= found, f"{expected - dropped - found} are not named")
         else:
             check_equal("calls", found, expected)
 

@@ -62,8 +62,8 @@ class ServicesConfig:
         observation_count_max: how many observations are requested.
         has_streams: whether half of the calls are streaming calls.
         faults: what may happen too: ``stop``, ``lose``, ``double``, ``kill``, ``disconnect``,
-            ``outside``, ``restart`` of the collector, ``cache`` (an answer with the header of another call), and
-            ``unread`` (answers with unknown amounts).
+            ``outside``, ``restart`` of the collector, ``cache`` (an answer with the header of
+            another call), and ``unread`` (answers with unknown amounts).
         kept_count_max: how much an instance keeps of each kind.
         weights: how likely steps are, where this differs from `WEIGHTS`.
     """
@@ -545,12 +545,16 @@ class Services:
         if not self.collector.ledger.members:
             return
         for _ in range(3):
+            self._judge_end()
             self._begin()
             while self._take_all("hear", "collect"):
                 pass
-            if self.collector.awaited:
-                raise WrongObservation("an observation does not end")
+        self._judge_end()
         self._judge_rest(self.observations[-1])
+
+    def _judge_end(self) -> None:
+        if self.collector.awaited:
+            raise WrongObservation(f"an observation waits for {self.collector.awaited} for ever")
 
     def _judge_rest(self, last: Observation) -> None:
         for name, fragment in last.fragments.items():
