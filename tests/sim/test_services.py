@@ -103,13 +103,14 @@ def test_what_must_be_judged_happens(kind: str) -> None:
     assert [what for what in EXPECTED[kind] if not seen(kind)[what]] == []
 
 
-def small(*, faults: frozenset[str] = PLAIN, replicas: int = 1, calls: int = 1) -> ServicesConfig:
+def small(*faults: str, replicas: int = 1, calls: int = 1, fault_count: int = 1) -> ServicesConfig:
     """Return a system in which A calls B while one observation is taken."""
     return ServicesConfig(
         services={"A": 1, "B": replicas},
         call_counts={"A": calls, "B": 0},
         observation_count_max=1,
-        faults=faults,
+        faults=frozenset(faults),
+        fault_count_max=fault_count,
     )
 
 
@@ -118,10 +119,25 @@ def small(*, faults: frozenset[str] = PLAIN, replicas: int = 1, calls: int = 1) 
     ("config", "history_count"),
     [
         (small(), 922),
-        (small(faults=LOSSES - {"double"}), 1704),
-        *by_night([(small(replicas=2), 11188), (small(calls=2), 119933)], check=[]),
+        (small("stop", "lose", fault_count=2), 1704),
+        (small("cache"), 1037),
+        *by_night(
+            [
+                (small(replicas=2), 11188),
+                (small(calls=2), 119933),
+                (small("kill"), 7275),
+                (small("disconnect"), 15887),
+                (small("double"), 30124),
+            ],
+            check=[],
+        ),
     ],
-    ids=["one call", "losses", *by_night(["replicas", "two calls"], check=[])],
+    ids=[
+        "one call",
+        "losses",
+        "another answer",
+        *by_night(["replicas", "two calls", "death", "disconnection", "copy"], check=[]),
+    ],
 )
 def test_no_order_of_a_small_system_shows_a_wrong_observation(
     config: ServicesConfig, history_count: int

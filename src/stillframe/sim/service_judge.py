@@ -476,22 +476,23 @@ class Judge:
             self.seen["doubled"] += len(before) > 1
         elif made.target not in self._answering or located.record.was_answered:
             expected = CallPlace.OUTSIDE
-        elif place is CallPlace.UNKNOWN:
-            check(self._may_be_outside(made), f"{call} is unknown, but no instance died")
-            expected = CallPlace.UNKNOWN
         else:
             # What was accepted in the cut may be dropped, but not forgotten.
             is_taken_along = bool(before) or any(
                 self._is_taken_along(observation, one) for one in made.acceptances
             )
-            expected = CallPlace.UNKNOWN if is_taken_along else CallPlace.REQUESTED
+            is_unknown = self._may_be_outside(made)
+            if self._is_forgetful:
+                is_unknown = is_taken_along or place is CallPlace.UNKNOWN
+            check(is_unknown or not is_taken_along, f"{call} was accepted, and is {place.value}")
+            expected = CallPlace.UNKNOWN if is_unknown else CallPlace.REQUESTED
         check_equal(f"{call} is", place, expected)
 
     def _may_be_outside(self, made: MadeCall) -> bool:
         """Return whether an instance that is not in the cut may have accepted a call, for all that
         its caller and the collector know."""
         is_one_away = bool(self._talking or self._gone - self._retired)
-        return is_one_away or made.notified_at < self._gone_at or self._is_forgetful
+        return is_one_away or made.notified_at < self._gone_at
 
     def _is_taken_along(self, observation: Observation, one: Acceptance) -> bool:
         """Return whether an instance that is not in the cut has accepted a call before it.

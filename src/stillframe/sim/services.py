@@ -64,6 +64,7 @@ class ServicesConfig:
         faults: what may happen too: ``stop``, ``lose``, ``double``, ``kill``, ``disconnect``,
             ``outside``, ``restart`` of the collector, ``cache`` (an answer with the header of
             another call), and ``unread`` (answers with unknown amounts).
+        fault_count_max: how many faults happen at most.
         kept_count_max: how much an instance keeps of each kind.
         weights: how likely steps are, where this differs from `WEIGHTS`.
     """
@@ -74,6 +75,7 @@ class ServicesConfig:
     observation_count_max: int = 10**9
     has_streams: bool = False
     faults: frozenset[str] = frozenset()
+    fault_count_max: int = 10**9
     kept_count_max: int = KEPT_COUNT_MAX
     weights: dict[str, float] = field(default_factory=dict)
 
@@ -154,6 +156,12 @@ class Services:
 
     # --- steps
 
+    @property
+    def faults(self) -> frozenset[str]:
+        """The faults that may still happen."""
+        count = sum(self.seen[fault] for fault in self.config.faults)
+        return self.config.faults if count < self.config.fault_count_max else frozenset()
+
     def steps(self) -> Iterator[Step]:
         """Yield each step that is possible now."""
         for one in self.instances.values():
@@ -176,16 +184,16 @@ class Services:
             for service in config.services:
                 if service != one.service:
                     yield "call", one.name, service
-            if "outside" in config.faults:
+            if "outside" in self.faults:
                 yield "call", one.name, OUTSIDE
         for ticket in one.serving:
             yield "answer", one.name, str(ticket)
         for number, target in one.waiting.items():
-            if "stop" in config.faults:
+            if "stop" in self.faults:
                 yield "stop", one.name, str(number)
             if target == OUTSIDE:
                 yield "close", one.name, str(number)
-        if "kill" in config.faults:
+        if "kill" in self.faults:
             yield "kill", one.name
 
     def _control_steps_of(self, one: Simulated) -> Iterator[Step]:
@@ -194,13 +202,13 @@ class Services:
         if one.is_connected:
             if one.rules.unreported:
                 yield "acknowledge", one.name
-            if "disconnect" in self.config.faults:
+            if "disconnect" in self.faults:
                 yield "disconnect", one.name
         elif one.name not in self.collector.ledger.retired:
             yield "connect", one.name
 
     def _steps_in_network(self) -> Iterator[Step]:
-        faults = self.config.faults
+        faults = self.faults
         for key, request in self.requests.items():
             for one in self.instances.values():
                 if one.is_alive and one.service == request.target:
@@ -244,7 +252,7 @@ class Services:
         may_begin = self.begun_count < self.config.observation_count_max
         if may_begin and ledger.members and not self.collector.awaited:
             yield ("begin",)
-        if "restart" in self.config.faults:
+        if "restart" in self.faults:
             yield ("restart",)
         if self._started_count < self.config.started_count_max:
             for service in self.config.services:
