@@ -562,7 +562,7 @@ class Services:
 
     def _judge_end(self) -> None:
         if self.collector.awaited:
-            raise WrongObservation(f"an observation waits for {self.collector.awaited} for ever")
+            raise WrongObservation(f"no fragment of {self.collector.awaited} arrives")
 
     def _judge_rest(self, last: Observation) -> None:
         for name, fragment in last.fragments.items():
