@@ -76,7 +76,7 @@ class GrpcBank:
             name,
             self,
             secret=SECRET,
-            targets=deployment.names,
+            targets=deployment.targets.values(),
             carries=amount_of,
             on_fragment=deployment.report,
         )
@@ -185,7 +185,7 @@ class GrpcDeployment(Collected):
         names = "ABC"
         self.cancelled_count = 0
         self._timeout_s = timeout_s
-        self.names = tuple(names)
+        self.targets = {name: f"{name}:1" for name in names}
         self.banks = [GrpcBank(name, self) for name in names]
         for bank in self.banks:
             self.join(bank.agent)
@@ -198,7 +198,7 @@ class GrpcDeployment(Collected):
                 name: await stack.enter_async_context(
                     served(bank.methods(), [ObservedCalls(bank.agent)])
                 )
-                for name, bank in zip(self.names, self.banks, strict=True)
+                for name, bank in zip(self.targets, self.banks, strict=True)
             }
             over = asyncio.Event()
             loads = []
@@ -207,10 +207,10 @@ class GrpcDeployment(Collected):
                     channels = [
                         await stack.enter_async_context(
                             ObservedChannel(
-                                bank.agent, grpc.aio.insecure_channel(addresses[name]), name
+                                bank.agent, grpc.aio.insecure_channel(addresses[name]), target
                             )
                         )
-                        for name in self.names
+                        for name, target in self.targets.items()
                         if name != bank.agent.service
                     ]
                     loads.append(asyncio.create_task(self._load(bank, channels, kind, over)))

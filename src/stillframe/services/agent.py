@@ -34,6 +34,7 @@ from stillframe.protocol.calls import (
 )
 from stillframe.services.headers import HeaderCodec
 from stillframe.services.task_waits import waits_of_tasks
+from stillframe.services.targets import target_named
 
 SECRET_BYTES_MIN = 16
 AMOUNT_MAX = 2**53
@@ -112,7 +113,8 @@ class Agent:
         state: an object whose fields are the state, or a function that returns the state. If it has
             a method `conserved`, that returns the conserved amounts in the state, by unit.
         secret: the secret that all instances of the system share.
-        targets: the addresses of instances, as ``host:port``. No other host is sent a header.
+        targets: the addresses of instances, as ``host:port`` or a target of gRPC. No other one is
+            sent a header.
         carries: returns what a message conserves.
         stored_fields: the fields of JSON bodies of requests that observations may contain. No other
             part of a body is ever stored, and none of a message of gRPC.
@@ -121,7 +123,8 @@ class Agent:
         on_fragment: takes the fragment of each observation. It must not block.
 
     Raises:
-        UsageError: the secret is too short, or a service cannot have this name.
+        UsageError: the secret is too short, a service cannot have this name, or one of the targets
+            is not a target.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class Agent:
         self.was_connected = False
         self.rules = self._new_rules()
         self.headers = HeaderCodec(secret)
-        self.targets = frozenset(targets)
+        self.targets = frozenset(map(target_named, targets))
         self.ignored_count = 0
         self._state = state
         self._carries = carries or _nothing

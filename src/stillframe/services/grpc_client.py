@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
+from stillframe.errors import UsageError
 from stillframe.protocol.calls import AnswerHeader
 from stillframe.services.agent import Agent, OutgoingCall
 from stillframe.services.grpc_messages import (
@@ -23,6 +24,7 @@ from stillframe.services.grpc_messages import (
     header_in,
 )
 from stillframe.services.headers import NAME
+from stillframe.services.targets import target_named
 
 _OF_CLIENTS = (
     grpc.StatusCode.CANCELLED,
@@ -47,6 +49,8 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
     def __init__(self, agent: Agent, channel: grpc.aio.Channel, target: str) -> None:
         self._agent = agent
         self._channel = channel
+        with contextlib.suppress(UsageError):  # then it is not one of them
+            target = target_named(target)
         self._target = target
 
     def _method(

@@ -28,6 +28,7 @@ from stillframe.services.agent import (
     OutgoingCall,
 )
 from stillframe.services.headers import NAME
+from stillframe.services.targets import target_at
 
 _OF_GATEWAYS = (502, 503, 504)
 """With these, a gateway says that it had no answer."""
@@ -268,4 +269,4 @@ def _is_whole(headers: httpx.Headers) -> bool:
 def target_of(url: httpx.URL) -> str:
     """Return the address to which a request is sent, as ``host:port``."""
     port = url.port or (443 if url.scheme == "https" else 80)
-    return f"{url.host}:{port}"
+    return target_at(url.host, port)

@@ -1,0 +1,96 @@
+"""Targets: one is known in every form in which a user can write it, and what is none is refused."""
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.wrappers_pb2 import Int64Value
+
+from stillframe.errors import UsageError
+from stillframe.protocol.calls import InstanceFragment
+from stillframe.services.agent import Agent
+from stillframe.services.grpc_client import ObservedChannel
+from stillframe.services.headers import NAME
+from stillframe.services.http_client import ObservedTransport
+from tests.services.deployment import SECRET
+from tests.services.test_observer import run
+
+SPELLINGS = {
+    "bank:8000": ["bank:8000", "Bank:8000", "http://bank:8000", "HTTP://BANK:8000/"],
+    "bank:80": ["http://bank", "http://bank/", "bank:80"],
+    "bank:443": ["https://bank", "bank:443", "https://bank:443/"],
+    "[::1]:80": ["[::1]:80", "[0:0::1]:80", "http://[::1]", "ipv6:[::1]:80"],
+    "bank:50051": ["bank:50051", "dns:bank:50051", "dns:///Bank:50051"],
+    "10.0.0.1:50051": ["10.0.0.1:50051", "ipv4:10.0.0.1:50051"],
+    "dns:8000": ["dns:8000"],
+    "dns:///bank": ["dns:///bank"],
+    "unix:/run/bank": ["unix:/run/bank"],
+    "xds:///bank": ["xds:///bank"],
+    "ipv4:10.0.0.1:1,10.0.0.2:1": ["ipv4:10.0.0.1:1,10.0.0.2:1"],
+}
+
+
+@pytest.mark.parametrize("target", SPELLINGS)
+def test_a_target_is_known_however_it_is_written(target: str) -> None:
+    """Otherwise it would be sent no header."""
+    agent = Agent("A", dict, secret=SECRET, targets=SPELLINGS[target])
+    assert agent.targets == {target}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["bank", "", ":80", "bank:0", "bank:70000", "bank:80/", "http://bank/pay", "::1"],
+        *["http://me@bank", "grpc://bank:1", "http://bank:x", "a bank:80", "http://"],
+    ],
+)
+def test_what_is_no_target_is_refused(text: str) -> None:
+    """The error names the entry, and says what to write."""
+    with pytest.raises(UsageError) as refused:
+        Agent("A", dict, secret=SECRET, targets=["bank:8000", text])
+    assert str(refused.value) == (
+        f"{text!r} is not a target: write host:port, as the client uses it, such as bank:8000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "url"),
+    [
+        ("http://[::1]:8000/", "http://[0:0::1]:8000/pay"),
+        ("Bank:80", "http://bank/pay"),
+        ("bank:443", "https://BANK/pay"),
+    ],
+)
+def test_a_client_of_http_uses_the_same_form(target: str, url: str) -> None:
+    """Its request has a header."""
+    agent = Agent("A", dict, secret=SECRET, targets=[target])
+    found: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        found.append(request.headers.get(NAME))
+        return httpx.Response(200, content=b"")
+
+    async def body() -> None:
+        transport = ObservedTransport(agent, httpx.MockTransport(answer))
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.get(url)
+
+    run(body)
+    [header] = found
+    assert header is not None
+
+
+@pytest.mark.parametrize("name", ["dns:///localhost:1", "LOCALHOST:1", "localhost"])
+def test_a_channel_of_grpc_uses_the_same_form(name: str) -> None:
+    """One with a name that is no target is not observed, and works."""
+    agent = Agent("A", dict, secret=SECRET, targets=["localhost:1"])
+
+    async def body() -> None:
+        plain = grpc.aio.insecure_channel("localhost:1")
+        async with ObservedChannel(agent, plain, name) as channel:
+            call = channel.unary_unary("/b/c", Int64Value.SerializeToString)
+            call(Int64Value(value=1)).cancel()
+
+    run(body)
+    fragment: InstanceFragment | None = agent.rules.meet(1)
+    assert fragment is not None
+    assert fragment.targets == {"localhost" if name == "localhost" else "localhost:1": False}
