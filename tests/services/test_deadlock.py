@@ -1,6 +1,7 @@
 """Deadlocks of services: what an observation says of real tasks against what becomes of them."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import SECRET
 
 NAMES = "ABC"
-TARGETS = {name: f"{name}:1" for name in NAMES}
+TARGETS = {name: f"{name.lower()}:1" for name in NAMES}
 PROGRAM_COUNT = by_night(2_000, check=60)
 TASK_COUNT_MAX = 5
 STEP_COUNT_MAX = 4
@@ -100,7 +101,7 @@ class Services:
         self.locks = {
             (name, lock): agent.lock(lock, count_max=count)
             for name, agent in self.agents.items()
-            for lock, count in (("x", 1), ("y", 2))
+            for lock, count in (("x", 1), ("y", 2), ("z", 1))
         }
         for agent in self.agents.values():
             self.collector.joined(agent.rules.name, 0)
@@ -249,10 +250,42 @@ def test_a_ring_of_services_is_named() -> None:
 
     verdict = call_deadlock(asyncio.run(run()))
     assert verdict.holds
-    for name in NAMES:
-        assert f"{name}-" in verdict.sentence
-    assert "the lock 'x', which" in verdict.sentence
-    assert "POST /run" in verdict.sentence
+    ring, _, waits = verdict.sentence.partition(": ")
+    assert re.sub(r"-[0-9a-f]{8}", "", ring) == "B waits for C waits for A waits for B"
+    assert waits.count("the lock 'x', which") == 3
+    assert waits.count("POST /run") == 6
+
+
+@pytest.mark.parametrize(
+    ("programs", "sentence"),
+    [
+        ([(("lock", "x"), ("lock", "x"))], "a task of A waits for itself"),
+        (
+            [(("lock", "x"), ("turn", ""), ("lock", "z")), (("lock", "z"), ("lock", "x"))],
+            "tasks of A wait for each other",
+        ),
+        (
+            [(("lock", "y"), ("turn", ""), ("turn", ""), ("lock", "y"))] * 2,
+            "tasks of A wait for each other",
+        ),
+    ],
+    ids=["one task", "two locks", "a lock that two can hold"],
+)
+def test_a_ring_inside_an_instance_is_named(programs: list[Program], sentence: str) -> None:
+    """The name of the instance is not repeated."""
+
+    async def run() -> Observation:
+        services = Services(Random(1))
+        for program in programs:
+            services.begin("A", program)
+        await services.settle()
+        observation = await services.observe()
+        await services.close()
+        return observation
+
+    verdict = call_deadlock(asyncio.run(run()))
+    ring, _, _ = verdict.sentence.partition(": ")
+    assert re.sub(r"-[0-9a-f]{8}", "", ring) == sentence
 
 
 def test_one_free_holder_is_enough() -> None:

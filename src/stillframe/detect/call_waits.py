@@ -11,6 +11,9 @@ and a deadlock is found by the first observation after its last request was acce
 are not found: for a lock that no agent made, and for a task in a form that agents do not know.
 """
 
+import itertools
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from stillframe.detect.predicate import Verdict, deadlock_among
@@ -141,6 +144,26 @@ def find_call_deadlock(observation: Observation) -> CallDeadlock | None:
     )
 
 
+def deadlocked_instances(deadlock: CallDeadlock) -> str:
+    """Return a sentence about the instances of the rings of a deadlock."""
+    return "; ".join(_instances_text(ring, deadlock.waits) for ring in deadlock.rings)
+
+
+def _instances_text(ring: Sequence[str], waits: Mapping[str, ActivityWait]) -> str:
+    """Return which instance waits for which. A wait for another task of the same instance is no
+    step."""
+    nexts = (*ring[1:], ring[0])
+    is_cycle = all(b in waits[a].blockers for a, b in zip(ring, nexts, strict=True))
+    steps = [name for name, _ in itertools.groupby(waits[one].instance for one in ring)]
+    if len(steps) > 1 and steps[0] == steps[-1]:
+        steps.pop()
+    if len(ring) == 1:
+        return f"a task of {steps[0]} waits for itself"
+    if len(steps) == 1 or not is_cycle:
+        return f"tasks of {' and '.join(sorted(set(steps)))} wait for each other"
+    return ring_text(steps, None)
+
+
 def call_deadlock(observation: Observation) -> Verdict:
     """Return whether activities of services keep each other blocked until a time-out."""
     found = find_call_deadlock(observation)
@@ -148,9 +171,8 @@ def call_deadlock(observation: Observation) -> Verdict:
         return Verdict(holds=False, sentence=NO_DEADLOCK)
     texts = []
     for ring in found.rings:
-        instances = [found.waits[name].instance for name in ring]
         details = "; ".join(str(found.waits[name]) for name in ring)
-        texts.append(f"{ring_text(instances, None)}: {details}")
+        texts.append(f"{_instances_text(ring, found.waits)}: {details}")
     if found.behind:
         texts.append(f"waiting for them: {', '.join(found.behind)}")
     return Verdict(holds=True, sentence="; ".join(texts))

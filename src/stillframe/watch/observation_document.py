@@ -7,13 +7,12 @@ are the discs. Every part of the document has a limit, and a count of what is le
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
-from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
-from stillframe.detect.wait_for_graph import ring_text
+from stillframe.detect.call_waits import CallDeadlock, deadlocked_instances, find_call_deadlock
 from stillframe.diagram.text_metrics import count, shorten_name
 from stillframe.pages.values import printable
 from stillframe.protocol.activities import service_of
@@ -129,16 +128,8 @@ def awaited_calls(observation: Observation) -> list[Located]:
 
 
 def deadlock_sentence(deadlock: CallDeadlock) -> str:
-    """Return the instances of the rings of a deadlock as a sentence. A wait for a lock that another
-    task of the instance holds is no separate step."""
-    return text(
-        "; ".join(ring_text(_instances_of(ring, deadlock), None) for ring in deadlock.rings)
-    )
-
-
-def _instances_of(ring: Iterable[str], deadlock: CallDeadlock) -> list[str]:
-    names = [name for name, _ in groupby(deadlock.waits[one].instance for one in ring)]
-    return names[:-1] if len(names) > 1 and names[0] == names[-1] else names
+    """Return the instances of the rings of a deadlock as a sentence."""
+    return text(deadlocked_instances(deadlock))
 
 
 def events_between(before: ObservationManifest, now: ObservationManifest) -> list[Row]:
@@ -286,11 +277,13 @@ def _servers(located: Located) -> list[_Disc]:
 
 def _ring_of(deadlock: CallDeadlock) -> set[tuple[str, str]]:
     """Return the pairs of instances that wait for each other."""
-    found: set[tuple[str, str]] = set()
-    for ring in deadlock.rings:
-        names = [deadlock.waits[activity].instance for activity in ring]
-        found.update(zip(names, (*names[1:], names[0]), strict=True))
-    return found
+    return {
+        (deadlock.waits[activity].instance, deadlock.waits[blocker].instance)
+        for ring in deadlock.rings
+        for activity in ring
+        for blocker in deadlock.waits[activity].blockers
+        if blocker in ring
+    }
 
 
 # --- its tables
