@@ -101,3 +101,11 @@ def test_files_that_cannot_be_read_later_are_named(tmp_path: Path) -> None:
         assert warnings == [f"{files}/ca.pem cannot be read: No such file or directory"]
 
     run(body)
+
+
+@pytest.mark.parametrize("collector", ["10.0.0.5", "collector.example:8650", "[fd00::1]:8650"])
+def test_a_collector_on_another_machine_needs_certificates(collector: str) -> None:
+    """As `observe` does on such an address. The agent says so at once, not when it cannot
+    connect."""
+    with pytest.raises(UsageError, match="TLS is required; give a directory of certificates"):
+        connected_agent(service="A", state=dict, collector=collector, secret=SECRET)

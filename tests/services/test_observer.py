@@ -13,6 +13,7 @@ from stillframe.protocol.calls import AnswerHeader, CallId, CallLedger, Observat
 from stillframe.runtime.network.addresses import Address
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
+from stillframe.services.attachment import connected_agent
 from stillframe.services.observer import Observer, ObserverConfig
 from tests.ports import free_port
 
@@ -393,3 +394,48 @@ def test_a_collector_that_cannot_be_reached_is_named_once() -> None:
         assert f"the collector at {nobody} cannot be reached" in warnings[0]
 
     run(body)
+
+
+def test_a_second_event_loop_connects_when_the_first_is_closed() -> None:
+    """``asyncio.run`` may be called twice."""
+    address = Address("127.0.0.1", free_port())
+    one = connected_agent(service="A", state=dict, collector=str(address), secret=SECRET)
+    for _ in range(2):
+        collected = Collected()
+        collected.address = address
+
+        async def body(collected: Collected = collected) -> None:
+            async with collected.listening():
+                one.start()
+                await collected.connected(1)
+                await collected.observer.observe()
+
+        run(body)
+        [observation] = collected.published
+        assert observation.partial == ()
+
+
+def test_a_second_event_loop_at_the_same_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Once in the log, and in each observation until the first one is closed."""
+    address = Address("127.0.0.1", free_port())
+    one = connected_agent(service="A", state=dict, collector=str(address), secret=SECRET)
+    collected = Collected()
+    collected.address = address
+
+    async def serve() -> None:
+        one.start()
+        one.start()
+
+    async def body() -> None:
+        async with collected.listening():
+            one.start()
+            await collected.connected(1)
+            await asyncio.to_thread(asyncio.run, serve())
+            await collected.observer.observe()
+
+    run(body)
+    [observation] = collected.published
+    [reason] = observation.partial
+    assert f"{one.rules.name}: it is served by a second event loop" in reason
+    [warning] = [text for text in caplog.messages if "second event loop" in text]
+    assert "use one event loop, or a process for each" in warning

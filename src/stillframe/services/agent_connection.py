@@ -150,14 +150,24 @@ class CollectorLink:
         if self._connection is not None:
             self._connection.abort()
 
+    def start(self) -> asyncio.Task[None]:
+        """Begin to connect in the running event loop. A connection of an earlier one is forgotten,
+        and so is that of the process that this one was forked from."""
+        self._connection = None
+        return asyncio.get_running_loop().create_task(self.run())
+
     async def run(self) -> None:
         """Connect, again and again, until cancelled."""
         retry_s = RETRY_S_MIN
         while True:
             connection = await self._connect()
             if connection is not None:
-                with _every(ACKNOWLEDGE_S, connection.acknowledge):
-                    await connection.closed.wait()
+                try:
+                    with _every(ACKNOWLEDGE_S, connection.acknowledge):
+                        await connection.closed.wait()
+                except asyncio.CancelledError:
+                    connection.abort()
+                    raise
                 self._connection = None
                 if connection.must_rename:
                     self._agent.rename()

@@ -1,6 +1,7 @@
 """Attach observations to a service: ``attach(app, service="orders", ...)``."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection
@@ -17,6 +18,7 @@ from stillframe.services.agent_connection import CollectorLink
 from stillframe.services.asgi import ObservedApplication, ObservedErrors, Scope
 
 COLLECTOR_PORT = 8650
+_SECOND_LOOP = "it is served by a second event loop, whose steps are not observed as one"
 _log = logging.getLogger("stillframe.services")
 
 
@@ -42,7 +44,8 @@ def attach(
             a method `conserved`, that returns the conserved amounts in the state, by unit.
         collector: the address of ``stillframe observe``.
         secret: the secret that all instances of the system share.
-        targets: the addresses of other instances, as ``host:port``. No other host is sent a header.
+        targets: the addresses of other instances, as ``host:port`` or a target of gRPC. No other
+            one is sent a header.
         carries: returns what a message conserves.
         stored_fields: the fields of JSON bodies of requests that observations may contain. No other
             part of a body is ever stored, and none of a message of gRPC.
@@ -57,7 +60,8 @@ def attach(
 
     Raises:
         UsageError: the application has no list of middleware, or has begun to serve; the secret is
-            too short; or the certificate is not valid for this service.
+            too short; one of the targets is not a target; the collector is on another machine, and
+            there are no certificates; or the certificate is not valid for this service.
     """
     if not hasattr(app, "user_middleware"):
         raise UsageError(
@@ -104,8 +108,15 @@ def connected_agent(
 ) -> Agent:
     """Return an agent that connects to the collector, for middleware of other servers. The
     arguments are those of `attach`."""
+    address = Address.parse(collector, port=COLLECTOR_PORT)
     if certificates is not None:
         check_own(Path(certificates), service)
+    elif not address.is_loopback:
+        raise UsageError(
+            f"the collector {address} can be on another machine: on addresses other than 127.0.0.1 "
+            "and ::1 TLS is required; give a directory of certificates as certificates= "
+            "('stillframe certs' creates some)"
+        )
     agent = Agent(
         service,
         state,
@@ -115,7 +126,6 @@ def connected_agent(
         stored_fields=stored_fields,
         shared=shared,
     )
-    address = Address.parse(collector, port=COLLECTOR_PORT)
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
     agent.connect = _Started(agent, link).start
     return agent
@@ -132,19 +142,38 @@ def _hooked(app: Any) -> Callable[[Scope], bool] | None:
 
 
 class _Started:
-    """Connects to the collector in the first step of each process's event loop."""
+    """Connects to the collector in the first step of each process's event loop. The rules are for
+    one thread, so there is one such loop at a time."""
 
     def __init__(self, agent: Agent, link: CollectorLink) -> None:
         self._agent = agent
         self._link = link
         self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_second_noted = False
+        self._noted = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Connect, unless this process does already."""
+        """Connect, unless this process does already. A second event loop has to wait until the
+        first one is closed."""
+        loop = asyncio.get_running_loop()
         if self._pid != os.getpid():
             # A server was forked after it had imported the application.
-            self._pid, self._task = os.getpid(), None
+            self._pid, self._loop = os.getpid(), None
             self._agent.rename()
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._link.run())
+        if loop is self._loop:
+            return
+        if self._loop is None or self._loop.is_closed():
+            self._loop = loop
+            self._noted.close()
+            self._is_second_noted = False
+            self._task = self._link.start()
+        elif not self._is_second_noted:
+            self._is_second_noted = True
+            self._noted.enter_context(self._agent.noted(lambda: _SECOND_LOOP))
+            _log.warning(
+                "the application of %s is served by a second event loop in this process, and "
+                "observations are partial: use one event loop, or a process for each",
+                self._agent.service,
+            )
