@@ -312,6 +312,81 @@ def test_an_instance_that_others_have_heard_of_must_be_connected() -> None:
     assert pair.observe().partial == ("B exchanges messages with C, which is not connected",)
 
 
+def strange(pair: Pair) -> Instance:
+    """Return an instance that has exchanged messages with B, and that never connected."""
+    stranger = Instance("C", lambda: Captured(0))
+    header = stranger.request("b:80", carries={"EUR": 4})
+    pair.target.answer(pair.target.accept(header)[0], carries={"EUR": 3})
+    return stranger
+
+
+def test_an_instance_that_died_before_it_connected_is_retired() -> None:
+    """Observations are partial until then. The next one names it as gone, and totals of later ones
+    are exact, with a new baseline."""
+    pair = Pair()
+    pair.exchange()
+    pair.observe()
+    pair.caller.stop_waiting(pair.request().call.number)
+    pair.observe()
+    strange(pair)
+    waiting = pair.request()
+    partial = [pair.observe(), pair.observe()]
+    assert [bool(one.partial) for one in partial] == [True, True]
+    assert [one.gone for one in partial] == [(), ()]
+    assert pair.collector.retirable == {"C"}
+    pair.collector.retire("C")
+    after = [pair.observe(), pair.observe()]
+    assert [one.partial for one in after] == [(), ()]
+    assert [one.gone for one in after] == [("C",), ()]
+    assert [one.baseline for one in after] == [after[0].number] * 2
+    assert after[0].not_accepted == {}
+    assert after[0].unknown == {"EUR": 5}
+    assert places(after[0]) == {waiting.call.number: CallPlace.UNKNOWN}
+    assert after[1].outside_states() == {"EUR": 3}
+    assert pair.collector.retirable == set()
+    with pytest.raises(UsageError, match="C was disconnected for too long"):
+        pair.collector.joined("C", 0)
+
+
+def test_an_instance_that_others_have_heard_of_may_connect_in_time() -> None:
+    """Then it takes part, as any other."""
+    pair = Pair()
+    pair.exchange()
+    stranger = strange(pair)
+    pair.observe()
+    back(pair, stranger)
+    observation = pair.observe()
+    assert (observation.partial, observation.gone) == ((), ())
+    assert pair.collector.retirable == set()
+
+
+def test_a_retired_stranger_that_is_alive_makes_observations_partial() -> None:
+    """Until it is retired again."""
+    pair = Pair()
+    pair.exchange()
+    stranger = strange(pair)
+    pair.observe()
+    pair.collector.retire("C")
+    assert pair.observe().partial == ()
+    pair.target.accept(stranger.request("b:80"))
+    assert pair.observe().partial == ("B exchanges messages with C, which is not connected",)
+    assert pair.collector.retirable == {"C"}
+
+
+def test_an_instance_that_joins_while_an_observation_is_pending_is_no_stranger() -> None:
+    """It is not part of that observation, although others had heard of it before their cuts."""
+    pair = Pair()
+    pair.exchange()
+    joining = strange(pair)
+    start = pair.collector.begin()
+    joining.meet(start.observation)
+    assert pair.collector.joined("C", joining.colour) is None
+    results = [pair.collector.add(one.start(start)) for one in pair.instances.values()]  # type: ignore[arg-type]
+    assert results[-1] is not None
+    assert results[-1][0].partial == ("B exchanges messages with C, which is not connected",)
+    assert pair.collector.retirable == set()
+
+
 def test_a_call_that_a_dead_instance_may_have_accepted_is_unknown() -> None:
     """One that was made after the caller was notified that the dead one was retired is not."""
     pair = Pair("A", "B", "C")

@@ -201,6 +201,29 @@ def test_an_instance_comes_back_under_its_name_unless_it_was_away_for_too_long()
     run(body)
 
 
+def test_an_instance_that_others_have_heard_of_and_that_never_connects_is_retired() -> None:
+    """Observations are partial until then. Afterwards it may connect with another name only."""
+    collected = Collected(retire_s=0.2)
+
+    async def body() -> None:
+        one, late = agent("A"), agent("B")
+        name = late.rules.name
+        async with collected.listening(), linked(collected.address, one):
+            await collected.connected(1)
+            one.rules.accept(late.rules.request("a:80"))
+            await collected.observer.observe()
+            await collected.until(lambda: name in collected.observer.collector.ledger.retired)
+            await collected.observer.observe()
+            async with linked(collected.address, late):
+                await collected.connected(2)
+            assert late.rules.name != name
+        reason = f"{one.rules.name} exchanges messages with {name}, which is not connected"
+        assert [one.partial for one in collected.published] == [(reason,), ()]
+        assert [one.gone for one in collected.published] == [(), (name,)]
+
+    run(body)
+
+
 def test_a_collector_that_starts_again_continues() -> None:
     """Agents connect again, and numbers go on."""
     collected = Collected()

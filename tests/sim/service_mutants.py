@@ -154,6 +154,22 @@ class ReturnsUnnoticed(Collector):
         return start
 
 
+class StrangersUnnoticed(Collector):
+    """Does not count the retirement of an instance that was never connected."""
+
+    def retire(self, instance: str) -> None:
+        is_stranger = instance in self.ledger.strangers
+        super().retire(instance)
+        self.ledger.gone_count -= is_stranger
+
+
+class StrangersForgotten(Collector):
+    """Does not keep of whom others have heard that were never connected."""
+
+    def retire(self, instance: str) -> None:
+        self.ledger.strangers.pop(instance, None)
+
+
 class SettledAtOnce(Collector):
     """Does not remember what is settled until both ends have dropped it."""
 

@@ -73,7 +73,7 @@ OTHER_TARGETS = "another target"
 REASON_COUNT_MAX = 20
 """How many targets, and how many calls, a partial observation names for each reason."""
 GONE_COUNT_MAX = 1_000
-"""How many instances that are retired are remembered."""
+"""How many instances that are retired are remembered, and how many strangers are."""
 LEDGER_COUNT_MAX = 10_000
 """How many calls of each kind the collector keeps that were not found accepted. If an older one is
 accepted after all, it is taken for a duplicate."""
@@ -775,7 +775,10 @@ class CallLedger(msgspec.Struct):
         gone: the instances that were connected, and the highest number of a message of each that
             others have accepted, by their names. They may be alive: an instance that is
             disconnected follows the rules all the same.
-        gone_since: those that were disconnected since the newest observation.
+        strangers: instances of which others have heard, and that were never connected: the same.
+            They may connect later, or have died.
+        gone_since: those of `gone` that were disconnected since the newest observation, or were
+            strangers and are retired since.
         gone_count: how often an instance was retired, or heard of after it was gone. One that was
             only disconnected shows in the next cut what it has accepted.
         retired: those of them that may not connect again.
@@ -803,6 +806,7 @@ class CallLedger(msgspec.Struct):
     forgotten_counts: dict[tuple[str, str], int] = {}
     members: set[str] = set()
     gone: dict[str, dict[str, int]] = {}
+    strangers: dict[str, dict[str, int]] = {}
     gone_since: dict[str, None] = {}
     gone_count: int = 0
     retired: set[str] = set()
@@ -830,7 +834,8 @@ class Observation(msgspec.Struct, frozen=True):
             accepted.
         duplicates: calls that were accepted once more than their callers made them.
         orphans: calls whose callers are not connected.
-        gone: the instances that were disconnected since the observation before.
+        gone: the instances that were disconnected since the observation before, or that were never
+            connected, and are retired since.
         not_accepted: the amounts of earlier unresolved calls that no instance has accepted.
         unknown: the amounts of earlier unresolved calls whose fate is unknown.
         lost: the amounts of earlier answers, and of messages of streams, that were lost. Duplicates
@@ -933,6 +938,7 @@ class Collector:
             raise UsageError(f"{instance} was disconnected for too long: it needs another name")
         ledger.members.add(instance)
         ledger.gone.pop(instance, None)
+        ledger.strangers.pop(instance, None)
         ledger.gone_since.pop(instance, None)
         ledger.talking.discard(instance)
         if gone_count > ledger.gone_count:
@@ -951,19 +957,34 @@ class Collector:
         ledger.members.discard(instance)
         ledger.gone[instance] = {}
         ledger.gone_since[instance] = None
-        # It may have accepted any of them since.
-        ledger.unknown |= ledger.not_accepted
-        ledger.not_accepted.clear()
-        _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
+        self._doubt()
         if self._pending and instance in self._pending.awaited:
             return self.abandon()
         return None
 
+    def _doubt(self) -> None:
+        """Note that an instance may have accepted any of the calls that none had accepted."""
+        ledger = self.ledger
+        ledger.unknown |= ledger.not_accepted
+        ledger.not_accepted.clear()
+        _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
+
+    @property
+    def retirable(self) -> set[str]:
+        """The instances that are not connected, that others have heard of, and that are to be
+        retired unless they connect in time."""
+        return self.ledger.talking | self.ledger.strangers.keys()
+
     def retire(self, instance: str) -> None:
         """Settle what concerns an instance that is not connected. It must not connect again: if it
-        is alive it needs another name. Do so when others have not heard of it for some time."""
+        is alive it needs another name. Do so when others have not heard of it for some time, or it
+        was a stranger for some time."""
         ledger = self.ledger
         ledger.gone_count += 1
+        if instance in ledger.strangers:
+            ledger.gone[instance] = ledger.strangers.pop(instance)
+            ledger.gone_since[instance] = None
+            self._doubt()
         ledger.gone.setdefault(instance, {})
         ledger.retired.add(instance)
         ledger.talking.discard(instance)
@@ -1234,9 +1255,13 @@ class _Conclusion:
 
     def _is_heard(self, fragment: InstanceFragment, other: str) -> bool:
         """Return whether an instance that is not connected has sent messages, to that of a
-        fragment, since the observation in which it was first missing."""
+        fragment, since the observation in which it was first missing; or was never connected."""
         ledger = self._ledger
         if other not in ledger.gone:
+            has_room = other in ledger.strangers or len(ledger.strangers) < GONE_COUNT_MAX
+            if other not in ledger.members and has_room:
+                heard = ledger.strangers.setdefault(other, {})
+                heard[fragment.instance] = fragment.heard[other]
             return True
         known, now = ledger.gone[other].get(fragment.instance, 0), fragment.heard[other]
         ledger.gone[other][fragment.instance] = max(known, now)

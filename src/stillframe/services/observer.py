@@ -46,7 +46,8 @@ class ObserverConfig(msgspec.Struct, frozen=True, kw_only=True):
         secret: the secret that all instances of the system share.
         interval_s: how often an observation is taken.
         timeout_s: an observation that takes longer is abandoned.
-        retire_s: an instance that is disconnected for longer must not connect again under its name.
+        retire_s: an instance that is disconnected for longer, or that others have heard of for
+            longer and that never connected, must not connect under its name.
         certificates: the directory of certificates; needed unless agents connect over loopback.
     """
 
@@ -280,8 +281,7 @@ class Observer:
             return
         for name, connection in self._connections.items():
             connection.send(control.Settle(settlement.of(name)))
-        for name in self.collector.ledger.talking - self._timers.keys():
-            # Its last message came late: it can be retired again.
+        for name in self.collector.retirable - self._timers.keys():
             self._retire_later(name)
         self._ended.set()
 
@@ -330,7 +330,9 @@ def _copy_of(ledger: CallLedger) -> CallLedger:
     copied: dict[str, Any] = {
         name: value if isinstance(value, int) else value.copy() for name, value in fields.items()
     }
-    return CallLedger(**copied | {"gone": {name: dict(one) for name, one in ledger.gone.items()}})
+    for name in ("gone", "strangers"):
+        copied[name] = {one: dict(heard) for one, heard in copied[name].items()}
+    return CallLedger(**copied)
 
 
 def _state_of(fragment: InstanceFragment) -> InstanceState:

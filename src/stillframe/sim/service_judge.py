@@ -289,7 +289,9 @@ class Judge:
         self._not_accepted.clear()
 
     def retired(self, name: str) -> None:
-        """Note that an instance was retired."""
+        """Note that an instance was retired, which may never have been connected."""
+        if name not in self._gone:
+            self.left(name)
         self._gone_at = self.step_count
         self._retired.add(name)
         self._talking.discard(name)

@@ -249,6 +249,8 @@ class Services:
         for name in ledger.gone:
             if name not in ledger.retired or name in ledger.talking:
                 yield "retire", name
+        for name in ledger.strangers:
+            yield "retire", name
         may_begin = self.begun_count < self.config.observation_count_max
         if may_begin and ledger.members and not self.collector.awaited:
             yield ("begin",)
@@ -460,6 +462,7 @@ class Services:
             self.abandoned.append(missing)
 
     def _retire(self, name: str) -> None:
+        self.seen["strangers retired"] += name in self.collector.ledger.strangers
         self.collector.retire(name)
         self.judge.retired(name)
 
@@ -530,7 +533,7 @@ class Services:
 
     def end(self) -> None:
         """Deliver and answer everything, without faults, and take three observations. After them no
-        end of a call keeps anything.
+        end of a call keeps anything, and no instance is missed that is not connected.
 
         Raises:
             WrongObservation: an observation says what did not happen, or something is still kept.
@@ -550,15 +553,20 @@ class Services:
             if one.is_alive:
                 for number in tuple(one.waiting):
                     self._stop(one.name, str(number))
-        if not self.collector.ledger.members:
-            return
-        for _ in range(3):
+        if self.collector.ledger.members:
+            for _ in range(3):
+                self._judge_end()
+                self._observe()
             self._judge_end()
-            self._begin()
-            while self._take_all("hear", "collect"):
-                pass
-        self._judge_end()
-        self._judge_rest(self.observations[-1])
+            self._judge_rest(self.observations[-1])
+
+    def _observe(self) -> None:
+        """Take an observation, after who is to be retired is retired."""
+        for name in self.collector.retirable:
+            self._retire(name)
+        self._begin()
+        while self._take_all("hear", "collect"):
+            pass
 
     def _judge_end(self) -> None:
         if self.collector.awaited:
@@ -571,6 +579,8 @@ class Services:
                 raise WrongObservation(f"{name} still keeps {kept}, {fragment.calls}")
             if self.collector.ledger.retired & {*fragment.heard, *fragment.answer_counts}:
                 raise WrongObservation(f"{name} still mentions instances that are retired")
+        if any("not connected" in reason for reason in last.partial):
+            raise WrongObservation(f"an observation stays partial: {last.partial}")
         ledger = self.collector.ledger
         if not ledger.gone and (ledger.settled or ledger.released):
             raise WrongObservation("the ledger is not empty")
