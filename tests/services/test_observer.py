@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class Collected:
         self.warnings: list[str] = []
         self.stored = b""
         self.members: list[tuple[str, str]] = []
+        self.may_publish = threading.Event()
+        self.may_publish.set()
         self.failures: list[Exception] = []
         """Errors of the next attempts to store something."""
         self.observer = self.make(None)
@@ -53,6 +56,7 @@ class Collected:
         self, observation: Observation, times: tuple[float, float], ledger: CallLedger
     ) -> None:
         assert 0 < times[0] <= times[1]
+        assert self.may_publish.wait(20)
         self._store(ledger)
         self.published.append(observation)
 
@@ -462,3 +466,128 @@ def test_a_second_event_loop_at_the_same_time_is_named(caplog: pytest.LogCapture
     assert f"{one.rules.name}: it is served by a second event loop" in reason
     [warning] = [text for text in caplog.messages if "second event loop" in text]
     assert "use one event loop, or a process for each" in warning
+
+
+class Publishing(Collected):
+    """A collector that is storing an observation of the agents A and B, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(retire_s=60, timeout_s=0.2)
+        self.first, self.second = agent("A"), agent("B")
+        self.call = self.first.rules.request("b:80").call
+        self.first.rules.stop_waiting(self.call.number)
+        self.first.rules.accept(RequestHeader(0, CallId("C-1", 7)))
+
+    @contextlib.asynccontextmanager
+    async def begun(self) -> AsyncIterator["asyncio.Task[None]"]:
+        """Run the body while an observation is stored; yields what waits for it."""
+        async with self.listening(), linked(self.address, self.first, self.second):
+            await self.connected(2)
+            self.may_publish.clear()
+            observing = asyncio.create_task(self.observer.observe())
+            await self.until(lambda: self.observer._publishing is not None)
+            try:
+                yield observing
+            finally:
+                self.may_publish.set()
+            await asyncio.wait([observing])
+
+
+def test_agents_are_heard_while_an_observation_is_stored() -> None:
+    """Acknowledgements pass. Who joins or leaves does so afterwards, in order; the stored ledger
+    does not show it."""
+    collected = Publishing()
+
+    async def body() -> None:
+        first, second, third = collected.first, collected.second, agent("C")
+        async with collected.begun() as observing:
+            ticket, _ = second.rules.accept(first.rules.request("b:80"))
+            kept = second.rules._others[first.rules.name].kept
+            number = max(first.rules._calls)
+            first.rules.accept_answer(number, second.rules.answer(ticket))
+            assert kept
+            await collected.until(lambda: not kept)
+            async with linked(collected.address, third):
+                await collected.until(lambda: len(collected.observer._postponed) == 1)
+                assert len(collected.observer.collector.ledger.members) == 2
+                assert not collected.observer.collector.ledger.gone
+                collected.may_publish.set()
+                await observing
+                assert third.rules.name in collected.observer.collector.ledger.members
+                await collected.observer.observe()
+        assert [len(one.fragments) for one in collected.published] == [2, 3]
+        assert collected.abandoned == []
+
+    run(body)
+
+
+def test_who_leaves_while_an_observation_is_stored_is_missed_afterwards() -> None:
+    """Also if it could not be stored, which settles nothing."""
+    collected = Publishing()
+
+    async def body() -> None:
+        async with collected.listening(), linked(collected.address, collected.first):
+            await collected.connected(1)
+            async with linked(collected.address, collected.second):
+                await collected.connected(2)
+                collected.may_publish.clear()
+                collected.failures.append(StoreError("the disk is full"))
+                observing = asyncio.create_task(collected.observer.observe())
+                await collected.until(lambda: collected.observer._publishing is not None)
+            await collected.until(lambda: len(collected.observer._postponed) == 1)
+            ledger = collected.observer.collector.ledger
+            assert (len(ledger.members), ledger.released) == (2, {collected.call})
+            collected.may_publish.set()
+            await observing
+            ledger = collected.observer.collector.ledger
+            assert (len(ledger.members), ledger.released) == (1, set())
+            assert [*ledger.gone] == [collected.second.rules.name]
+            await collected.observer.observe()
+        assert collected.abandoned == [(1, "the disk is full")]
+        [observation] = collected.published
+        assert observation.gone == (collected.second.rules.name,)
+        assert [one.call for one in observation.calls] == [collected.call]
+
+    run(body)
+
+
+def test_a_join_that_cannot_be_stored_after_an_observation_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is closed, as always."""
+    collected = Publishing()
+
+    def fail(ledger: CallLedger) -> None:
+        monkeypatch.undo()
+        raise StoreError("the disk is full")
+
+    async def body() -> None:
+        third = agent("C")
+        async with collected.begun(), linked(collected.address, third):
+            await collected.until(lambda: len(collected.observer._postponed) == 1)
+            monkeypatch.setattr(collected.observer, "_store", fail)
+            collected.may_publish.set()
+            await collected.connected(3)
+        [warning] = collected.warnings
+        assert f"{third.rules.name} was closed: the disk is full" in warning
+
+    run(body)
+
+
+def test_a_collector_that_ends_stores_what_is_complete() -> None:
+    """Ctrl-C cancels what observes, and waits for the disk. Agents have settled it then."""
+    collected = Publishing()
+
+    async def body() -> None:
+        async with collected.begun() as observing:
+            observing.cancel()
+            await asyncio.wait([observing])
+            closing = asyncio.create_task(collected.observer.close())
+            await asyncio.sleep(0)
+            assert not closing.done()
+            collected.may_publish.set()
+            await closing
+            await collected.until(lambda: not collected.first.rules._unresolved)
+        assert [one.number for one in collected.published] == [1]
+
+    run(body)

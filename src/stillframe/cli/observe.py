@@ -257,14 +257,19 @@ async def _observe(
     printer: ObservationPrinter,
 ) -> None:
     """Take observations until a signal."""
+    loop = asyncio.get_running_loop()
+
+    def emit_aside(event: Event) -> None:
+        loop.call_soon_threadsafe(lambda: printer.emit(event))
 
     def publish(observation: Observation, times: tuple[float, float], ledger: CallLedger) -> None:
+        # In another thread.
         manifest = store.publish(observation, times, ledger)
-        printer.emit(ObservationStored.of(manifest))
+        emit_aside(ObservationStored.of(manifest))
         try:
             store.keep(keep_count)
         except StoreError as error:
-            printer.emit(CleanupFailed(str(error)))
+            emit_aside(CleanupFailed(str(error)))
 
     observer = Observer(
         config,

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from stillframe.errors import (
-    NotConsistent,
     ProtocolViolation,
     Refused,
     StillframeError,
@@ -25,6 +24,7 @@ from stillframe.protocol.calls import (
     InstanceFragment,
     Missing,
     Observation,
+    Settlement,
 )
 from stillframe.protocol.handshake import NONCE_BYTES, Listener
 from stillframe.protocol.handshake import Welcome as Greeted
@@ -64,6 +64,7 @@ class _AgentConnection(InboundConnection):
     def __init__(self, observer: "Observer", listener: Listener) -> None:
         super().__init__(listener)
         self.instance: str | None = None
+        self.has_joined = False
         self._observer = observer
         self._service: str | None = None
 
@@ -119,7 +120,8 @@ class Observer:
         number: the newest observation that is stored.
         publish: stores an observation and the ledger after it, before instances forget what is
             settled. It takes when the observation was initiated and completed, in seconds since
-            1970. After a StillframeError the observation is abandoned, and nothing is settled.
+            1970. After a StillframeError the observation is abandoned, and nothing is settled. It
+            is called in another thread, and nothing else is stored meanwhile.
         store: stores the ledger, after each other change of it.
         abandoned: takes the number of an observation that was abandoned, and why.
         warn: takes a sentence about a connection.
@@ -150,6 +152,8 @@ class Observer:
         self._connections: dict[str, _AgentConnection] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended = asyncio.Event()
+        self._publishing: asyncio.Task[None] | None = None
+        self._postponed: list[tuple[_AgentConnection | None, Callable[[], None]]] = []
 
     async def open(self, listen: Address) -> Address:
         """Listen for agents; return the address with its port. Those that were connected to the
@@ -183,10 +187,14 @@ class Observer:
             if (missing := self.collector.abandon()) is not None:
                 names = ", ".join(missing.instances)
                 self._end(missing, f"no fragment of {names} in {self._config.timeout_s:g} s")
+            if self._publishing is not None:
+                await self._ended.wait()
 
     async def close(self) -> None:
-        """Accept nothing more, and disconnect every agent."""
+        """Accept nothing more, and disconnect every agent, when what is being stored is stored."""
         self.acceptor.close()
+        if self._publishing is not None:
+            await self._publishing
         for timer in self._timers.values():
             timer.cancel()
         # They are members until a collector that starts again misses them.
@@ -213,10 +221,11 @@ class Observer:
         """Act on a message of an agent."""
         match message:
             case control.Join(instance, colour):
-                if connection.instance is not None:
-                    raise ProtocolViolation(f"{connection.instance} has joined already")
+                if connection.has_joined:
+                    raise ProtocolViolation(f"{instance} has joined already")
+                connection.has_joined = True
                 self._check_colour(colour)
-                self._join(connection, message)
+                self._change(lambda: self._join(connection, message), connection)
             case control.Captured(fragment) if fragment.instance == connection.instance:
                 self._take(message)
             case control.Forward(instance, acknowledgement):
@@ -262,33 +271,73 @@ class Observer:
         before = _copy_of(self.collector.ledger) if is_last else self.collector.ledger
         try:
             result = self.collector.add(fragment)
-        except NotConsistent as error:
-            self._ended.set()
-            self._abandoned(message.fragment.observation, str(error))
+        except Exception as error:  # noqa: BLE001 - the collector must survive it
+            self._give_up(fragment.observation, error, before)
             return
         if result is None:
             return
-        observation, settlement = result
+        publishing = self._publish_aside(*result, before)
+        self._publishing = asyncio.get_running_loop().create_task(publishing)
+
+    # --- storing
+
+    async def _publish_aside(
+        self, observation: Observation, settlement: Settlement, before: CallLedger
+    ) -> None:
+        """Store an observation in another thread. For the rules it is one step: what else changes
+        the ledger is postponed."""
+        times = self._initiated_at, time.time()
         try:
-            times = self._initiated_at, time.time()
-            self._publish(observation, times, self.collector.ledger)
+            await asyncio.to_thread(self._publish, observation, times, self.collector.ledger)
         except Exception as error:  # noqa: BLE001 - the collector must survive it
-            # What it would have settled is in the next observation again.
-            self.collector.ledger = before
-            self._ended.set()
-            is_ours = isinstance(error, StillframeError)
-            self._abandoned(observation.number, str(error) if is_ours else describe(error))
-            return
-        for name, connection in self._connections.items():
-            connection.send(control.Settle(settlement.of(name)))
-        for name in self.collector.retirable - self._timers.keys():
-            self._retire_later(name)
+            self._give_up(observation.number, error, before)
+        else:
+            for name, connection in self._connections.items():
+                connection.send(control.Settle(settlement.of(name)))
+            for name in self.collector.retirable - self._timers.keys():
+                self._retire_later(name)
+        self._publishing = None
         self._ended.set()
+        postponed, self._postponed = self._postponed, []
+        for origin, change in postponed:
+            try:
+                change()
+            except Exception as error:  # noqa: BLE001 - the others are to happen
+                self._fail(origin, error)
+
+    def _give_up(self, number: int, error: Exception, before: CallLedger) -> None:
+        """Abandon an observation. What it would have settled is in the next one again."""
+        self.collector.ledger = before
+        self._ended.set()
+        is_ours = isinstance(error, StillframeError)
+        self._abandoned(number, str(error) if is_ours else describe(error))
+
+    def _change(self, change: Callable[[], None], origin: _AgentConnection | None = None) -> None:
+        """Change the ledger for a connection, or for none: now, or when the observation that is
+        being stored is stored."""
+        if self._publishing is None:
+            change()
+        else:
+            self._postponed.append((origin, change))
+
+    def _fail(self, origin: _AgentConnection | None, error: Exception) -> None:
+        """Report why something that was postponed has failed, and close its connection."""
+        if origin is None:
+            self.warn(describe(error))
+            return
+        if isinstance(error, StillframeError):
+            origin.broken(error)
+        else:
+            origin.crashed(error)
+        origin.close()
 
     # --- disconnections
 
     def on_lost(self, connection: _AgentConnection) -> None:
         """Note that an agent is disconnected."""
+        self._change(lambda: self._lost(connection), connection)
+
+    def _lost(self, connection: _AgentConnection) -> None:
         name = connection.instance
         if name is not None and self._connections.get(name) is connection:
             del self._connections[name]
@@ -308,10 +357,13 @@ class Observer:
 
     def _retire_later(self, name: str) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[name] = loop.call_later(self._config.retire_s, self._retire, name)
+        self._timers[name] = loop.call_later(
+            self._config.retire_s, self._change, lambda: self._retire(name)
+        )
 
     def _retire(self, name: str) -> None:
-        del self._timers[name]
+        if self._timers.pop(name, None) is None:
+            return  # it has joined meanwhile
         self.collector.retire(name)
         self._try_to_store()
 
