@@ -486,6 +486,22 @@ def test_a_crash_between_observation_and_ledger_repeats_no_number(path: Path) ->
         assert (store.number, store.ledger) == (9, ledger)
 
 
+def test_a_ledger_that_is_as_it_was_is_not_written_again(tmp_path: Path) -> None:
+    """Its calls can be many. Numbers go on all the same."""
+    observations, ledger = observed(KIND, SEED)
+    numbered = [msgspec.structs.replace(observations[0], number=number) for number in (1, 2)]
+    with contextlib.closing(ObservationWriter.open(tmp_path / "seen")) as store:
+        store.publish(numbered[0], TIMES, ledger)
+        written = (tmp_path / "seen/ledger.json").stat()
+        store.publish(numbered[1], TIMES, ledger)
+        again = (tmp_path / "seen/ledger.json").stat()
+        assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+        ledger.gone_count += 1
+        store.store_ledger(ledger)
+    with contextlib.closing(ObservationWriter.open(tmp_path / "seen")) as store:
+        assert (store.number, store.ledger) == (2, ledger)
+
+
 def test_a_ledger_is_stored_with_calls_as_keys(tmp_path: Path) -> None:
     """It is what the next collector starts from."""
     call = CallId("A-1", 3)

@@ -74,9 +74,10 @@ REASON_COUNT_MAX = 20
 """How many targets, and how many calls, a partial observation names for each reason."""
 GONE_COUNT_MAX = 1_000
 """How many instances that are retired are remembered, and how many strangers are."""
-LEDGER_COUNT_MAX = 10_000
-"""How many calls of each kind the collector keeps that were not found accepted. If an older one is
-accepted after all, it is taken for a duplicate."""
+LEDGER_COUNT_MAX = 1_000
+"""How many calls of each kind the collector keeps that were not found accepted. All of them are
+stored after each observation that changes one. If an older one is accepted after all, it is taken
+for a duplicate."""
 
 
 class CallId(msgspec.Struct, frozen=True, order=True):

@@ -351,6 +351,7 @@ class ObservationWriter(ObservationReader):
         # A collector can die when it has stored an observation, and the ledger not yet. No
         # instance has settled anything then.
         self.number = max(stored.number, *self.numbers(), 0)
+        self._stored_ledger = stored.ledger
         self._lock: int | None = lock
 
     @classmethod
@@ -425,11 +426,15 @@ class ObservationWriter(ObservationReader):
         return manifest
 
     def store_ledger(self, ledger: CallLedger) -> None:
-        """Store the ledger; a StoreError if that fails."""
-        stored = StoredLedger(number=self.number, ledger=msgspec.msgpack.encode(ledger))
+        """Store the ledger, unless it is as it was; a StoreError if that fails."""
+        encoded = msgspec.msgpack.encode(ledger)
+        if encoded == self._stored_ledger:
+            return
+        self._stored_ledger = b""  # it is not known what a failure leaves
         path = self.path / LEDGER
         with explain_io_errors(path, "written"):
-            replace_durably(path, seal(stored))
+            replace_durably(path, seal(StoredLedger(number=self.number, ledger=encoded)))
+        self._stored_ledger = encoded
 
     def keep(self, count: int) -> None:
         """Remove all observations but the newest `count`; a StoreError if that fails."""
