@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import NotConsistent, ProtocolViolation, UsageError
 from stillframe.protocol import calls
-from stillframe.protocol.activities import CallDetails
+from stillframe.protocol.activities import NUMBER_MAX, CallDetails
 from stillframe.protocol.calls import (
     Acknowledgement,
     CallId,
@@ -20,9 +21,11 @@ from stillframe.protocol.calls import (
     InstanceFragment,
     Observation,
     ObservationStart,
+    OpenCall,
     ReceivedAnswers,
     RequestHeader,
     Settlement,
+    check_fragment,
 )
 
 
@@ -920,3 +923,56 @@ def test_retired_instances_are_forgotten_one_after_the_other(
         pair.observe()
     assert [*pair.collector.ledger.gone] == ["C3", "C4"]
     assert {*pair.target._others} == {"A", "C3", "C4"}
+
+
+def test_an_observation_names_some_of_many_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service can lie about of whom it has heard. What the collector keeps is bounded."""
+    for bound in ("GONE_COUNT_MAX", "REASON_COUNT_MAX", "TARGET_COUNT_MAX"):
+        monkeypatch.setattr(calls, bound, 3)
+    pair = Pair()
+    pair.exchange()
+    for turn in range(3):
+        for number in range(10):
+            stranger = Instance(f"C{turn}{number}", lambda: Captured(0))
+            pair.target.accept(stranger.request("b:80"))
+            pair.caller.request(f"target{turn}{number}")
+        observation = pair.observe()
+    ledger = pair.collector.ledger
+    assert [len(ledger.strangers), len(ledger.targets)] == [3, 4]
+    assert len(observation.partial) == 4 + 3
+    assert "the same holds for 27 more" in observation.partial
+
+
+def test_totals_that_are_too_high_are_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They must fit into 64 bits, whatever a service claims. Later ones have another baseline."""
+    monkeypatch.setattr(calls, "TOTAL_MAX", 2 * NUMBER_MAX)
+    pair = Pair()
+    pair.exchange()
+    baselines = []
+    for _ in range(4):
+        header = pair.request()
+        pair.target.answer(pair.accept(header), carries={"EUR": NUMBER_MAX})
+        pair.caller.stop_waiting(header.call.number)
+        pair.observe()
+        baselines.append(pair.observe().baseline)
+    assert baselines == [1, 1, 6, 6]
+    assert pair.collector.ledger.lost == {"EUR": NUMBER_MAX}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"lost": {"EUR": -NUMBER_MAX - 1}}, f"amounts of 'EUR' .* above {NUMBER_MAX}"),
+        ({"calls": (OpenCall(1, "b:80", {"EUR": NUMBER_MAX}),), "lost": {"EUR": 1}}, "amounts of"),
+        ({"calls": (OpenCall(1, "b:80"), OpenCall(1, "b:80"))}, "has a call twice"),
+        ({"lost": dict.fromkeys(map(str, range(101)), 1)}, "amounts of more than 100 units"),
+        ({"targets": dict.fromkeys(map(str, range(1002)), True)}, "more than 1000 targets"),
+    ],
+)
+def test_a_fragment_that_no_instance_makes_is_refused(changes: dict[str, Any], why: str) -> None:
+    """A service that has the secret can send any."""
+    fragment = Instance("A", lambda: Captured(0)).meet(1)
+    assert fragment is not None
+    check_fragment(fragment)
+    with pytest.raises(ProtocolViolation, match=why):
+        check_fragment(msgspec.structs.replace(fragment, **changes))

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillframe.protocol.activities import NUMBER_MAX
 from stillframe.protocol.calls import AnswerHeader, CallId, MessageHeader, RequestHeader
-from stillframe.services.headers import LENGTH_MAX, NUMBER_MAX, Header, HeaderCodec
+from stillframe.services.headers import LENGTH_MAX, Header, HeaderCodec
 
 SECRET = b"0123456789abcdef"
 CODEC = HeaderCodec(SECRET)

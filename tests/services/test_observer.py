@@ -5,17 +5,28 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from stillframe.errors import StoreError, UsageError
-from stillframe.protocol.calls import AnswerHeader, CallId, CallLedger, Observation, RequestHeader
+from stillframe.protocol.activities import InstanceState
+from stillframe.protocol.calls import (
+    Acknowledgement,
+    AnswerHeader,
+    CallId,
+    CallLedger,
+    Observation,
+    ReceivedAnswers,
+    RequestHeader,
+)
 from stillframe.runtime.network.addresses import Address
+from stillframe.services import control
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
 from stillframe.services.agent_connection import FRAGMENT_COUNT_MAX, CollectorLink
 from stillframe.services.attachment import connected_agent
-from stillframe.services.observer import Observer, ObserverConfig
+from stillframe.services.observer import UNSENT_BYTES_MAX, Observer, ObserverConfig
 from tests.ports import free_port
 
 SECRET = b"the secret of a test"
@@ -589,5 +600,82 @@ def test_a_collector_that_ends_stores_what_is_complete() -> None:
             await closing
             await collected.until(lambda: not collected.first.rules._unresolved)
         assert [one.number for one in collected.published] == [1]
+
+    run(body)
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "a negative count": {"sent_count": -1},
+    "a count of more than 64 bits hold when added": {"heard": {"B-1": 2**64 - 1}},
+    "a long name": {"answer_counts": {"B" * 81: 1}},
+    "too much": {"lost": {"EUR": 2**60}},
+    "a state that is none": {"state": InstanceState(b"\xc1")},
+    "an amount in a state": {"state": InstanceState(b"\x80", held={"EUR": 2**60})},
+    "an observation that nobody has begun": {"observation": 2**53},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_service_that_sends_nonsense_is_disconnected(lie: dict[str, Any]) -> None:
+    """It is named, and the others are observed without it."""
+    collected = Collected()
+
+    async def body() -> None:
+        liar, honest = agent("A"), agent("B")
+        name = liar.rules.name
+        async with collected.listening(), linked(collected.address, honest):
+            async with linked(collected.address, liar):
+                await collected.connected(2)
+                report = liar.on_fragment
+                liar.on_fragment = lambda one: report(msgspec.structs.replace(one, **lie))
+                await collected.observer.observe()
+            await collected.connected(1)
+            await collected.observer.observe()
+        assert collected.abandoned[0] == (1, f"{name} was disconnected")
+        assert f"the connection of {name} was closed: " in collected.warnings[0]
+        assert [*collected.published[-1].fragments] == [honest.rules.name]
+
+    run(body)
+
+
+@pytest.mark.parametrize("field", ["colour", "gone_count"])
+def test_an_instance_cannot_join_with_a_count_that_leaves_no_room(field: str) -> None:
+    """The next observation could have no number."""
+    collected = Collected()
+
+    async def body() -> None:
+        liar, honest = agent("A"), agent("B")
+        setattr(liar.rules, field, 2**53)
+        async with collected.listening(), linked(collected.address, honest):
+            async with linked(collected.address, liar):
+                await collected.until(lambda: bool(collected.warnings))
+            await collected.connected(1)
+            await collected.observer.observe()
+        assert "no collector has counted to 9007199254740992" in collected.warnings[0]
+        assert [one.number for one in collected.published] == [1]
+
+    run(body)
+
+
+def test_an_agent_that_does_not_read_is_sent_little() -> None:
+    """Another one can send it any number of acknowledgements."""
+    collected = Collected()
+
+    async def body() -> None:
+        reader, sender = agent("A"), agent("B")
+        gaps = frozenset(range(10**6, 10**6 + 10**5))
+        received = ReceivedAnswers(2 * 10**6, gaps)
+        acknowledgement = Acknowledgement(0, sender.rules.name, received)
+        async with collected.listening(), linked(collected.address, reader, sender):
+            await collected.connected(2)
+            connection = collected.observer._connections[reader.rules.name]
+            sending = collected.observer._connections[sender.rules.name]
+            forward = control.Forward(reader.rules.name, acknowledgement)
+            for _ in range(100):
+                collected.observer.on_message(sending, forward)
+            assert 0 < connection.unsent_bytes < 2 * UNSENT_BYTES_MAX
+            await collected.until(lambda: connection.unsent_bytes == 0)
+            await collected.observer.observe()
+        assert len(collected.published) == 1
 
     run(body)

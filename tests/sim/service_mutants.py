@@ -193,8 +193,8 @@ class StragglersTaken(Collector):
     """Takes a fragment of an earlier observation."""
 
     def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
-        if self.awaited and fragment.observation < self._number:
-            fragment = changed(fragment, observation=self._number)
+        if self.awaited and fragment.observation < self.number:
+            fragment = changed(fragment, observation=self.number)
         return super().add(fragment)
 
 

@@ -7,9 +7,15 @@ cut stays so until something outside of it happens, such as the end of a time-ou
 """
 
 import re
+from typing import Annotated
 
 import msgspec
 
+NUMBER_MAX = 2**53
+"""The highest number of a message, a call or an observation, and the highest total of the amounts
+of one unit in a fragment."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
+Amount = Annotated[int, msgspec.Meta(ge=-NUMBER_MAX, le=NUMBER_MAX)]
 _SUFFIX = re.compile(r"-[0-9a-f]{8}\Z")
 
 
@@ -79,11 +85,11 @@ class InstanceState(msgspec.Struct, frozen=True):
     """
 
     encoded: bytes
-    held: dict[str, int] = {}
-    conserved: dict[str, int] = {}
+    held: dict[str, Amount] = {}
+    conserved: dict[str, Amount] = {}
     locks: tuple[Lock, ...] = ()
     task_waits: tuple[TaskWait, ...] = ()
-    ignored_count: int = 0
+    ignored_count: Count = 0
 
 
 def service_of(instance: str) -> str:

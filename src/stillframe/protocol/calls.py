@@ -52,26 +52,32 @@ The host's duties, in order:
 import enum
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from stillframe.errors import NotConsistent, UsageError
-from stillframe.protocol.activities import NO_DETAILS, CallDetails
+from stillframe.errors import NotConsistent, ProtocolViolation, UsageError
+from stillframe.protocol.activities import NO_DETAILS, NUMBER_MAX, CallDetails, Count
 
 Amounts = Mapping[str, int]
 """Conserved quantities that a message carries, by unit: ``{"EUR": 5}``."""
 NOTHING: Amounts = {}
+Name = Annotated[str, msgspec.Meta(max_length=80)]
+"""The name of an instance."""
 _Item = TypeVar("_Item")
 KEPT_COUNT_MAX = 10_000
 """How many unacknowledged answers, and how many unresolved calls, an instance keeps. Answers are
 acknowledged while a collector is connected; unresolved calls wait for the next observation."""
 TARGET_COUNT_MAX = 1_000
-"""How many targets an instance lists."""
+"""How many targets an instance lists, and how many the collector remembers."""
 OTHER_TARGETS = "another target"
 """The name of those that it does not list."""
 REASON_COUNT_MAX = 20
-"""How many targets, and how many calls, a partial observation names for each reason."""
+"""How many names a partial observation has for each reason."""
+UNIT_COUNT_MAX = 100
+"""How many units of amounts a fragment has, and how many the collector adds up."""
+TOTAL_MAX = 2**62
+"""The highest total of a unit that the collector adds up over observations."""
 GONE_COUNT_MAX = 1_000
 """How many instances that are retired are remembered, and how many strangers are."""
 LEDGER_COUNT_MAX = 1_000
@@ -83,8 +89,8 @@ for a duplicate."""
 class CallId(msgspec.Struct, frozen=True, order=True):
     """A call: its caller, and the number of its request among all messages of the caller."""
 
-    caller: str
-    number: int
+    caller: Name
+    number: Count
 
     def __str__(self) -> str:
         return f"{self.caller}#{self.number}"
@@ -93,7 +99,7 @@ class CallId(msgspec.Struct, frozen=True, order=True):
 class RequestHeader(msgspec.Struct, frozen=True):
     """The header of a request: the colour of its caller, and its name."""
 
-    colour: int
+    colour: Count
     call: CallId
 
 
@@ -109,12 +115,12 @@ class AnswerHeader(msgspec.Struct, frozen=True):
         accepted_count: how many messages of the caller's stream the sender has accepted.
     """
 
-    colour: int
-    instance: str
-    sent_count: int
+    colour: Count
+    instance: Name
+    sent_count: Count
     call: CallId
-    number: int
-    accepted_count: int = 0
+    number: Count
+    accepted_count: Count = 0
 
 
 class MessageHeader(msgspec.Struct, frozen=True):
@@ -127,10 +133,10 @@ class MessageHeader(msgspec.Struct, frozen=True):
         number: its number in its direction of the stream.
     """
 
-    colour: int
-    instance: str
-    sent_count: int
-    number: int
+    colour: Count
+    instance: Name
+    sent_count: Count
+    number: Count
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -144,10 +150,10 @@ class Stream(msgspec.Struct, frozen=True):
         forgotten_through: the newest one that it has dropped because there were too many.
     """
 
-    sent_count: int = 0
-    accepted_count: int = 0
-    carried: tuple[tuple[int, Amounts], ...] = ()
-    forgotten_through: int = 0
+    sent_count: Count = 0
+    accepted_count: Count = 0
+    carried: tuple[tuple[Count, Amounts], ...] = ()
+    forgotten_through: Count = 0
 
     def carried_after(self, count: int) -> dict[str, int]:
         """Return the amounts of the messages that were sent after the first `count`."""
@@ -165,8 +171,8 @@ class ReceivedAnswers(msgspec.Struct, frozen=True):
     """The answers that a caller has accepted from an instance: all up to `highest`, without
     `gaps`. Very old gaps, which the sender has long dropped, are left out."""
 
-    highest: int = 0
-    gaps: frozenset[int] = frozenset()
+    highest: Count = 0
+    gaps: frozenset[Count] = frozenset()
 
     def __contains__(self, number: int) -> bool:
         return number <= self.highest and number not in self.gaps
@@ -176,8 +182,8 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     """Tells an instance which of its answers a caller has accepted. It passes through the
     collector."""
 
-    colour: int
-    caller: str
+    colour: Count
+    caller: Name
     received: ReceivedAnswers
 
 
@@ -196,11 +202,11 @@ class OpenCall(msgspec.Struct, frozen=True):
         details: other facts about it that the host records.
     """
 
-    number: int
+    number: Count
     target: str
     carries: Amounts = NOTHING
     serving: CallId | None = None
-    gone_count: int = 0
+    gone_count: Count = 0
     is_awaited: bool = True
     was_answered: bool = False
     stream: Stream = NO_STREAM
@@ -227,7 +233,7 @@ class ServedCall(msgspec.Struct, frozen=True):
 
     call: CallId
     brought: Amounts = NOTHING
-    number: int = 0
+    number: Count = 0
     answer: Amounts = NOTHING
     stream: Stream = NO_STREAM
     details: CallDetails = NO_DETAILS
@@ -264,21 +270,21 @@ class InstanceFragment(msgspec.Struct, frozen=True):
         notes: why the fragment does not show everything.
     """
 
-    instance: str
-    after: int
-    observation: int
+    instance: Name
+    after: Count
+    observation: Count
     state: Any
-    sent_count: int
+    sent_count: Count
     calls: tuple[OpenCall, ...]
-    forgotten_through: int
+    forgotten_through: Count
     served: tuple[ServedCall, ...]
-    answer_counts: dict[str, int]
-    heard: dict[str, int]
-    received: dict[str, ReceivedAnswers]
-    dropped: dict[str, int]
+    answer_counts: dict[Name, Count]
+    heard: dict[Name, Count]
+    received: dict[Name, ReceivedAnswers]
+    dropped: dict[Name, Count]
     targets: dict[str, bool]
     lost: Amounts
-    dropped_count: int = 0
+    dropped_count: Count = 0
     notes: tuple[str, ...] = ()
 
 
@@ -292,8 +298,8 @@ class Captured(msgspec.Struct, frozen=True):
 class ObservationStart(msgspec.Struct, frozen=True):
     """The collector requests an observation."""
 
-    observation: int
-    gone_count: int
+    observation: Count
+    gone_count: Count
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -790,7 +796,7 @@ class CallLedger(msgspec.Struct):
         observed: the instances of the newest observation.
         unknown_amounts: the amounts of `unknown`, and of calls to targets that have never answered,
             at the newest observation.
-        was_partial: whether the newest observation was partial.
+        was_partial: whether the newest observation was partial, or totals were dropped after it.
         dropped: the highest number of a call whose answer an instance has dropped, by instance and
             caller, at the newest observation.
         dropped_counts: `dropped_count` of each instance at the newest observation.
@@ -908,12 +914,12 @@ class Collector:
 
     Args:
         ledger: what the collector knew when it ended, if it had run before.
-        number: the newest observation so far.
+        number: the newest observation so far, or the highest colour of an instance.
     """
 
     def __init__(self, ledger: CallLedger | None = None, number: int = 0) -> None:
         self.ledger = ledger or CallLedger()
-        self._number = number
+        self.number = number
         self._pending: _PendingObservation | None = None
 
     @property
@@ -944,7 +950,7 @@ class Collector:
         ledger.talking.discard(instance)
         if gone_count > ledger.gone_count:
             ledger.gone_count = gone_count + 1
-        self._number = max(self._number, colour)
+        self.number = max(self.number, colour)
         pending = self._pending
         if pending is None or colour >= pending.number or instance in pending.fragments:
             return None
@@ -999,9 +1005,9 @@ class Collector:
         """Begin an observation. Return what to send to every instance."""
         assert self._pending is None, "one observation at a time"
         assert self.ledger.members, "there is nothing to observe"
-        self._number += 1
-        self._pending = _PendingObservation(self._number, set(self.ledger.members))
-        return ObservationStart(self._number, self.ledger.gone_count)
+        self.number += 1
+        self._pending = _PendingObservation(self.number, set(self.ledger.members))
+        return ObservationStart(self.number, self.ledger.gone_count)
 
     def abandon(self) -> Missing | None:
         """Abandon the pending observation, if there is one."""
@@ -1019,7 +1025,7 @@ class Collector:
             NotConsistent: an instance has accepted a message that was sent after the cut. A rule
                 was broken, such as a duty of a host.
         """
-        self._number = max(self._number, fragment.observation)
+        self.number = max(self.number, fragment.observation)
         pending = self._pending
         if pending is None or not fragment.after < pending.number <= fragment.observation:
             return None
@@ -1032,6 +1038,30 @@ class Collector:
         self._pending = None
         check_cut(pending.fragments)
         return _Conclusion(pending, self.ledger).result()
+
+
+def check_fragment(fragment: InstanceFragment) -> None:
+    """Raise a ProtocolViolation if a fragment is one that no instance makes."""
+    if len({call.number for call in fragment.calls}) < len(fragment.calls):
+        raise ProtocolViolation("its fragment has a call twice")
+    if len(fragment.targets) > TARGET_COUNT_MAX + 1:
+        raise ProtocolViolation(f"its fragment has more than {TARGET_COUNT_MAX} targets")
+    totals: dict[str, int] = {}
+    carried = [served.brought for served in fragment.served]
+    carried += [one.answer for one in fragment.served]
+    carried += [one.carries for one in fragment.calls]
+    streams = [*(one.stream for one in fragment.calls), *(one.stream for one in fragment.served)]
+    carried += [amounts for stream in streams for _, amounts in stream.carried]
+    for amounts in (fragment.lost, *carried):
+        for unit, amount in amounts.items():
+            totals[unit] = totals.get(unit, 0) + abs(amount)
+    if len(totals) > UNIT_COUNT_MAX:
+        raise ProtocolViolation(f"its fragment has amounts of more than {UNIT_COUNT_MAX} units")
+    for unit, total in totals.items():
+        if total > NUMBER_MAX:
+            raise ProtocolViolation(
+                f"the amounts of {unit!a} in its fragment are above {NUMBER_MAX}: use a larger unit"
+            )
 
 
 class _PendingObservation:
@@ -1061,7 +1091,7 @@ class _Conclusion:
         self._pending = pending
         self._fragments = pending.fragments
         self._ledger = ledger
-        self._partial: list[str] = []
+        self._partial: dict[tuple[str, str], dict[str, None]] = {}
         self._has_found = False
         """Whether an answer that was dropped has arrived after all."""
         self._closed: list[tuple[str, str, int]] = []
@@ -1101,7 +1131,7 @@ class _Conclusion:
             lost=dict(ledger.lost),
             created=dict(ledger.created),
             forgotten_count=len(ledger.forgotten_through) + len(ledger.forgotten_counts),
-            partial=tuple(self._partial),
+            partial=self._reasons(),
             baseline=self._baseline(unknown, late),
         )
         ledger.gone_since = {name: None for name in ledger.gone_since if name in self._fragments}
@@ -1175,29 +1205,35 @@ class _Conclusion:
         """Return whether an instance is not part of this observation, but may be of a later one."""
         return name not in self._fragments and name not in self._ledger.retired
 
-    def _look_outside(self) -> None:
-        """Collect why the cut may not show everything."""
+    def _list_targets(self) -> None:
+        """Note which targets have ever answered with a header."""
         ledger = self._ledger
         for fragment in self._fragments.values():
             for target, has_answered in fragment.targets.items():
-                ledger.targets[target] = ledger.targets.get(target, False) or has_answered
+                has_room = target in ledger.targets or len(ledger.targets) < TARGET_COUNT_MAX
+                listed = target if has_room else OTHER_TARGETS
+                ledger.targets[listed] = ledger.targets.get(listed, False) or has_answered
         for call, record in self._open.items():
-            if call in self._accepted:
+            if call in self._accepted and record.target in ledger.targets:
                 ledger.targets[record.target] = True
+
+    def _look_outside(self) -> None:
+        """Collect why the cut may not show everything."""
+        ledger = self._ledger
+        self._list_targets()
         for name, fragment in sorted(self._fragments.items()):
             for other in sorted(fragment.heard):
                 if other not in self._fragments and self._is_heard(fragment, other):
-                    self._partial.append(
-                        f"{name} exchanges messages with {other}, which is not connected"
+                    self._report(
+                        "{} exchanges messages with {}, which is not connected", name, other
                     )
             if fragment.forgotten_through > ledger.forgotten_through.get(name, 0):
                 ledger.forgotten_through[name] = fragment.forgotten_through
-                self._partial.append(
-                    f"{name} has dropped unresolved calls, because there were too many"
-                )
+                self._report("{} has dropped unresolved calls, because there were too many", name)
             self._count_forgotten(fragment)
             self._look_at_dropped(name, fragment)
-            self._partial += [f"{name}: {note}" for note in fragment.notes]
+            for note in fragment.notes:
+                self._report("{}: {}", name, note, about=name)
         ledger.dropped = {
             (name, caller): number
             for name, fragment in self._fragments.items()
@@ -1206,16 +1242,23 @@ class _Conclusion:
         ledger.dropped_counts = {
             name: fragment.dropped_count for name, fragment in self._fragments.items()
         }
-        silent = sorted(
-            target for target, has_answered in ledger.targets.items() if not has_answered
-        )
-        self._name_some("{} has never answered with a header", silent)
+        for target in sorted(ledger.targets):
+            if not ledger.targets[target]:
+                self._report("{} has never answered with a header", target)
 
-    def _name_some(self, reason: str, names: list[Any]) -> None:
-        """Give a reason for some names, and say for how many more."""
-        self._partial += [reason.format(name) for name in names[:REASON_COUNT_MAX]]
-        if len(names) > REASON_COUNT_MAX:
-            self._partial.append(f"the same holds for {len(names) - REASON_COUNT_MAX} more")
+    def _report(self, reason: str, *names: object, about: str = "") -> None:
+        """Give a reason why the cut may not show everything. Of those of one kind, and about one
+        instance, some are listed."""
+        self._partial.setdefault((reason, about), {})[reason.format(*names)] = None
+
+    def _reasons(self) -> tuple[str, ...]:
+        """Return the reasons, and for how many more they hold."""
+        found: list[str] = []
+        for texts in self._partial.values():
+            found += itertools.islice(texts, REASON_COUNT_MAX)
+            if len(texts) > REASON_COUNT_MAX:
+                found.append(f"the same holds for {len(texts) - REASON_COUNT_MAX} more")
+        return tuple(found)
 
     def _look_at_dropped(self, name: str, fragment: InstanceFragment) -> None:
         """Report what an instance has dropped that no later fragment shows."""
@@ -1223,11 +1266,9 @@ class _Conclusion:
         for caller, number in fragment.dropped.items():
             is_more = number > ledger.dropped.get((name, caller), 0)
             if caller not in self._fragments and is_more:
-                self._partial.append(
-                    f"{name} has dropped answers to {caller}, which is not connected"
-                )
+                self._report("{} has dropped answers to {}, which is not connected", name, caller)
         if fragment.dropped_count > ledger.dropped_counts.get(name, 0):
-            self._partial.append(f"{name} has dropped amounts of streams: too many messages")
+            self._report("{} has dropped amounts of streams: too many messages", name)
 
     def _look_at_calls(
         self,
@@ -1241,18 +1282,19 @@ class _Conclusion:
         unknown = {one.call for one in calls if _is_unknown(one.record)}
         kept = itertools.chain(*(one.served for one in (*calls, *late)), duplicates, orphans)
         unknown |= {served.call for _, served in kept if _is_unknown(served)}
-        self._name_some("the amounts of call {} are not known", sorted(unknown))
+        for call in sorted(unknown):
+            self._report("the amounts of call {} are not known", call)
         for one in calls:
             if one.record.was_answered and ledger.targets.get(one.record.target, False):
-                self._partial.append(f"{one.record.target} has answered without a header")
+                self._report("{} has answered without a header", one.record.target)
             streams = [one.record.stream, *(served.stream for _, served in one.served)]
             if any(stream.forgotten_through for stream in streams):
-                self._partial.append(f"amounts of call {one.call} were dropped: too many messages")
+                self._report("amounts of call {} were dropped: too many messages", one.call)
             if len(one.served) > 1 and any(stream != NO_STREAM for stream in streams):
-                self._partial.append(f"call {one.call} has a stream and was accepted twice")
+                self._report("call {} has a stream and was accepted twice", one.call)
         for _, served in duplicates:
             if served.stream != NO_STREAM:
-                self._partial.append(f"call {served.call} has a stream and was accepted twice")
+                self._report("call {} has a stream and was accepted twice", served.call)
 
     def _is_heard(self, fragment: InstanceFragment, other: str) -> bool:
         """Return whether an instance that is not connected has sent messages, to that of a
@@ -1288,9 +1330,10 @@ class _Conclusion:
             forgotten = count - received.highest + len(received.gaps) - len(known)
             pair = name, caller
             if forgotten > ledger.forgotten_counts.get(pair, 0):
-                self._partial.append(
-                    f"{name} has dropped {forgotten} answers that {caller} has "
-                    "not accepted, because there were too many"
+                self._report(
+                    "{} has dropped {} answers that {} has not accepted, because there were too "
+                    "many",
+                    *(name, forgotten, caller),
                 )
             self._has_found |= forgotten < ledger.forgotten_counts.pop(pair, 0)
             if forgotten:
@@ -1384,6 +1427,12 @@ class _Conclusion:
         for name, served in observation.orphans:
             if served.number and served.call.caller in ledger.retired:
                 self._settle_answers(served.amounts(), (name, served))
+        for totals in (ledger.lost, ledger.created):
+            too_high = [unit for unit, total in totals.items() if abs(total) > TOTAL_MAX]
+            for unit in too_high:
+                del totals[unit]
+            if _drop_oldest(totals, UNIT_COUNT_MAX) or too_high:
+                ledger.was_partial = True  # the next totals are not comparable
 
     def _settle_call(self, located: Located) -> None:
         """Settle an unresolved call, unless it is still served."""

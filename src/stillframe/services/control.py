@@ -2,9 +2,11 @@
 
 import msgspec
 
+from stillframe.protocol.activities import Count
 from stillframe.protocol.calls import (
     Acknowledgement,
     InstanceFragment,
+    Name,
     ObservationStart,
     Settlement,
 )
@@ -20,9 +22,9 @@ class Join(msgspec.Struct, frozen=True, tag=True):
         was_connected: whether it was connected before under this name.
     """
 
-    instance: str
-    colour: int
-    gone_count: int
+    instance: Name
+    colour: Count
+    gone_count: Count
     was_connected: bool
 
 
@@ -35,7 +37,7 @@ class Captured(msgspec.Struct, frozen=True, tag=True):
 class Forward(msgspec.Struct, frozen=True, tag=True):
     """An acknowledgement for another instance."""
 
-    instance: str
+    instance: Name
     acknowledgement: Acknowledgement
 
 

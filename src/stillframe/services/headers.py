@@ -14,13 +14,13 @@ import hmac
 import re
 from typing import TypeVar
 
+from stillframe.protocol.activities import NUMBER_MAX
 from stillframe.protocol.calls import AnswerHeader, CallId, MessageHeader, RequestHeader
 
 NAME = "stillframe"
 """The name of the header in HTTP, and of the metadata in gRPC."""
 LENGTH_MAX = 320
 VERSION = "1"
-NUMBER_MAX = 2**53
 _CODE_BYTES = 16
 _INSTANCE = r"([A-Za-z0-9_.-]{1,80})"
 _COUNT = r"([0-9]{1,16})"

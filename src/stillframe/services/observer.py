@@ -17,7 +17,7 @@ from stillframe.errors import (
 )
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.activities import InstanceState, service_of
+from stillframe.protocol.activities import NUMBER_MAX, InstanceState, service_of
 from stillframe.protocol.calls import (
     CallLedger,
     Collector,
@@ -25,6 +25,7 @@ from stillframe.protocol.calls import (
     Missing,
     Observation,
     Settlement,
+    check_fragment,
 )
 from stillframe.protocol.handshake import NONCE_BYTES, Listener
 from stillframe.protocol.handshake import Welcome as Greeted
@@ -33,8 +34,9 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import InboundConnection
 from stillframe.services import control
 from stillframe.services.agent_connection import PROTOCOL
-from stillframe.services.headers import NUMBER_MAX
 
+UNSENT_BYTES_MAX = 2**24
+"""An agent that has so much to read is sent no more acknowledgements."""
 Membership = Literal["joined", "left"]
 _decode: Callable[[bytes], control.FromAgent] = msgspec.msgpack.Decoder(control.FromAgent).decode
 
@@ -224,20 +226,24 @@ class Observer:
                 if connection.has_joined:
                     raise ProtocolViolation(f"{instance} has joined already")
                 connection.has_joined = True
-                self._check_colour(colour)
+                self._check_counted(colour, self.collector.number)
+                self._check_counted(message.gone_count, self.collector.ledger.gone_count)
                 self._change(lambda: self._join(connection, message), connection)
             case control.Captured(fragment) if fragment.instance == connection.instance:
                 self._take(message)
             case control.Forward(instance, acknowledgement):
-                self._check_colour(acknowledgement.colour)
+                self._check_counted(acknowledgement.colour, self.collector.number)
                 target = self._connections.get(instance)
-                if target is not None and acknowledgement.caller == connection.instance:
+                if target is None or target.unsent_bytes > UNSENT_BYTES_MAX:
+                    return
+                if acknowledgement.caller == connection.instance:
+                    # Without it, the next observation settles the answers.
                     target.send(control.Acknowledged(acknowledgement))
 
-    def _check_colour(self, colour: int) -> None:
-        """Refuse what no collector has counted to: it would be the last observation."""
-        if not 0 <= colour <= NUMBER_MAX:
-            raise ProtocolViolation(f"{colour} is not the number of an observation")
+    def _check_counted(self, count: int, known: int) -> None:
+        """Refuse what no collector has counted to: we must be able to go on from there."""
+        if count > max(known, NUMBER_MAX // 2):
+            raise ProtocolViolation(f"no collector has counted to {count}")
 
     def _join(self, connection: _AgentConnection, join: control.Join) -> None:
         name, ledger = join.instance, self.collector.ledger
@@ -265,7 +271,8 @@ class Observer:
 
     def _take(self, message: control.Captured) -> None:
         fragment = msgspec.structs.replace(message.fragment, state=_state_of(message.fragment))
-        self._check_colour(fragment.observation)
+        self._check_counted(fragment.observation, self.collector.number)
+        check_fragment(fragment)
         # Only the last fragment changes it.
         is_last = self.collector.awaited == (fragment.instance,)
         before = _copy_of(self.collector.ledger) if is_last else self.collector.ledger
@@ -389,6 +396,8 @@ def _copy_of(ledger: CallLedger) -> CallLedger:
 
 def _state_of(fragment: InstanceFragment) -> InstanceState:
     try:
-        return msgspec.convert(fragment.state, InstanceState)
-    except msgspec.ValidationError as error:
+        state = msgspec.convert(fragment.state, InstanceState)
+        msgspec.msgpack.decode(state.encoded, type=dict[str, msgspec.Raw])
+    except DECODING_ERRORS as error:
         raise ProtocolViolation(f"its state cannot be read: {error}") from error
+    return state

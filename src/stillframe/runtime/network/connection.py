@@ -167,6 +167,11 @@ class Connection(asyncio.BufferedProtocol):
         """Handle an error of this program; the connection is closed after this."""
         raise NotImplementedError
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How much was written that the other end has not let us send."""
+        return 0 if self._tcp is None else self._tcp.get_write_buffer_size()
+
     def write_greeting(self, greeting: Greeting) -> None:
         """Send a frame of the handshake."""
         if self.transport is not None:
