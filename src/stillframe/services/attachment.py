@@ -60,8 +60,8 @@ def attach(
 
     Raises:
         UsageError: the application has no list of middleware, or has begun to serve; the secret is
-            too short; one of the targets is not a target; the collector is on another machine, and
-            there are no certificates; or the certificate is not valid for this service.
+            too short; or a target is not one. The collector is on another machine and there are no
+            certificates, or the certificate is not valid for this service.
     """
     if not hasattr(app, "user_middleware"):
         raise UsageError(
