@@ -8,8 +8,9 @@ from pyspark.sql import SparkSession
 from stillframe import analytics
 from stillframe.errors import Damaged, UsageError
 from stillframe.protocol.activities import service_of
+from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.observation_tables import amounts_of, fields_of, state_of
-from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
+from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.store.call_samples import BEGAN, INITIATED, SHOP, deadlocked, stored
 from tests.store.observation_samples import filled, has_every_kind, observed
 

@@ -12,8 +12,9 @@ import pytest
 
 from stillframe.cli.observations import difference
 from stillframe.sim.service_judge import UNIT
+from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.observation_tables import INSTANCES, amounts_of, fragments_in, to_tables
-from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
+from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.cli.test_snapshot_page import document_in
 from tests.store.call_samples import deadlocked, stored

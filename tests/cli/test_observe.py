@@ -172,7 +172,7 @@ def test_a_short_secret_is_refused(
         (("--listen", "10.0.0.1"), "TLS is required; give a directory of certificates with --tls"),
         (("--interval", "0"), "--interval '0' is not a duration above 0"),
         (("--timeout", "soon"), "--timeout 'soon' is not a duration above 0"),
-        (("--store", "s3://bucket/seen"), "only a local file or directory"),
+        (("--store", "memory://box/seen"), "is in the memory of this command, and is lost"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tests.msgpack_reader import unpack
 
-VERSION = 2
+VERSION, VERSION_IN_BUCKETS = 2, 3
 SEALED = re.compile(rb'\{"content":(\{.*\}),"hash":"([0-9a-f]{64})"\}', re.DOTALL)
 NUMBER = re.compile(r"[1-9][0-9]*")
 FILES = ["instances.parquet", "states.parquet", "calls.parquet", "unresolved.parquet"]
@@ -50,14 +50,14 @@ class NotReadable(Exception):
     """The files are not what the page says."""
 
 
-def sealed(path: Path, members: str) -> dict[str, Any]:
+def sealed(path: Path, members: str, version: int = VERSION) -> dict[str, Any]:
     """Return the content of a sealed file, which has exactly these members."""
     found = SEALED.fullmatch(path.read_bytes())
     if found is None or hashlib.sha256(found[1]).hexdigest().encode() != found[2]:
         raise NotReadable(f"{path} was changed")
     content: dict[str, Any] = json.loads(found[1])
     expect(content, members)
-    if content["format"] != VERSION:
+    if content["format"] != version:
         raise NotReadable(f"{path} has format {content['format']}")
     return content
 
@@ -69,20 +69,31 @@ def expect(value: dict[str, Any], members: str) -> None:
 
 
 class Reader:
-    """The observations in a directory."""
+    """The observations in a directory, or in a copy, object by object, of an object store."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_of_bucket: bool = False) -> None:
         self.path = path
-        if sealed(path / "observations.json", "format kind")["kind"] != "observations":
+        self.is_of_bucket = is_of_bucket
+        version = VERSION_IN_BUCKETS if is_of_bucket else VERSION
+        head = sealed(path / "observations.json", "format kind", version)
+        if head["kind"] != "observations":
             raise NotReadable(f"{path} holds no observations")
 
     def ledger(self) -> tuple[int, bytes]:
         """Return the newest observation that the ledger knows of, and the ledger."""
-        content = sealed(self.path / "ledger.json", "format number ledger")
+        content = self._ledger()
         return content["number"], base64.b64decode(content["ledger"])
+
+    def _ledger(self) -> dict[str, Any]:
+        path = self.path / "ledger.json"
+        if self.is_of_bucket:
+            return sealed(path, "format number ledger token published", VERSION_IN_BUCKETS)
+        return sealed(path, "format number ledger")
 
     def numbers(self) -> list[int]:
         """Return the numbers of all observations."""
+        if self.is_of_bucket:
+            return list(self._ledger()["published"])
         names = [one.name for one in (self.path / "observations").iterdir()]
         return sorted(int(name) for name in names if NUMBER.fullmatch(name))
 

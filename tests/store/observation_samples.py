@@ -13,13 +13,11 @@ from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import CallLedger, InstanceFragment, Observation
 from stillframe.sim.service_judge import UNIT
 from stillframe.sim.services import run_services
+from stillframe.storage.location import Location
+from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.manifest import MANIFEST, FileRecord
 from stillframe.store.observation_tables import read_table
-from stillframe.store.observations import (
-    OBSERVATIONS,
-    ObservationManifest,
-    ObservationWriter,
-)
+from stillframe.store.observations import ObservationManifest, ObservationWriter
 from stillframe.store.parquet import to_parquet
 from stillframe.store.sealed_json import read_sealed, seal
 from tests.sim.test_services import KINDS
@@ -66,7 +64,7 @@ def has_every_kind(observations: tuple[Observation, ...]) -> bool:
     return all(any(kinds) for kinds in zip(*every, strict=True))
 
 
-def filled(path: Path, kind: str, seed: int) -> ObservationWriter:
+def filled(path: Location, kind: str, seed: int) -> ObservationWriter:
     """Return a new store, opened for writing, with the observations of a simulated system."""
     writer = ObservationWriter.open(path)
     observations, ledger = observed(kind, seed)

@@ -1,14 +1,19 @@
 """A reader that knows nothing but ``docs/observation-format.md`` reads what Stillframe reads."""
 
 import contextlib
+import secrets
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from stillframe.errors import StoreError
 from stillframe.protocol.calls import CallLedger, Observation
-from stillframe.store.observations import LEDGER, OBSERVATIONS, ObservationReader
+from stillframe.storage.location import ObjectPath
+from stillframe.storage.opened import storage_of
+from stillframe.store.layout import LEDGER, OBSERVATIONS
+from stillframe.store.observations import ObservationReader
 from tests.msgpack_reader import unpack
 from tests.store.observation_format_reader import NotReadable, Reader, is_exact, outside_states
 from tests.store.observation_samples import filled, observed
@@ -47,6 +52,27 @@ def test_the_other_reader_reads_the_same(kind: str, seed: int, tmp_path: Path) -
         sums, expected = outside_states(found), stored.observation.outside_states()
         assert {unit: sums.get(unit, 0) for unit in expected} == expected
         assert is_exact(found) == stored.observation.is_exact
+
+
+def test_the_other_reader_reads_those_of_an_object_store(tmp_path: Path) -> None:
+    """It passes over what was not published, and refuses a copy as a directory."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "seen")
+    filled(place, *RUNS[0]).close()
+    storage_of(place).put(place / OBSERVATIONS / "99" / "calls.parquet", b"unfinished")
+    for one in storage_of(place).files_below(place):
+        assert isinstance(one.location, ObjectPath)
+        path = tmp_path / one.location.relative_to(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(storage_of(place).read(one.location, bytes_max=10**7)[0])
+    reader, ours = Reader(tmp_path, is_of_bucket=True), ObservationReader(place)
+    assert reader.numbers() == ours.numbers()
+    assert reader.ledger()[0] == reader.numbers()[-1]
+    for number in reader.numbers():
+        assert reader.read(number)["manifest"] == plain(ours.manifest(number))
+    with pytest.raises(NotReadable, match="has format 3"):
+        Reader(tmp_path)
+    with pytest.raises(StoreError, match=r"has format 3, and this version of Stillframe knows 2"):
+        ObservationReader(tmp_path)
 
 
 def test_the_other_reader_reads_the_states(tmp_path: Path) -> None:

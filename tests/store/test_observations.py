@@ -23,7 +23,7 @@ from stillframe.protocol.calls import (
     OpenCall,
 )
 from stillframe.store import snapshot_directory
-from stillframe.store.layout import OBSERVATIONS_HEAD
+from stillframe.store.layout import LEDGER, OBSERVATIONS, OBSERVATIONS_HEAD
 from stillframe.store.manifest import MANIFEST
 from stillframe.store.observation_tables import (
     CALLS,
@@ -33,12 +33,7 @@ from stillframe.store.observation_tables import (
     UNRESOLVED,
     unresolved_of,
 )
-from stillframe.store.observations import (
-    LEDGER,
-    OBSERVATIONS,
-    ObservationReader,
-    ObservationWriter,
-)
+from stillframe.store.observations import ObservationReader, ObservationWriter
 from stillframe.store.store import Store
 from tests.cli.conftest import purses
 from tests.store.observation_samples import TIMES, filled, has_every_kind, observed, rewrite
@@ -62,9 +57,9 @@ def path(original: Path, tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[ObservationWriter]:
+def opened(path: Path, keep_count: int = 1000) -> Iterator[ObservationWriter]:
     """Open a store for writing while the body runs."""
-    with contextlib.closing(ObservationWriter.open(path)) as writer:
+    with contextlib.closing(ObservationWriter.open(path, keep_count=keep_count)) as writer:
         yield writer
 
 
@@ -439,22 +434,22 @@ def test_an_observation_that_lacks_an_open_call_is_not_stored(path: Path) -> Non
 
 def test_only_the_newest_stay(path: Path) -> None:
     """One who reads another one is told which there are."""
-    with opened(path) as store:
-        store.keep(2)
+    with opened(path, keep_count=2) as store:
+        store.remove_old()
         assert store.numbers() == [5, 6]
         with pytest.raises(UsageError, match=f"no observation {RICH} .*; it has 5 to 6"):
             ObservationReader(path).load(RICH)
-        store.keep(2)
+        store.remove_old()
         assert store.verify_all(lambda manifest, count: None) == 2
 
 
 def test_one_that_cannot_be_removed_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is out of sight, and removed when the store is opened again."""
-    with opened(path) as store:
+    with opened(path, keep_count=4) as store:
         with monkeypatch.context() as patched:
             patched.setattr(shutil, "rmtree", full)
             with pytest.raises(StoreError, match="could not be cleared of old observations"):
-                store.keep(4)
+                store.remove_old()
         assert store.numbers() == [3, 4, 5, 6]
     with opened(path):
         assert not (path / OBSERVATIONS / ".1.dropped").exists()
@@ -535,7 +530,7 @@ def test_without_its_ledger_an_observation_is_withdrawn(
     observations, ledger = observed(KIND, SEED)
     with opened(path) as store:
         with monkeypatch.context() as patched:
-            patched.setattr("stillframe.store.observations.replace_durably", full)
+            patched.setattr("stillframe.store.observation_writers.replace_durably", full)
             with pytest.raises(StoreError, match=f"{LEDGER} could not be written: No space left"):
                 store.publish(msgspec.structs.replace(observations[0], number=9), TIMES, ledger)
         assert (store.number, store.numbers()[-1]) == (6, 6)

@@ -10,7 +10,8 @@ import pytest
 
 from stillframe.cli.watch import _target
 from stillframe.errors import UsageError
-from stillframe.store.observations import OBSERVATIONS, ObservationReader, ObservationWriter
+from stillframe.store.layout import OBSERVATIONS
+from stillframe.store.observations import ObservationReader, ObservationWriter
 from stillframe.watch.metrics import OBSERVATIONS as METRICS
 from stillframe.watch.metrics import MetricSet
 from stillframe.watch.observation_target import ObservationTarget
@@ -86,11 +87,11 @@ def test_retention_may_remove_what_is_shown(seen: Path) -> None:
     """The rows leave the list, and the page keeps the last one until there is another."""
 
     async def act(heard: Heard) -> None:
-        writer = ObservationWriter.open(seen)
+        writer = ObservationWriter.open(seen, keep_count=1)
         times = (AT, AT + 1)
         for number in (2, 3):
             writer.publish(observed(number, []), times, writer.ledger)
-        writer.keep(1)
+        writer.remove_old()
         writer.close()
         await heard.until(lambda: newest(heard) == 3)
         await heard.until(lambda: "1" in heard.last["snapshots"]["gone"])

@@ -5,7 +5,6 @@ Tasks read the tables, and leave out the column `encoded`: only Stillframe's own
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -14,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from stillframe.analytics import verified_parquet
 from stillframe.errors import UsageError
 from stillframe.storage.location import Location, locate
-from stillframe.store.layout import has_observations
+from stillframe.store.layout import OBSERVATIONS, has_observations
 from stillframe.store.observation_tables import (
     CALLS,
     INSTANCES,
@@ -23,7 +22,7 @@ from stillframe.store.observation_tables import (
     STATES,
     UNRESOLVED,
 )
-from stillframe.store.observations import OBSERVATIONS, ObservationManifest, ObservationReader
+from stillframe.store.observations import ObservationManifest, ObservationReader
 
 _TIME = pa.timestamp("us", tz="UTC")
 _TEXTS = pa.list_(pa.string())
@@ -71,8 +70,9 @@ def observation_tables(spark: SparkSession, store_path: str | Location) -> dict[
     that are stored later are not included.
 
     Args:
-        spark: the session; its executors see the directory under the same path.
-        store_path: the directory of the observations; a collector may write to it.
+        spark: the session; its executors see the directory under the same path, or have what a
+            store in an object store needs.
+        store_path: the directory or address of the observations; a collector may write to it.
 
     Returns:
         By name: `observations`, a row for each (`OBSERVATIONS_SCHEMA`); `instances`, `states`,
@@ -87,11 +87,11 @@ def observation_tables(spark: SparkSession, store_path: str | Location) -> dict[
         StoreError: the store cannot be read.
     """
     path = locate(store_path)
-    if not isinstance(path, Path) or not has_observations(path):
+    if not has_observations(path):
         raise UsageError(
             f"{path} is not a store of observations",
-            remedy="give the directory in which 'stillframe observe' stored them; for snapshots "
-            "use store_tables",
+            remedy="give the directory or address of the observations; for snapshots use "
+            "store_tables",
         )
     manifests, damages = ObservationReader(path).listing()
     for damage in damages.values():
@@ -121,7 +121,7 @@ def _row(manifest: ObservationManifest) -> dict[str, object]:
 
 
 def _rows(
-    spark: SparkSession, path: Path, manifests: Sequence[ObservationManifest], table: str
+    spark: SparkSession, path: Location, manifests: Sequence[ObservationManifest], table: str
 ) -> DataFrame:
     """Return the rows of a table of all observations, with amounts as maps."""
     name = _TABLES[table]

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Mapping
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,10 +37,8 @@ Fields = dict[str, Any]
 
 
 def reader_of(path: Location) -> ObservationReader | None:
-    """Return the observations in a directory; None if it is no store of observations."""
-    if isinstance(path, Path) and has_observations(path):
-        return ObservationReader(path)
-    return None
+    """Return the observations at a place; None if it is no store of observations."""
+    return ObservationReader(path) if has_observations(path) else None
 
 
 LIST_COLUMNS: output.Columns[ObservationManifest] = {

@@ -5,7 +5,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,9 @@ import uvloop
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, option
 from stillframe.cli.options import INTERVAL
-from stillframe.cli.supervision import stop_signals
+from stillframe.cli.supervision import check_shared, stop_signals
 from stillframe.durable_files import shell_command
-from stillframe.errors import StoreError, UsageError
+from stillframe.errors import Fenced, StoreError, UsageError
 from stillframe.pages.values import plain
 from stillframe.protocol.calls import CallLedger, Observation
 from stillframe.runtime.events import ConnectionWarning
@@ -26,6 +26,7 @@ from stillframe.secret_files import read_text
 from stillframe.services.agent import SECRET_BYTES_MIN
 from stillframe.services.attachment import COLLECTOR_PORT
 from stillframe.services.observer import Membership, Observer, ObserverConfig
+from stillframe.storage.location import Location
 from stillframe.store.observations import (
     KEEP_COUNT,
     ObservationManifest,
@@ -183,10 +184,10 @@ class ObservationPrinter:
 @app.add("observe --store seen --secret-file secret --interval 1s")
 def observe(
     *,
-    store: Path = option(
+    store: Location = option(
         "DIR",
-        "Directory of the observations. It is created if it does not exist, and continued if it "
-        "does.",
+        "Directory of the observations, or address, as s3://bucket/dir. It is created if it does "
+        "not exist, and continued if it does.",
         default=...,
     ),
     listen: str | None = option(
@@ -213,6 +214,7 @@ def observe(
     """Observe services whose agents connect, and store the observations until Ctrl-C or SIGTERM.
     They can be looked at and not restored."""
     require_open_files(PROGRAM_FILE_COUNT, "the collector")
+    check_shared(store)
     address = Address.parse(listen or LOOPBACK, port=COLLECTOR_PORT)
     certificates = None if tls is None else str(tls.absolute())
     require_tls_off_loopback(address, certificates)
@@ -223,8 +225,8 @@ def observe(
         certificates=certificates,
     )
     printer = ObservationPrinter(is_json=output.wants_json())
-    with contextlib.closing(ObservationWriter.open(store)) as writer:
-        uvloop.run(_observe(config, address, writer, keep, printer))
+    with contextlib.closing(ObservationWriter.open(store, keep_count=keep)) as writer:
+        uvloop.run(_observe(config, address, writer, printer))
     if printer.unwritten is not None:
         raise printer.unwritten
     output.say(f"stopped; to look at the observations: {shell_command('list', store)}")
@@ -253,30 +255,45 @@ async def _observe(
     config: ObserverConfig,
     listen: Address,
     store: ObservationWriter,
-    keep_count: int,
     printer: ObservationPrinter,
 ) -> None:
-    """Take observations until a signal."""
+    """Take observations until a signal, or until another collector has taken over the store; that
+    is a Fenced."""
     loop = asyncio.get_running_loop()
+    overtaken: list[Fenced] = []
 
     def emit_aside(event: Event) -> None:
         loop.call_soon_threadsafe(lambda: printer.emit(event))
 
+    @contextlib.contextmanager
+    def writing() -> Iterator[None]:
+        try:
+            yield
+        except Fenced as error:
+            overtaken.append(error)
+            loop.call_soon_threadsafe(stop.ask)
+            raise
+
     def publish(observation: Observation, times: tuple[float, float], ledger: CallLedger) -> None:
         # In another thread.
-        manifest = store.publish(observation, times, ledger)
+        with writing():
+            manifest = store.publish(observation, times, ledger)
         emit_aside(ObservationStored.of(manifest))
         try:
-            store.keep(keep_count)
+            store.remove_old()
         except StoreError as error:
             emit_aside(CleanupFailed(str(error)))
+
+    def store_ledger(ledger: CallLedger) -> None:
+        with writing():
+            store.store_ledger(ledger)
 
     observer = Observer(
         config,
         ledger=store.ledger,
         number=store.number,
         publish=publish,
-        store=store.store_ledger,
+        store=store_ledger,
         abandoned=lambda number, why: printer.emit(ObservationAbandoned(number, why)),
         warn=lambda detail: printer.emit(ConnectionWarning(detail)),
         member=printer.member,
@@ -294,3 +311,5 @@ async def _observe(
             running.cancel()
             await asyncio.wait({running})
             await observer.close()
+    if overtaken:
+        raise overtaken[0]

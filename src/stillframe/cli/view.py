@@ -90,7 +90,7 @@ def view(
     a snapshot of a store or pipeline: its cut, states and channels. Or show an observation of
     services: its open calls, states and amounts."""
     where = locate(what)
-    if isinstance(where, Path) and has_observations(where):
+    if has_observations(where):
         from stillframe.cli import view_store  # noqa: PLC0415 - it loads what reads them
 
         view_store.show_observation(where, number, options)

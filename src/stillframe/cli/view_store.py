@@ -43,12 +43,11 @@ def show(path: Location, options: ViewOptions) -> None:
         content, words, name = _of_pipeline(path, options, suffix)
     else:
         content, words, name = _of_store(path, options, suffix)
-    beside = path if isinstance(path, Path) else Path(path.name)
-    out = options.out or beside.with_name(f"{path.stem}-{name}{SUFFIX}")
+    out = options.out or _beside(path, name)
     _write(out, content, words, outside=(path, options.event_log))
 
 
-def show_observation(path: Path, number: str | None, options: ViewOptions) -> None:
+def show_observation(path: Location, number: str | None, options: ViewOptions) -> None:
     """Write an observation in the store at `path` to a file; without a number, the newest."""
     _refuse_options_of_snapshots(path, options)
     suffix = _suffix_of(options.out)
@@ -67,11 +66,11 @@ def show_observation(path: Path, number: str | None, options: ViewOptions) -> No
         f"observation {manifest.number} of {quantities.count(manifest.instance_count, 'instance')},"
         f" {quantities.count(manifest.open_count, 'open call')}, {manifest.quality}"
     )
-    out = options.out or path.with_name(f"{path.stem}-{manifest.number}{SUFFIX}")
+    out = options.out or _beside(path, str(manifest.number))
     _write(out, content, words, outside=[path])
 
 
-def _refuse_options_of_snapshots(path: Path, options: ViewOptions) -> None:
+def _refuse_options_of_snapshots(path: Location, options: ViewOptions) -> None:
     given = {
         "--snapshot": options.snapshot is not None,
         "--compare": options.compare is not None,
@@ -85,6 +84,13 @@ def _refuse_options_of_snapshots(path: Path, options: ViewOptions) -> None:
             f"{', '.join(names)}: {path} holds observations, which have only --out; select one by "
             "its number, and compare two with 'stillframe diff'"
         )
+
+
+def _beside(path: Location, name: str) -> Path:
+    """Return the file for what is called `name` in a store: beside it, or in the current directory
+    if the store is in an object store."""
+    beside = path if isinstance(path, Path) else Path(path.name)
+    return beside.with_name(f"{path.stem}-{name}{SUFFIX}")
 
 
 def _suffix_of(out: Path | None) -> str:

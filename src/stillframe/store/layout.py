@@ -49,7 +49,10 @@ LEASE = "lease.json"
 """Takes the place of the lock in an object store."""
 _PIPELINE_HEAD = "pipeline.json"
 OBSERVATIONS_HEAD = "observations.json"
-"""The file that makes a directory a store of observations of services."""
+"""The file that makes a place a store of observations of services."""
+OBSERVATIONS = "observations"
+LEDGER = "ledger.json"
+"""The record of the collector of observations."""
 _LISTED_MAX = 5
 
 
@@ -104,7 +107,7 @@ def is_store(path: Location) -> bool:
 
 def has_observations(path: Location) -> bool:
     """Return whether there is a store of observations of services at `path`."""
-    return isinstance(path, Path) and (path / OBSERVATIONS_HEAD).exists()
+    return is_there(path / OBSERVATIONS_HEAD)
 
 
 def refuse_observations(path: Location) -> None:

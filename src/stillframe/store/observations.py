@@ -11,21 +11,19 @@
     STORE/observations/.17.partial/            an observation that is being written
     STORE/observations/.17.dropped/            one that is being removed
 
+In an object store they have the same names, and the ledger lists those that are published
+(``observation_writers``).
+
 An observation is not a snapshot: no system can be restored from it. ``docs/observation-format.md``
 has its invariants, and what checks each of them.
 """
 
-import contextlib
-import os
-import shutil
 from collections.abc import Callable, Collection
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
 
-from stillframe.durable_files import partial_path, replace_durably, sync
 from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol.calls import (
@@ -41,9 +39,11 @@ from stillframe.protocol.calls import (
     ServedCall,
     check_cut,
 )
+from stillframe.storage.files import mapped
+from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.reading import FILE_ADVICE, read_hashed
-from stillframe.store import layout, observation_tables
-from stillframe.store.layout import OBSERVATIONS_HEAD, explain_io_errors
+from stillframe.store import observation_tables
+from stillframe.store.layout import LEDGER, OBSERVATIONS
 from stillframe.store.manifest import MANIFEST, FileRecord
 from stillframe.store.observation_tables import (
     CALLS,
@@ -53,40 +53,23 @@ from stillframe.store.observation_tables import (
     ORPHAN,
     UNRESOLVED,
 )
+from stillframe.store.observation_writers import (
+    ObservationBucket,
+    ObservationDirectory,
+    ObservationStorage,
+    is_number,
+    read_head,
+    stored_numbers,
+)
 from stillframe.store.parquet import as_written, different_column, read_parquet, to_parquet
-from stillframe.store.sealed_json import FORMAT, read_sealed, seal
-from stillframe.store.snapshot_directory import new_directory
+from stillframe.store.sealed_json import FORMAT, read_sealed
 
-OBSERVATIONS = "observations"
-LEDGER = "ledger.json"
 EXACT, PARTIAL, NOT_EXACT = QUALITIES = ("exact", "partial", "not exact")
 """How much an observation shows: all amounts; not everything, for the reasons that it has; or all
 calls, and of some of them not whether they were accepted."""
 KEEP_COUNT = 1000
 """How many observations stay by default."""
-ADVICE = f"{FILE_ADVICE}, or delete the directory of that observation"
-_NUMBER_DIGITS_MAX = 18
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``observations.json``."""
-
-    format: int = FORMAT
-    kind: Literal["observations"] = "observations"
-
-
-class StoredLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``ledger.json``.
-
-    Attributes:
-        format: the version of the format.
-        number: the newest observation.
-        ledger: the collector's record of calls that instances no longer keep, as MessagePack.
-    """
-
-    format: int = FORMAT
-    number: int
-    ledger: bytes
+_DIRECTORY_ADVICE = f"{FILE_ADVICE}, or delete the directory of that observation"
 
 
 class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,39 +134,29 @@ class StoredObservation(msgspec.Struct, frozen=True):
 
 
 class ObservationReader:
-    """The observations in a directory, to read, also while a collector stores new ones.
+    """The observations in a directory or object store, to read, also while a collector stores new
+    ones.
 
     Every method raises StoreError if something cannot be read, and Damaged if it is not what was
     written. One that is given a number raises UsageError if there is no such observation.
     """
 
-    def __init__(self, path: Path) -> None:
-        read_sealed(path / OBSERVATIONS_HEAD, Head)
+    def __init__(self, path: Location) -> None:
+        read_head(path)
         self.path = path
         self._directory = path / OBSERVATIONS
+        self._advice = FILE_ADVICE if isinstance(path, ObjectPath) else _DIRECTORY_ADVICE
+        self._listed: frozenset[int] = frozenset()
 
     def numbers(self) -> list[int]:
         """Return the numbers of all observations, in order."""
-        with explain_io_errors(self._directory, "read"):
-            if not self._directory.is_dir():
-                raise StoreError(
-                    f"the directory {self._directory} was deleted or moved, and its observations "
-                    "with it",
-                    path=self._directory,
-                    remedy="put it back, or observe into a new directory",
-                )
-            found = [path.name for path in layout.visible(self._directory)]
-        for name in found:
-            if not _is_number(name):
-                raise StoreError(
-                    f"{self._directory / name} is not an observation: move it out of the store",
-                    path=self._directory / name,
-                )
-        return sorted(map(int, found))
+        numbers = stored_numbers(self.path)
+        self._listed = frozenset(numbers)
+        return numbers
 
     def find(self, text: str) -> int:
         """Return the observation that `text` names, which need not exist."""
-        if not _is_number(text):
+        if not is_number(text):
             raise UsageError(f"{text!r} is not the number of an observation, such as 17")
         return int(text)
 
@@ -198,26 +171,39 @@ class ObservationReader:
         """Return the manifests of all observations, in order, and the errors of damaged ones."""
         found: list[ObservationManifest] = []
         damages: dict[int, Damaged] = {}
-        for number in self.numbers():
+        numbers = self.numbers()
+
+        def read(number: int) -> ObservationManifest | Damaged | None:
             try:
-                found.append(self.manifest(number))
+                return self.manifest(number)
             except UsageError:  # it was removed meanwhile
-                continue
+                return None
             except Damaged as error:
-                damages[number] = error
+                return error
+
+        for number, one in zip(numbers, mapped(self.path, read, numbers), strict=True):
+            if isinstance(one, Damaged):
+                damages[number] = one
+            elif one is not None:
+                found.append(one)
         return found, damages
 
     def manifest(self, number: int) -> ObservationManifest:
         """Return the manifest of an observation."""
         path = self._directory / str(number) / MANIFEST
+        if isinstance(path, ObjectPath) and number not in self._listed:
+            # One that is not published may have a manifest there.
+            self._check_there(number)
         try:
-            manifest = read_sealed(path, ObservationManifest, advice=ADVICE)
+            manifest = read_sealed(path, ObservationManifest, advice=self._advice)
         except Damaged:
             self._check_there(number)
             raise
         if manifest.number != number or tuple(one.name for one in manifest.files) != FILES:
             raise Damaged(
-                f"{path} is not the manifest of observation {number}", path=path, remedy=ADVICE
+                f"{path} is not the manifest of observation {number}",
+                path=path,
+                remedy=self._advice,
             )
         return manifest
 
@@ -276,8 +262,8 @@ class ObservationReader:
 
     def _check_there(self, number: int) -> None:
         """Raise a UsageError if there is no such observation, or no more."""
-        if not (self._directory / str(number)).is_dir():
-            numbers = self.numbers()
+        numbers = self.numbers()
+        if number not in numbers:
             known = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
             raise UsageError(
                 f"there is no observation {number} in the store {self.path}; {known}",
@@ -286,17 +272,19 @@ class ObservationReader:
 
     def _tables(self, manifest: ObservationManifest) -> dict[str, pa.Table]:
         directory = self._directory / str(manifest.number)
-        found = {}
-        for record in manifest.files:
+
+        def read(record: FileRecord) -> pa.Table:
             path = directory / record.name
             try:
-                content = read_hashed(path, record.bytes, record.hash, advice=ADVICE)
+                content = read_hashed(path, record.bytes, record.hash, advice=self._advice)
             except Damaged:
                 self._check_there(manifest.number)
                 raise
-            with as_written(path, advice=ADVICE):
-                found[record.name] = observation_tables.read_table(record.name, content)
-        return found
+            with as_written(path, advice=self._advice):
+                return observation_tables.read_table(record.name, content)
+
+        tables = mapped(self.path, read, manifest.files)
+        return {record.name: table for record, table in zip(manifest.files, tables, strict=True)}
 
     def _put_together(
         self, manifest: ObservationManifest, tables: dict[str, pa.Table]
@@ -327,21 +315,22 @@ class ObservationReader:
             raise Damaged(
                 f"{directory / name} has invalid content: {error}",
                 path=directory / name,
-                remedy=ADVICE,
+                remedy=self._advice,
             ) from error
 
 
 class ObservationWriter(ObservationReader):
     """The one writer of a store of observations: use ``open``, then ``close``.
 
-    `number` is the newest observation, and `ledger` what the collector before has stored.
+    `number` is the newest observation, and `ledger` what the collector before has stored. Once
+    another writer has taken over a store in an object store, each change raises Fenced.
     """
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Location, storage: ObservationStorage) -> None:
         super().__init__(path)
-        stored = read_sealed(path / LEDGER, StoredLedger)
+        self._storage = storage
         try:
-            self.ledger = msgspec.msgpack.decode(stored.ledger, type=CallLedger)
+            self.ledger = msgspec.msgpack.decode(storage.stored.ledger, type=CallLedger)
         except DECODING_ERRORS as error:
             raise Damaged(
                 f"{path / LEDGER} has invalid content: {error}",
@@ -350,36 +339,31 @@ class ObservationWriter(ObservationReader):
             ) from error
         # A collector can die when it has stored an observation, and the ledger not yet. No
         # instance has settled anything then.
-        self.number = max(stored.number, *self.numbers(), 0)
-        self._stored_ledger = stored.ledger
-        self._lock: int | None = lock
+        self.number = max(storage.stored.number, *self.numbers(), 0)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open a store of observations, or make one in a directory that is empty or new.
+    def open(cls, path: Location, *, keep_count: int = KEEP_COUNT) -> Self:
+        """Open a store of observations, or make one in a place that is empty or new. It keeps the
+        newest `keep_count`.
 
         Raises:
-            UsageError: the directory holds something else.
+            UsageError: something else is there.
             Unavailable: another program writes to it.
         """
-        with explain_io_errors(path, "opened for writing"):
-            path.mkdir(parents=True, exist_ok=True)
-            _check_unused(path)
-            lock = layout.take_lock(path)
-            try:
-                if not layout.has_observations(path):
-                    _make(path)
-                _remove_unfinished(path)
-                return cls(path, lock)
-            except BaseException:
-                os.close(lock)
-                raise
+        storage: ObservationStorage
+        if isinstance(path, ObjectPath):
+            storage = ObservationBucket(path, keep_count)
+        else:
+            storage = ObservationDirectory(path, keep_count)
+        try:
+            return cls(path, storage)
+        except BaseException:
+            storage.close()
+            raise
 
     def close(self) -> None:
         """Let another collector have the store. Closing twice does nothing."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._storage.close()
 
     def publish(
         self, observation: Observation, times: tuple[float, float], ledger: CallLedger
@@ -397,13 +381,12 @@ class ObservationWriter(ObservationReader):
         """
         tables = observation_tables.to_tables(observation)
         settled_calls, settled_answers = _settled(observation)
-        directory = self._directory / str(observation.number)
         shared = {
             name: getattr(observation, name)
             for name in ObservationManifest.__struct_fields__
             if name in Observation.__struct_fields__
         }
-        with new_directory(directory, None) as new:
+        with self._storage.new(observation.number) as new:
             manifest = ObservationManifest(
                 initiated_at=times[0],
                 completed_at=times[1],
@@ -420,84 +403,20 @@ class ObservationWriter(ObservationReader):
             self.store_ledger(ledger)
         except StoreError:
             self.number = before
-            with contextlib.suppress(OSError):
-                self._remove(observation.number)
+            self._storage.withdraw(observation.number)
             raise
         return manifest
 
     def store_ledger(self, ledger: CallLedger) -> None:
         """Store the ledger, unless it is as it was; a StoreError if that fails."""
-        encoded = msgspec.msgpack.encode(ledger)
-        if encoded == self._stored_ledger:
-            return
-        self._stored_ledger = b""  # it is not known what a failure leaves
-        path = self.path / LEDGER
-        with explain_io_errors(path, "written"):
-            replace_durably(path, seal(StoredLedger(number=self.number, ledger=encoded)))
-        self._stored_ledger = encoded
+        self._storage.write_ledger(self.number, ledger)
 
-    def keep(self, count: int) -> None:
-        """Remove all observations but the newest `count`; a StoreError if that fails."""
-        with explain_io_errors(self._directory, "cleared of old observations"):
-            for number in self.numbers()[:-count]:
-                self._remove(number)
-
-    def _remove(self, number: int) -> None:
-        # Renamed first: no reader may see it disappear file by file.
-        directory = self._directory / str(number)
-        dropped = layout.dropped_path(directory)
-        directory.rename(dropped)
-        sync(self._directory)
-        shutil.rmtree(dropped)
+    def remove_old(self) -> None:
+        """Remove all observations but the newest ones; a StoreError if that fails."""
+        self._storage.remove_old()
 
 
-def _is_number(name: str) -> bool:
-    is_digits = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX
-    return is_digits and name == str(int(name)) and name != "0"
-
-
-def _check_unused(path: Path) -> None:
-    if layout.has_observations(path):
-        return
-    left_by_a_crash = {"lock", LEDGER, OBSERVATIONS}
-    left_by_a_crash |= {partial_path(path / name).name for name in (LEDGER, OBSERVATIONS_HEAD)}
-    foreign = sorted({one.name for one in path.iterdir()} - left_by_a_crash)
-    if foreign:
-        what = "a store of snapshots" if layout.is_store(path) else "not empty"
-        raise UsageError(
-            f"{path} is {what}, and not a store of observations; it contains "
-            f"{layout.first_names(foreign)}",
-            path=path,
-            remedy="give an empty or new directory",
-        )
-    if (path / OBSERVATIONS).is_dir() and layout.visible(path / OBSERVATIONS):
-        raise Damaged(
-            f"{path / OBSERVATIONS_HEAD} is missing: put it back from a copy of the store",
-            path=path / OBSERVATIONS_HEAD,
-        )
-
-
-def _make(path: Path) -> None:
-    (path / OBSERVATIONS).mkdir(exist_ok=True)
-    ledger = StoredLedger(number=0, ledger=msgspec.msgpack.encode(CallLedger()))
-    replace_durably(path / LEDGER, seal(ledger))
-    # Last: this file makes the directory a store of observations.
-    replace_durably(path / OBSERVATIONS_HEAD, seal(Head()))
-    sync(path.parent)
-
-
-def _remove_unfinished(path: Path) -> None:
-    """Remove what a crashed collector has left."""
-    for left in layout.unfinished(path / OBSERVATIONS):
-        shutil.rmtree(left)
-    if (path / OBSERVATIONS).is_dir():
-        # It may have died between the two steps of a publication.
-        sync(path / OBSERVATIONS)
-    for name in (LEDGER, OBSERVATIONS_HEAD):
-        partial_path(path / name).unlink(missing_ok=True)
-
-
-def _contradiction(path: Path, what: str) -> NotConsistent:
+def _contradiction(path: Location, what: str) -> NotConsistent:
     return NotConsistent(f"{path}: {what}: use another observation", path=path)
 
 

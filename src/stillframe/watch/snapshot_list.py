@@ -12,10 +12,16 @@ from stillframe.pipeline.snapshot_manifest import SNAPSHOTS as PIPELINE_SNAPSHOT
 from stillframe.pipeline.snapshot_manifest import Manifest, published_ids, read_manifest
 from stillframe.storage.files import mapped
 from stillframe.storage.location import Location, ObjectPath
+from stillframe.store.layout import (
+    OBSERVATIONS,
+    changed_ns,
+    explain_io_errors,
+    is_published_at,
+    snapshot_ids,
+)
 from stillframe.store.layout import SNAPSHOTS as STORE_SNAPSHOTS
-from stillframe.store.layout import changed_ns, explain_io_errors, is_published_at, snapshot_ids
 from stillframe.store.manifest import SnapshotEntry
-from stillframe.store.observations import OBSERVATIONS, ObservationManifest, ObservationReader
+from stillframe.store.observations import ObservationManifest, ObservationReader
 from stillframe.store.store import Store
 
 ROW_COUNT = 100
