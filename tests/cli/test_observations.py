@@ -2,6 +2,7 @@
 commands refuse them."""
 
 import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from stillframe.cli.observations import difference
 from stillframe.sim.service_judge import UNIT
+from stillframe.storage.location import ObjectPath
 from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.observation_tables import INSTANCES, amounts_of, fragments_in, to_tables
 from stillframe.store.observations import ObservationReader, ObservationWriter
@@ -75,6 +77,94 @@ def test_an_empty_store_says_so(tmp_path: Path, call: Call) -> None:
     assert "holds no observation yet" in call("verify", tmp_path).stderr
     result = call("show", tmp_path)
     assert (result.exit_code, "holds no observation yet" in result.stderr) == (2, True)
+
+
+def test_stats_summarize_all_observations(seen: Path, call: Call) -> None:
+    """As of snapshots, with the observation that has the maximum; a damaged one is left out."""
+    entries = json.loads(call("list", seen, "--json").stdout)["observations"]
+    (seen / OBSERVATIONS / "4" / "manifest.json").write_bytes(b"{}")
+    left = [one for one in entries if one["number"] != 4]
+    result = call("store", "stats", seen, "--json")
+    assert (result.exit_code, "observation 4 is left out: " in result.stderr) == (1, True)
+    document = json.loads(result.stdout)
+    assert document["observations"] == left
+    assert document["quality_counts"]["not exact"] == sum(not one["is_exact"] for one in left)
+    spread = {row["figure"]: row for row in document["spread"]}
+    for figure, row in spread.items():
+        values = sorted(float(one[figure]) for one in left)
+        assert row["max"] == values[-1]
+        assert row["median"] == (values[1] + values[2]) / 2
+        assert row["p90"] == pytest.approx(values[2] + 0.7 * (values[3] - values[2]))
+        of_most = [one["number"] for one in left if one[figure] == row["max"]]
+        assert row["observation"] == of_most[-1]
+    assert set(spread) >= {"took_s", "bytes", "open_count"}
+    lines = call("store", "stats", seen).stdout.splitlines()
+    assert any(line.startswith("unresolved calls") for line in lines)
+
+
+def test_stats_of_one_observation(tmp_path: Path, call: Call) -> None:
+    """It is the median of itself, and none has no statistics."""
+    ObservationWriter.open(tmp_path / "empty").close()
+    result = call("store", "stats", tmp_path / "empty")
+    assert (result.exit_code, "holds no observation yet" in result.stderr) == (2, True)
+    document = json.loads(
+        call("store", "stats", stored(tmp_path / "one", deadlocked()), "--json").stdout
+    )
+    for row in document["spread"]:
+        assert row["median"] == row["p90"] == row["max"]
+
+
+@pytest.fixture(scope="module")
+def remote(original: Path) -> str:
+    """The address of the same observations in an object store."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "seen")
+    filled(place, KIND, SEED).close()
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "list {}",
+        "show {}",
+        "show {} 3",
+        "verify {}",
+        "verify {} 3",
+        "diff {} 1 3",
+        "detect {} deadlock",
+        "store stats {}",
+    ],
+)
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_answers_from_an_object_store_are_those_of_a_directory(
+    call: Call, original: Path, remote: str, command: str, how: tuple[str, ...]
+) -> None:
+    """With the address in place of the path; a list says what it cost."""
+    there = call(*command.format(remote).split(), *how)
+    here = call(*command.format(original).split(), *how)
+    assert there.exit_code == here.exit_code
+    if command.startswith("list") and how:
+        document = json.loads(there.stdout)
+        assert document.pop("requests")["requests"] > len(document["observations"])
+        assert document == json.loads(here.stdout) | {"store": remote}
+        return
+    assert there.stdout == here.stdout.replace(str(original), remote)
+    said = [line for line in there.stderr.splitlines() if "to the object store" not in line]
+    assert said == here.stderr.replace(str(original), remote).splitlines()
+
+
+def test_what_an_object_store_lacks_is_said(call: Call, remote: str, tmp_path: Path) -> None:
+    """As of a directory."""
+    for arguments, expected in (
+        (("show", remote, "2"), "there is no observation 2"),
+        (("restore", remote), "which can be looked at and not restored"),
+        (("pipeline", "list", remote), "which can be looked at and not restored"),
+        (("store", "stats", remote, "--event-log", "x"), "--event-log applies to snapshots"),
+    ):
+        result = call(*arguments)
+        assert (result.exit_code, expected in result.stderr) == (2, True), result.stderr
+    assert call("view", remote, "3", "--out", tmp_path / "a.svg").exit_code == 0
+    assert call("view", remote, "--out", tmp_path / "a.html").exit_code == 0
 
 
 def detected(call: Call, store: Path, predicate: str, code: int) -> dict[str, Any]:
@@ -276,7 +366,12 @@ def test_diff_names_instances_that_came_or_left() -> None:
         ("savepoint", "SEEN", "name"),
         ("delete", "SEEN", "P1-17"),
         ("events", "SEEN"),
-        ("store", "stats", "SEEN"),
+        ("store", "diff", "SEEN", "1", "3"),
+        ("store", "audit", "SEEN", "--states", "sum(balance)"),
+        ("store", "detect", "SEEN", "deadlock"),
+        ("store", "compact", "SEEN", "--out", "elsewhere"),
+        ("store", "follow", "SEEN", "--checkpoint", "elsewhere"),
+        ("pipeline", "list", "SEEN"),
         ("store", "copy", "SEEN", "elsewhere"),
         ("run", "examples.bank:bank", "--store", "SEEN"),
     ],

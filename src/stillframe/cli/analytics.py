@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from stillframe.analytics import audit_store
 from stillframe.analytics.manifests import Published, read_published, while_published
 from stillframe.analytics.predicate_eval import DAMAGED
-from stillframe.cli import output, quantities, spark_session
+from stillframe.cli import observations, output, quantities, spark_session
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
 from stillframe.cli.options import CLASSES, MASTER, StorePath, event_log_option
 from stillframe.errors import Damaged, UsageError
 from stillframe.storage.location import Location
+from stillframe.store.layout import check_is_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,6 +69,7 @@ def audit(
     """Check the bytes and message counts of all snapshots, and that the sum of both aggregates
     never changes. Exit 1 if a snapshot is invalid."""
     try:
+        check_is_store(path)  # before Spark is started
         with output.status("auditing on Spark"):
             found = audit_store(path, states_sql=states_sql, messages_sql=messages_sql)
     except Damaged as error:
@@ -91,7 +93,7 @@ def audit(
     conclude(found.ok, found.verdict)
 
 
-@app.add("store stats money", "store stats money --event-log money.log")
+@app.add("store stats money", "store stats money --event-log money.log", "store stats seen")
 def stats(
     path: StorePath,
     event_log: Location | None = event_log_option(
@@ -100,7 +102,12 @@ def stats(
     where: str = MASTER,
 ) -> None:
     """Summarize all snapshots: durations, sizes and messages in transit, with median, p90 and
-    maximum, and the busiest channels."""
+    maximum, and the busiest channels. Or all observations of services: durations, sizes and counts
+    of calls; this needs no Spark."""
+    if (seen := observations.reader_of(path)) is not None:
+        observations.refuse_options(("--event-log", event_log))
+        observations.summarize_observations(seen)
+        return
     published = read_published(path)
     if published.is_empty:
         raise UsageError(f"the store {path} holds no snapshot yet: take one")
@@ -304,6 +311,7 @@ def detect(
 ) -> None:
     """Check a stable predicate in every snapshot of all epochs: whether it holds now, when it
     held first, and whether it stayed. Exit 1 if it does not hold, or did not stay."""
+    check_is_store(path)  # before Spark is started
     with spark_session.session(where, "evaluating all snapshots") as spark:
         from stillframe.analytics import predicate_history  # noqa: PLC0415 - PySpark is there now
 

@@ -1,7 +1,10 @@
-"""Observations of services in ``list``, ``show``, ``verify``, ``detect`` and ``diff``."""
+"""Observations of services in ``list``, ``show``, ``verify``, ``detect``, ``diff`` and ``store
+stats``."""
 
 import itertools
-from collections.abc import Mapping
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -16,6 +19,7 @@ from stillframe.imports import add_cwd_to_path
 from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import Located, Observation
 from stillframe.storage.location import Location
+from stillframe.storage.opened import requests_to
 from stillframe.store.layout import first_names, has_observations
 from stillframe.store.observation_tables import (
     amounts_of,
@@ -24,6 +28,7 @@ from stillframe.store.observation_tables import (
     unresolved_of,
 )
 from stillframe.store.observations import (
+    QUALITIES,
     ObservationManifest,
     ObservationReader,
     StoredObservation,
@@ -33,6 +38,8 @@ REASON_COUNT_MAX = 20
 """Maximum reasons of partial observations that are printed; JSON has all."""
 CALL_COUNT_MAX = 50
 """Maximum rows of each table of calls; JSON has all."""
+ROW_COUNT_MAX = 20
+"""Maximum observations that ``store stats`` prints: the newest ones."""
 Fields = dict[str, Any]
 
 
@@ -57,11 +64,13 @@ LIST_COLUMNS: output.Columns[ObservationManifest] = {
 def list_observations(store: ObservationReader) -> None:
     """Carry out ``list``."""
     found, damages = store.listing()
-    document = {
+    document: Fields = {
         "store": store.path,
         "observations": list(map(_entry, found)),
         "damaged": [{"number": one, "detail": str(error)} for one, error in damages.items()],
     }
+    if (sent := requests_to(store.path)) is not None:
+        document["requests"] = sent
     output.answer(document, lambda: _put_list(store, found, has_none=not damages))
     if damages:
         end_with_failure(*map(str, damages.values()))
@@ -76,9 +85,11 @@ def _entry(manifest: ObservationManifest) -> Fields:
         "open_count": manifest.open_count,
         "unresolved_count": manifest.unresolved_count,
         "is_exact": manifest.is_exact,
+        "quality": manifest.quality,
         "baseline": manifest.baseline,
         "partial": manifest.partial,
         "gone": manifest.gone,
+        "took_s": manifest.duration_s,
         "bytes": manifest.byte_count,
     }
 
@@ -99,11 +110,81 @@ def _put_list(
     if len(reasons) > REASON_COUNT_MAX:
         output.say(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
     output.say(f"{quantities.count(len(found), 'observation')}; none can be restored")
+    output.say_requests(store.path)
 
 
 def _reasons(manifest: ObservationManifest) -> list[str]:
     """Return why an observation is not exact."""
     return [f"{manifest.quality}: {reason}" for reason in manifest.reasons]
+
+
+# --- store stats
+
+
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "took_s": ("took", quantities.duration),
+    "bytes": ("size", lambda value: quantities.size(round(value))),
+    "instance_count": ("instances", "{:,.0f}".format),
+    "open_count": ("open calls", "{:,.0f}".format),
+    "unresolved_count": ("unresolved calls", "{:,.0f}".format),
+}
+
+
+def summarize_observations(store: ObservationReader) -> None:
+    """Carry out ``store stats``."""
+    found, damages = store.listing()
+    if not found and not damages:
+        raise UsageError(f"the store {store.path} holds no observation yet")
+    counts = dict.fromkeys(QUALITIES, 0) | Counter(one.quality for one in found)
+    document: Fields = {
+        "store": store.path,
+        "damaged": [{"number": one, "detail": str(error)} for one, error in damages.items()],
+        "observations": list(map(_entry, found)),
+        "quality_counts": counts,
+        "spread": _spread(found),
+    }
+    output.answer(document, lambda: _put_summary(found, document))
+    if damages:
+        reasons = (f"observation {one} is left out: {why}" for one, why in damages.items())
+        end_with_failure(*reasons)
+
+
+def _spread(found: list[ObservationManifest]) -> list[Fields]:
+    """Return median, p90 and maximum of each figure, as for snapshots."""
+    entries = list(map(_entry, found))
+    rows = []
+    for figure in _FIGURES if entries else ():
+        values = [float(entry[figure]) for entry in entries]
+        # A quantile needs two values.
+        deciles = statistics.quantiles(values * max(1, 3 - len(values)), n=10, method="inclusive")
+        most, number = max(
+            (value, entry["number"]) for value, entry in zip(values, entries, strict=True)
+        )
+        rows.append(
+            {
+                "figure": figure,
+                "median": statistics.median(values),
+                "p90": deciles[-1],
+                "max": most,
+                "observation": number,
+            }
+        )
+    return rows
+
+
+def _put_summary(found: list[ObservationManifest], document: Fields) -> None:
+    output.put_table("", LIST_COLUMNS, found[-ROW_COUNT_MAX:], texts=3)
+    if (older := len(found) - ROW_COUNT_MAX) > 0:
+        output.say(f"and {older:,} older ones (--json has all)")
+    cells = []
+    for row in document["spread"]:
+        name, shown = _FIGURES[row["figure"]]
+        values = (shown(row[value]) for value in ("median", "p90", "max"))
+        cells.append((name, *values, str(row["observation"])))
+    over = f"over {quantities.count(len(found), 'observation')}"
+    output.put_table(over, ("", "median", "90 %", "most", "in"), cells)
+    counts = document["quality_counts"].items()
+    output.say(", ".join(f"{count:,} {quality}" for quality, count in counts))
 
 
 # --- show

@@ -18,6 +18,7 @@ from rich.text import Text
 from stillframe.cli import quantities
 from stillframe.pages.values import plain, printable
 from stillframe.storage.location import Location
+from stillframe.storage.opened import requests_to
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -227,6 +228,15 @@ def _figure(value: object) -> str:
     if isinstance(value, int | float | Decimal):
         return f"{value:,}"
     return "" if value is None else printable(str(value), kept="\n")
+
+
+def say_requests(path: Location) -> None:
+    """Write how many requests the list of a store has taken, if that is in an object store."""
+    if (sent := requests_to(path)) is not None:
+        say(
+            f"the list took {quantities.count(sent.requests, 'request')} to the object store, "
+            f"{quantities.size(sent.received_bytes)} and {quantities.duration(sent.seconds)}"
+        )
 
 
 def verify_all(

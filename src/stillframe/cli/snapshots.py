@@ -118,11 +118,7 @@ def _put_list(
     output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "from none: name one" if current is None else f"from {current.id}"
     output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore starts {point}")
-    if (sent := requests_to(store.path)) is not None:
-        output.say(
-            f"the list took {quantities.count(sent.requests, 'request')} to the object store, "
-            f"{quantities.size(sent.received_bytes)} and {quantities.duration(sent.seconds)}"
-        )
+    output.say_requests(store.path)
 
 
 @app.add("show money P1-17 --books", "show money --live", "show seen 17")

@@ -38,7 +38,7 @@ from stillframe.storage.reading import FILE_ADVICE, is_there
 from stillframe.storage.storage import Changed, Version
 from stillframe.store import version_1
 from stillframe.store.layout import HEAD as STORE_HEAD
-from stillframe.store.layout import explain_io_errors
+from stillframe.store.layout import explain_io_errors, refuse_observations
 from stillframe.store.sealed_json import (
     FORMAT,
     SEALED_BYTES_MAX,
@@ -249,6 +249,7 @@ def check_place(root: Location, dataflow: Dataflow) -> None:
 
 
 def _no_pipeline(root: Location) -> UsageError:
+    refuse_observations(root)
     if is_there(root / STORE_HEAD):
         return UsageError(
             f"{root} is a store, with the snapshots of a system of processes, not a pipeline",

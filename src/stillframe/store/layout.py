@@ -117,9 +117,9 @@ def refuse_observations(path: Location) -> None:
             f"{path} holds observations of services, which can be looked at and not restored; they "
             "are not snapshots (docs/observation-format.md)",
             path=path,
-            remedy="use 'stillframe observe', 'list', 'show', 'view', 'watch', 'verify', 'detect' "
-            f"or 'diff', such as '{shell_command('show', path)}', or observation_tables of "
-            "stillframe.analytics",
+            remedy="use 'stillframe observe', 'list', 'show', 'view', 'watch', 'verify', 'detect', "
+            f"'diff' or 'store stats', such as '{shell_command('show', path)}', or "
+            "observation_tables of stillframe.analytics",
         )
 
 
