@@ -15,8 +15,11 @@ from stillframe.imports import load_topology
 from stillframe.runtime.supervisor.admin_socket import serve_commands
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.store.manifest import SnapshotEntry
+from stillframe.store.observations import ObservationReader
 from stillframe.store.store import Store
 from stillframe.store.writer import local
+from stillframe.watch.metrics import OBSERVATIONS
+from stillframe.watch.observation_target import ObservationTarget
 from tests.calm import BANK
 from tests.watch.endpoint import Endpoint
 from tests.watch.observed import publish, ring
@@ -66,6 +69,14 @@ def asked(query: str) -> Iterator[tuple[str, set[str]]]:
             yield str(part.name), {m.name for m in part.matchers.matchers} | grouped
 
 
+def choosing_metric() -> str:
+    """Return the metric that a watcher must have to be selected."""
+    (variable,) = [v for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
+    found = re.fullmatch(r"label_values\((\w+), instance\)", variable["definition"])
+    assert found is not None
+    return found[1]
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Return the labels of each metric that is scraped of a bank that runs, and of observations."""
@@ -84,7 +95,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             assert isinstance(await system.snapshot(), SnapshotEntry)
             scrape = await watcher.until("evaluated_snapshot_number", 1)
             publish(directory / "seen", ring(1, "AB"))
-            async with watching(directory / "seen") as other:
+            async with watching(directory / "seen", otlp=endpoint.url) as other:
                 seen = await other.scrape()
         store.close()
         found: dict[str, set[str]] = {"up": set()}
@@ -113,9 +124,7 @@ def test_every_panel_shows_what_there_is(told: dict[str, set[str]]) -> None:
         may_have = check(query, told)
         assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= may_have, legend
         assert 'instance="$instance"' in query
-    (variable,) = [v for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
-    (name,) = re.fullmatch(r"label_values\((\w+), instance\)", variable["definition"]).groups()  # type: ignore[union-attr]
-    assert name in told
+    assert choosing_metric() in told
 
 
 @pytest.mark.slow
@@ -127,6 +136,20 @@ def test_every_alert_asks_for_what_there_is(told: dict[str, set[str]]) -> None:
         assert set(re.findall(r"\{\{ \$labels\.(\w+) \}\}", words)) <= may_have
         assert re.fullmatch(r"Stillframe[A-Za-z]+", rule["alert"])
         assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+
+
+def test_every_metric_of_observations_has_a_panel() -> None:
+    """None was forgotten."""
+    of_panels = {name for query, _ in queries() for name, _ in asked(query)}
+    assert {f"stillframe_{name}" for name in OBSERVATIONS} <= of_panels
+
+
+def test_a_watcher_of_observations_can_be_selected(tmp_path: Path) -> None:
+    """It has no metric of whether a system runs."""
+    publish(tmp_path, ring(1, "AB"))
+    metrics = asyncio.run(ObservationTarget(ObservationReader(tmp_path)).metrics())
+    names = {one.name for family in metrics.collect() for one in family.samples}
+    assert choosing_metric() in names
 
 
 def test_the_panels_do_not_overlap_and_have_names_of_their_own() -> None:
