@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from stillframe import analytics
 from stillframe.errors import Damaged, UsageError
 from stillframe.protocol.activities import service_of
+from stillframe.storage.location import ObjectPath
 from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.observation_tables import amounts_of, fields_of, state_of
 from stillframe.store.observations import ObservationReader, ObservationWriter
@@ -55,6 +56,21 @@ def test_the_tables_hold_what_each_observation_holds(spark: SparkSession, tmp_pa
     amounts = sorted(rows["amounts"], key=lambda row: (row["observation"], row["unit"]))
     assert amounts == [
         {"observation": number} | row for number, one in found.items() for row in amounts_of(one)
+    ]
+
+
+def test_the_tables_are_the_same_in_an_object_store(
+    spark: SparkSession, spark_bucket: ObjectPath
+) -> None:
+    """Tasks read it with what they find in their environment."""
+    filled(spark_bucket / "seen", KIND, SEED).close()
+    tables = analytics.observation_tables(spark, str(spark_bucket / "seen"))
+    with analytics.spark_errors(spark_bucket / "seen"):
+        rows = [row.asDict() for row in tables["amounts"].orderBy("observation", "unit").collect()]
+    assert rows == [
+        {"observation": observation.number} | row
+        for observation in observed(KIND, SEED)[0]
+        for row in amounts_of(observation)
     ]
 
 

@@ -1,8 +1,8 @@
 """What a driver does on a real cluster, for ``test_cluster``.
 
-It makes a store whose snapshots are based on each other, their fragments, and an event log; it asks
-for the history, a difference and large tables, and assembles the fragments. REPORT is one JSON
-object: what was found, and what had to be.
+It makes a store whose snapshots are based on each other, their fragments, an event log, and
+observations of services in a bucket. It asks for the history, a difference, large tables and
+amounts, and assembles the fragments. REPORT is one JSON object: what was found, and what had to be.
 """
 
 import json
@@ -17,9 +17,12 @@ from stillframe.analytics import (
     diff_store,
     marker_paths,
     marker_steps,
+    observation_tables,
     snapshot_history,
 )
 from stillframe.model import Snapshot
+from stillframe.storage.location import locate
+from stillframe.store.observation_tables import amounts_of
 from stillframe.store.store import Store
 from tests.analytics.chains import make_chains
 from tests.analytics.test_marker_paths import RING, write
@@ -27,9 +30,10 @@ from tests.analytics.test_store_diff import changes
 from tests.fragments import write_fragments
 from tests.spark.standalone import cluster_session
 from tests.store import keyed_samples
+from tests.store.observation_samples import filled, observed
 
 
-def main(directory: str, cluster: str, report: str) -> None:
+def main(directory: str, cluster: str, report: str, bucket: str) -> None:
     """Ask on the cluster, and write down what was found."""
     root = Path(directory)
     store, out = root / "store", root / "out"
@@ -44,7 +48,11 @@ def main(directory: str, cluster: str, report: str) -> None:
     compact_store(spark, store, out)
     accounts = compacted_tables(spark, out)["Bank_accounts"]
     verdicts = assemble(spark, root / "parts", root / "again").collect()
+    seen = locate(f"{bucket}/seen")
+    filled(seen, "losses", 1).close()
+    amounts = observation_tables(spark, seen)["amounts"].orderBy("observation", "unit")
     found: dict[str, Any] = {
+        "amounts": [row.asDict() for row in amounts.collect()],
         "assembled": sorted(row["snapshot"] for row in verdicts if not row["why"]),
         "snapshots": snapshot_history(spark, store).count(),
         "hops": [[row["source"], row["target"], row["travelled_ms"]] for row in hops],
@@ -59,6 +67,11 @@ def main(directory: str, cluster: str, report: str) -> None:
     for snapshot in cuts:
         again.verify(snapshot)
     expected = {
+        "amounts": [
+            {"observation": observation.number} | row
+            for observation in observed("losses", 1)[0]
+            for row in amounts_of(observation)
+        ],
         "assembled": sorted(map(str, cuts)),
         "snapshots": len(cuts),
         "hops": [["P1", "P2", 2.0], ["P2", "P3", 0.5], ["P3", "P1", 6.0]],

@@ -51,11 +51,11 @@ def test_verdicts_on_a_cluster_are_the_same_also_if_an_executor_is_killed(
 
 @pytest.mark.nightly(part="verdicts", only=True)
 def test_the_history_of_a_store_is_read_and_compacted_on_a_cluster(
-    cluster: Cluster, driver: Driver, tmp_path: Path
+    cluster: Cluster, driver: Driver, tmp_path: Path, moto_bucket: str
 ) -> None:
-    """Executors without our package verify files, merge chains, write tables, and put fragments
-    together."""
-    report = tmp_path / "report.json"
-    driver.run("tests.spark.history_program", tmp_path, cluster.address, report, place=tmp_path)
+    """Executors without our package verify files, merge chains, write tables, put fragments
+    together, and read observations from an object store."""
+    report, program = tmp_path / "report.json", "tests.spark.history_program"
+    driver.run(program, tmp_path, cluster.address, report, moto_bucket, place=tmp_path)
     said = json.loads(report.read_text())
     assert said["found"] == said["expected"]
