@@ -23,11 +23,13 @@ from stillframe.cli.observe import (
     ObservationStored,
 )
 from stillframe.runtime.events import ConnectionWarning
+from stillframe.storage.location import locate
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.json_page import check_output
 from tests.ports import free_port
 from tests.services.deployment import SECRET
+from tests.storage.faulty import restarted
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -204,10 +206,11 @@ class Collector:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stillframe", *self.arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         )
+        self.said = ""
 
     def until(self, kind: str, **members: object) -> dict[str, Any]:
         """Read events up to one of this kind with these members."""
@@ -222,10 +225,15 @@ class Collector:
     def end(self, number: signal.Signals) -> int:
         """End it by a signal; return its exit code."""
         self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=60)
+        rest = self.rest()
         if number is not signal.SIGKILL:
-            self.printed += rest.splitlines()
+            self.printed += rest
         return self.process.returncode
+
+    def rest(self) -> list[str]:
+        """Wait until it ends; return the rest of its events."""
+        rest, self.said = self.process.communicate(timeout=60)
+        return rest.splitlines()
 
 
 @contextlib.contextmanager
@@ -287,3 +295,22 @@ def test_a_collector_that_is_killed_continues(secret: Path, tmp_path: Path, call
     with contextlib.closing(ObservationWriter.open(store)) as writer:
         assert writer.ledger.members == {instance}
         assert writer.ledger.targets
+
+
+@pytest.mark.slow
+def test_a_collector_that_lost_its_store_ends(secret: Path, moto_bucket: str, call: Call) -> None:
+    """In an object store another one may take over; what the first one has stored stays."""
+    store, port = f"{moto_bucket}/seen", free_port()
+    options = ("--store", store, "--secret-file", secret, "--listen", f"127.0.0.1:{port}")
+    with bank(port):
+        first = Collector(*options, "--interval", "50ms", "--keep", "3")
+        for _ in range(5):
+            before = first.until("ObservationStored", instance_count=1)
+        with restarted(), contextlib.closing(ObservationWriter.open(locate(store))) as writer:
+            first.printed += first.rest()
+            assert writer.number >= before["number"]
+            assert len(writer.numbers()) == 3
+    assert first.process.returncode == 2
+    assert "another program has taken over" in first.said
+    check_output(first.arguments, "\n".join(map(str.strip, first.printed)))
+    assert call("verify", store).exit_code == 0

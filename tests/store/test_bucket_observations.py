@@ -185,12 +185,9 @@ def frozen_before(name: str, number: int, act: Callable[[], object]) -> Any:
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize(("name", "number"), [("files_below", 1), ("delete", 2)])
-def test_a_collector_that_opens_late_deletes_nothing_in_use(
-    seen: ObjectPath, name: str, number: int
-) -> None:
-    """Another one takes over and publishes before it looks, or before it deletes what was left. The
-    first thing that it deletes shows whether writes are conditional."""
+def test_a_collector_that_opens_late_deletes_nothing_in_use(seen: ObjectPath) -> None:
+    """Another one takes over and publishes before it deletes what was left. The first thing that it
+    deletes shows whether writes are conditional."""
     storage_of(seen).put(seen / OBSERVATIONS / "7" / CALLS, b"half")
     others: list[ObservationWriter] = []
 
@@ -198,11 +195,25 @@ def test_a_collector_that_opens_late_deletes_nothing_in_use(
         others.append(ObservationWriter.open(seen))
         publish(others[0], others[0].number + 1)
 
-    with contextlib.suppress(Fenced), frozen_before(name, number, take_over):
+    with frozen_before("delete", 2, take_over):
         ObservationWriter.open(seen).close()
     with contextlib.closing(others[0]) as other:
         publish(other, 9)
     assert directories(seen) == verified(seen) == [*NUMBERS, 8, 9]
+
+
+@pytest.mark.usefixtures("hasty")
+def test_who_takes_over_reads_what_came_meanwhile(seen: ObjectPath) -> None:
+    """The earlier collector publishes once more, after its ledger was read; never again after it
+    was replaced. The first two that are replaced show whether writes are conditional."""
+    first = ObservationWriter.open(seen)
+    with frozen_before("replace_if_unchanged", 3, lambda: publish(first, 7)):
+        second = ObservationWriter.open(seen)
+    with contextlib.closing(first), contextlib.closing(second):
+        assert (second.number, second.ledger.lost) == (7, {"EUR": 7})
+        with pytest.raises(Fenced):
+            publish(first, 8)
+    assert verified(seen) == [*NUMBERS, 7]
 
 
 def test_of_a_lost_answer_the_next_ledger_decides(seen: ObjectPath) -> None:

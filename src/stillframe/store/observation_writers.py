@@ -310,21 +310,18 @@ class ObservationBucket:
 
     def _take_over(self, *, has_head: bool) -> None:
         """Become the only writer, and remove what an earlier one left."""
-        place = self._path / LEDGER
-        content = self._ledger.read(bytes_max=SEALED_BYTES_MAX)
-        if content is not None:
-            before = read_sealed_bytes(place, content, BucketLedger)
-        elif has_head:
-            raise Damaged(f"{place} is missing: put it back from a copy of the store", path=place)
-        else:
-            before = BucketLedger(token="", number=0, ledger=_NO_CALLS, published=())
-        if before.published and not has_head:
-            raise _without_head(self._path)
         found = self._objects()
-        # A later writer begins above what was there when this one took over. So what this one
-        # deletes is of no later writer, even if it is a late one itself.
-        number = max(before.number, *found, 0)
-        self._write_ledger(number, before.ledger, list(before.published))
+        while True:
+            before = self._read_ledger(has_head=has_head)
+            # A later writer begins above what was there when this one took over. So what this one
+            # deletes is of no later writer, even if it is a late one itself.
+            number = max(before.number, *found, 0)
+            try:
+                self._write_ledger(number, before.ledger, list(before.published))
+                break
+            except Fenced:
+                # An earlier writer, whose lease has ended, was faster: read what it wrote.
+                self._is_lost = False
         if not has_head:
             with contextlib.suppress(FileExistsError):
                 # Last: this object makes the place a store of observations.
@@ -333,6 +330,20 @@ class ObservationBucket:
         unpublished = found.keys() - {*self._published}
         self._storage.delete(place for one in sorted(unpublished) for place in found[one])
         self.stored: StoredLedger = msgspec.structs.replace(before, number=number)
+
+    def _read_ledger(self, *, has_head: bool) -> BucketLedger:
+        place = self._path / LEDGER
+        content = self._ledger.read(bytes_max=SEALED_BYTES_MAX)
+        if content is None:
+            if has_head:
+                raise Damaged(
+                    f"{place} is missing: put it back from a copy of the store", path=place
+                )
+            return BucketLedger(token="", number=0, ledger=_NO_CALLS, published=())
+        before = read_sealed_bytes(place, content, BucketLedger)
+        if before.published and not has_head:
+            raise _without_head(self._path)
+        return before
 
     def _objects(self) -> dict[int, list[Location]]:
         """Return the objects that are there, by the number of their observation."""
