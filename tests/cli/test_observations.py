@@ -79,6 +79,14 @@ def test_an_empty_store_says_so(tmp_path: Path, call: Call) -> None:
     assert (result.exit_code, "holds no observation yet" in result.stderr) == (2, True)
 
 
+def test_a_copy_is_made_by_other_programs(seen: Path, tmp_path: Path, call: Call) -> None:
+    """Of files as they are."""
+    result = call("store", "copy", seen, tmp_path / "elsewhere")
+    assert (result.exit_code, "such as with 'cp -r'" in result.stderr) == (2, True)
+    assert not (tmp_path / "elsewhere").exists()
+    assert call("verify", shutil.copytree(seen, tmp_path / "elsewhere")).exit_code == 0
+
+
 def test_stats_summarize_all_observations(seen: Path, call: Call) -> None:
     """As of snapshots, with the observation that has the maximum; a damaged one is left out."""
     entries = json.loads(call("list", seen, "--json").stdout)["observations"]
@@ -372,7 +380,6 @@ def test_diff_names_instances_that_came_or_left() -> None:
         ("store", "compact", "SEEN", "--out", "elsewhere"),
         ("store", "follow", "SEEN", "--checkpoint", "elsewhere"),
         ("pipeline", "list", "SEEN"),
-        ("store", "copy", "SEEN", "elsewhere"),
         ("run", "examples.bank:bank", "--store", "SEEN"),
     ],
 )

@@ -490,6 +490,12 @@ def copy(
 ) -> None:
     """Copy a store to another place, from or to an object store. Every byte is verified, and no
     system may run on the store meanwhile. Delete the original to move it."""
+    if observations.reader_of(source) is not None:
+        raise UsageError(
+            f"{source} holds observations of services, and only snapshots are copied",
+            remedy="while no collector runs, copy all its files as they are, such as with 'cp -r' "
+            "to another directory, or with 'aws s3 sync' inside S3",
+        )
     with output.progress_bar("copying snapshots") as update:
         entries = copy_store(source, target, lambda _, total: update(total=total, advance=1))
     byte_count = sum(entry.bytes for entry in entries)

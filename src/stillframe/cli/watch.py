@@ -52,7 +52,7 @@ app = Commands()
 )
 def watch(
     path: Location = argument(
-        "STORE", "Directory or address of a store or pipeline, or directory of observations."
+        "STORE", "Directory or address of a store, a pipeline, or observations of services."
     ),
     predicates: list[str] | None = option(
         "PREDICATE",
