@@ -23,6 +23,7 @@ from stillframe.store.observations import ObservationReader, ObservationWriter
 from stillframe.store.store import Store
 from tests.nightly import by_night
 from tests.s3_servers import at_night
+from tests.storage import fake_hdfs
 from tests.storage.faulty import (
     DEATHS,
     ONCE,
@@ -137,6 +138,16 @@ def test_only_the_newest_stay(seen: ObjectPath) -> None:
         assert verified(seen) == directories(seen) == [6, 8]
     with pytest.raises(UsageError, match=f"no observation {manifest.number} .*; it has 6 to 8"):
         reader.load(manifest.number)
+
+
+def test_in_hdfs_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its conditional writes are renames."""
+    fake_hdfs.use(monkeypatch)
+    place = ObjectPath(f"hdfs://fake-{secrets.token_hex(8)}", "seen")
+    filled(place, KIND, SEED).close()
+    with opened(place, keep_count=2) as writer:
+        publish(writer, 8)
+    assert verified(place) == directories(place) == [6, 8]
 
 
 def test_a_second_collector_is_refused(seen: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from stillframe.protocol.calls import (
     OpenCall,
     ServedCall,
 )
+from stillframe.storage.location import Location
 from stillframe.store.observations import ObservationWriter
 
 AT = 1_700_000_000.0
@@ -117,7 +117,7 @@ def crowd(number: int, *, instance_count: int, call_count: int) -> Observation:
     return observed(number, calls, names)
 
 
-def publish(store: Path, *observations: Observation) -> None:
+def publish(store: Location, *observations: Observation) -> None:
     """Store observations as a collector does."""
     writer = ObservationWriter.open(store)
     for one in observations:

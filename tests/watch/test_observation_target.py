@@ -1,6 +1,7 @@
 """Observations of services are followed as they are stored, and as they are removed."""
 
 import asyncio
+import secrets
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from stillframe.cli.watch import _target
 from stillframe.errors import UsageError
+from stillframe.storage.location import ObjectPath
+from stillframe.storage.opened import object_store_of
 from stillframe.store.layout import OBSERVATIONS
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from stillframe.watch.metrics import OBSERVATIONS as METRICS
@@ -104,6 +107,26 @@ def test_retention_may_remove_what_is_shown(seen: Path) -> None:
 
     assert newest(heard := watching(seen, act)) == 3
     assert heard.sentences == []
+
+
+def test_observations_in_an_object_store_are_followed() -> None:
+    """A poll that finds nothing new is one request: it reads the ledger."""
+    place = ObjectPath(f"memory://{secrets.token_hex(8)}", "seen")
+    publish(place, observed(1, [Call(A, B)]))
+    target = ObservationTarget(ObservationReader(place))
+
+    async def poll_thrice() -> int:
+        await target.poll()
+        before = object_store_of(place).counts.requests
+        await target.poll()
+        after = object_store_of(place).counts.requests
+        publish(place, observed(2, [Call(A, B)]))
+        await target.poll()
+        return after - before
+
+    assert asyncio.run(poll_thrice()) == 1
+    assert target.summary is not None
+    assert target.summary.manifest.number == 2
 
 
 def test_one_that_is_removed_while_it_is_read_is_left_out(

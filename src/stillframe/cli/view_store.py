@@ -87,8 +87,8 @@ def _refuse_options_of_snapshots(path: Location, options: ViewOptions) -> None:
 
 
 def _beside(path: Location, name: str) -> Path:
-    """Return the file for a part of a store, which `name` names: beside the store, or in the
-    current directory if that is in an object store."""
+    """Return the file for the snapshot or observation `name` of a store: beside the store, or in
+    the current directory if that is in an object store."""
     beside = path if isinstance(path, Path) else Path(path.name)
     return beside.with_name(f"{path.stem}-{name}{SUFFIX}")
 
