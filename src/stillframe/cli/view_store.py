@@ -87,7 +87,7 @@ def _refuse_options_of_snapshots(path: Location, options: ViewOptions) -> None:
 
 
 def _beside(path: Location, name: str) -> Path:
-    """Return the file for the snapshot or observation `name` of a store: beside the store, or in
+    """Return the file for the snapshot or observation `name` of a store: next to the store, or in
     the current directory if that is in an object store."""
     beside = path if isinstance(path, Path) else Path(path.name)
     return beside.with_name(f"{path.stem}-{name}{SUFFIX}")
