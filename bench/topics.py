@@ -38,7 +38,8 @@ from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import requests_to
 from stillframe.store.sealed_json import seal
 from tests.s3_servers import environment, versitygw
-from tests.spark.outside import create_topics, jars, kafka
+from tests.kafka_topics import create_topics
+from tests.spark.outside import jars, kafka
 
 RECORD_COUNT = 1_000_000
 BATCH_RECORD_COUNT = 250_000

@@ -701,7 +701,7 @@ def test_a_service_begins_although_consumers_do_not_see_its_commit_yet(
 ) -> None:
     """Since a broker that is busy writes the marker of a commit later than it confirms it."""
     pipeline = chain(tmp_path / "p.pipeline", servers)
-    monkeypatch.setattr(topic_service.Ledger, "versions", lambda _: [])
+    monkeypatch.setattr(ledger.Ledger, "versions", lambda _: [])
     with join("till", pipeline=pipeline.path, state=Till()) as me:
         me.leave()
     monkeypatch.undo()

@@ -33,8 +33,8 @@ from stillframe.protocol.calls import (
     RequestHeader,
 )
 from stillframe.services.headers import HeaderCodec
-from stillframe.services.task_waits import waits_of_tasks
 from stillframe.services.targets import target_named
+from stillframe.services.task_waits import waits_of_tasks
 
 SECRET_BYTES_MIN = 16
 AMOUNT_MAX = 2**53
