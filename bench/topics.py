@@ -37,8 +37,8 @@ from stillframe.storage.files import below, replace
 from stillframe.storage.location import Location, locate
 from stillframe.storage.opened import requests_to
 from stillframe.store.sealed_json import seal
-from tests.s3_servers import environment, versitygw
 from tests.kafka_topics import create_topics
+from tests.s3_servers import environment, versitygw
 from tests.spark.outside import jars, kafka
 
 RECORD_COUNT = 1_000_000

@@ -371,7 +371,7 @@ class ColoursIgnored(Collector):
         return super().joined(instance, 0, gone_count)
 
     def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
-        number = self._number
+        number = self.number
         result = super().add(fragment)
-        self._number = number
+        self.number = number
         return result

@@ -640,7 +640,7 @@ class Judge:
         silent = self._called - self._answering
         expected = [f"{target} has never answered with a header" for target in sorted(silent)]
         expected += [f"the amounts of call {call} are not known" for call in sorted(blind)]
-        expected += [f"{target} has answered without a header" for target in bare]
+        expected += [f"{target} has answered without a header" for target in dict.fromkeys(bare)]
         others = ("too many", "not connected")
         found = [one for one in observation.partial if not any(other in one for other in others)]
         check_equal("partial", found, expected)
