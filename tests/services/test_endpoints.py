@@ -22,11 +22,11 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.routing import Route
 
 from stillframe.errors import UsageError
-from stillframe.protocol.calls import InstanceFragment
+from stillframe.protocol.calls import CallId, InstanceFragment, RequestHeader
 from stillframe.services.agent import AMOUNT_MAX, BODY_BYTES_MAX, Agent, Message
 from stillframe.services.asgi import ObservedApplication
 from stillframe.services.attachment import observe_application
-from stillframe.services.headers import NAME
+from stillframe.services.headers import NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
 from tests.services.deployment import SECRET, address, listening, served
 
@@ -722,6 +722,61 @@ def test_a_request_that_no_endpoint_answers_is_answered(path: str, status: int) 
         raise AssertionError(number)
 
     assert asyncio.run(call(watched, path)).status_code == status
+
+
+def without_body(watched: Watched) -> None:
+    """Add an endpoint that does not read a body."""
+    watched.app.post("/it")(_marking(watched))
+
+
+BODY = [(b"content-length", b"1")]
+DISCONNECTED: dict[str, tuple[Any, Callable[[Watched], None], Any, bool, bool | None]] = {
+    "nothing to read": (None, without_body, [], True, False),
+    "does not read": (None, without_body, BODY, True, True),
+    "reads": (None, with_body, BODY, False, None),
+    "missing": (None, lambda _: None, [], False, None),
+    "route in FastAPI": (None, plain_route, [], True, False),
+    "Starlette": (Starlette, plain_route, [], True, False),
+    "Starlette, with a body": (Starlette, plain_route, BODY, True, True),
+}
+"""An application, what adds the endpoint, headers of the request, whether the endpoint acts, and
+whether the amounts of the call are unknown, if it is accepted."""
+
+
+@pytest.mark.parametrize("kind", DISCONNECTED)
+def test_a_request_is_accepted_if_its_endpoint_runs_although_the_caller_has_disconnected(
+    kind: str,
+) -> None:
+    """A server reports the disconnection in place of the body, and then frameworks may call the
+    endpoint all the same."""
+    make, add, headers, acts, is_unknown = DISCONNECTED[kind]
+    watched = Watched(app=make and make(), carries=lambda _: {"EUR": 1})
+    add(watched)
+    header = HeaderCodec(SECRET).encode(RequestHeader(0, CallId("C-1", 1)))
+    headers = [*headers, (NAME.encode(), header.encode())]
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/it",
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+    }
+    asyncio.run(watched.app(scope, receive, send))
+    capture(watched)
+    assert (watched.was_accepted_before is not None) == acts
+    [fragment] = fragments
+    assert [one.details.has_unknown_amounts for one in fragment.served] == [is_unknown] * acts
 
 
 def test_the_answer_to_a_call_whose_endpoint_raises_is_accepted() -> None:

@@ -11,6 +11,10 @@ is in transit. An endpoint that runs in a thread and makes steps (`Agent.step`) 
 step. Observations are partial while one runs that makes none, while FastAPI passes a request on to
 something that is not called so, and always if there is other middleware inside, which may suspend.
 
+If the caller has disconnected early, a server reports that in place of the request, and frameworks
+call an endpoint that does not read it all the same. Then the request is accepted there. Where
+nothing tells whether the endpoint began, the request is accepted, too.
+
 An application that raises is answered by the outermost middleware of its framework. Around that,
 `ObservedErrors` gives the answer its header.
 
@@ -105,18 +109,23 @@ class ObservedApplication:
     ) -> None:
         agent = self._agent
         body, rest = await _read(receive)
-        if rest is not None and rest["type"] == "http.disconnect":
-            # The request has not arrived as a whole, so it is not accepted.
-            await self._application(scope, _replay(body, receive, rest), send)
-            return
+        is_gone = rest is not None and rest["type"] == "http.disconnect"
+        is_long = rest is not None and not is_gone
         # What a dependency does before the request is accepted is behind the cut as well.
         agent.report(agent.rules.meet(header.colour))
         request = Message(method=scope["method"], path=scope["path"], body=body)
-        is_whole = rest is None
-        call = _ServedCall(agent, header, request, send, scope.get(_FAILED), is_whole=is_whole)
+        call = _ServedCall(
+            agent,
+            header,
+            request,
+            send,
+            scope.get(_FAILED),
+            is_whole=not is_long and not (is_gone and _has_body(scope)),
+            may_have_acted=lambda: not is_gone or self._may_act_unnoticed(scope),
+        )
         outer = scope.get("app")
         tokens = SERVING.set(header.call), _SERVED.set(call)
-        with agent.noted(lambda: self._why_torn(scope, outer, call)):
+        with agent.noted(lambda: self._why_torn(scope, outer, call, is_long=is_long)):
             try:
                 # Which endpoint serves the request is not known yet.
                 with (
@@ -128,7 +137,12 @@ class ObservedApplication:
                 _SERVED.reset(tokens[1])
                 call.close()
 
-    def _why_torn(self, scope: Scope, outer: Any, call: "_ServedCall") -> str:
+    def _may_act_unnoticed(self, scope: Scope) -> bool:
+        """Return whether an endpoint may have begun, of those that do not call `accept_request`."""
+        accepts = self._accepts_in_endpoint
+        return accepts is None or ("endpoint" in scope and not accepts(scope))
+
+    def _why_torn(self, scope: Scope, outer: Any, call: "_ServedCall", *, is_long: bool) -> str:
         """Return why a capture while a request is served may not be between two steps. `outer` is
         the application; the scope has one that is mounted in it, once that serves the request."""
         path: str = scope["path"]
@@ -139,7 +153,7 @@ class ObservedApplication:
         inner = inner or _middleware_of(scope.get("endpoint"), getattr(mounted, "routes", ()))
         if inner:
             return f"{inner} is inside the middleware that takes part in observations"
-        if not call.is_whole:
+        if is_long:
             return f"the body of {path} is too long to be accepted in one step"
         if (endpoint := scope.get("endpoint")) is None:
             return ""
@@ -162,8 +176,10 @@ class _ServedCall:
         failed: list[_FailedCall] | None,
         *,
         is_whole: bool,
+        may_have_acted: Callable[[], bool],
     ) -> None:
-        self.is_whole = is_whole
+        self._is_whole = is_whole
+        self._may_have_acted = may_have_acted
         self._agent = agent
         self._failed = failed
         self._header: RequestHeader | None = header
@@ -188,7 +204,7 @@ class _ServedCall:
         if self._header is not None:
             header, self._header = self._header, None
             self._incoming = self._agent.accept(
-                header, self._request, is_whole=self.is_whole, task=self._task
+                header, self._request, is_whole=self._is_whole, task=self._task
             )
 
     @contextlib.contextmanager
@@ -229,9 +245,12 @@ class _ServedCall:
         """Send the start of the answer; None stands for a body whose parts follow."""
         start, self._start = self._start, None
         assert start is not None
-        self.accept()
+        if self._may_have_acted():
+            self.accept()
         incoming, self._incoming = self._incoming, None
-        assert incoming is not None
+        if incoming is None:
+            await self._send(start)  # to a caller that has disconnected
+            return
         if body is None:
             path = self._request.path
             self._stream = self._agent.noted(lambda: f"the answer of {path} crosses the cut")
@@ -246,7 +265,8 @@ class _ServedCall:
         """End the call, also if the application made no answer."""
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
-        self.accept()
+        if self._may_have_acted():
+            self.accept()
         self._end_in_thread()
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None
@@ -303,6 +323,14 @@ def _with_header(start: Event, header: str) -> Event:
     from another answer."""
     others = [one for one in start.get("headers", ()) if one[0].lower() != _NAME]
     return {**start, "headers": [*others, (_NAME, header.encode())]}
+
+
+def _has_body(scope: Scope) -> bool:
+    """Return whether a request has a body, by its headers."""
+    return any(
+        (name == b"content-length" and value != b"0") or name == b"transfer-encoding"
+        for name, value in scope["headers"]
+    )
 
 
 def _may_be_kept(start: Event, method: str) -> bool:
