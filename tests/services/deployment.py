@@ -34,14 +34,16 @@ DELAY_S = 0.2
 
 
 @contextlib.asynccontextmanager
-async def served(app: fastapi.FastAPI, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve an application while the body runs."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+async def served(
+    app: fastapi.FastAPI, listener: socket.socket, **settings: Any
+) -> AsyncIterator[uvicorn.Server]:
+    """Serve an application while the body runs; yield the server."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", **settings))
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0)
     try:
-        yield
+        yield server
     finally:
         server.should_exit = True
         await running
@@ -105,10 +107,11 @@ class Bank:
                 await asyncio.sleep(self._chance.random() * 0.02)
         return {"amount": back}
 
-    async def send(self, target: str, amount: int) -> None:
+    async def send(self, target: str, amount: int, **settings: Any) -> None:
         """Pay another one."""
         self.balance -= amount
-        answer = await self.client.post(f"http://{target}/pay", json={"amount": amount})
+        url = f"http://{target}/pay"
+        answer = await self.client.post(url, json={"amount": amount}, **settings)
         self.balance += answer.json()["amount"]
 
 
@@ -272,13 +275,18 @@ class Deployment(Collected):
         self.banks = [kind(name, self.chance, self.targets, self.report) for name in names]
         for bank in self.banks:
             self.join(bank.agent)
+        self.served_with: dict[str, Any] = {}
+        """Settings of uvicorn."""
+        self.servers: dict[str, uvicorn.Server] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve all of them. Let each pay each once, and others while the body runs."""
         async with contextlib.AsyncExitStack() as stack:
             for bank, listener in zip(self.banks, self._listeners, strict=True):
-                await stack.enter_async_context(served(bank.app, listener))
+                self.servers[address(listener)] = await stack.enter_async_context(
+                    served(bank.app, listener, **self.served_with)
+                )
                 stack.push_async_callback(bank.close)
             for bank in self.banks:
                 for target in self.targets:
@@ -297,4 +305,8 @@ class Deployment(Collected):
     async def _load(self, number: int, over: asyncio.Event) -> None:
         others = [target for place, target in enumerate(self.targets) if place != number]
         while not over.is_set():
-            await self.banks[number].send(self.chance.choice(others), self.chance.randint(1, 9))
+            await self.pay(number, self.chance.choice(others), self.chance.randint(1, 9))
+
+    async def pay(self, number: int, target: str, amount: int) -> None:
+        """Let a bank pay a target."""
+        await self.banks[number].send(target, amount)

@@ -1,5 +1,6 @@
 """Mistakes of a host of the rules, which a check of a cut has to find."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -76,6 +77,25 @@ def capture_behind(agent: Agent) -> None:
     instance.accept = wrong  # type: ignore[method-assign]
 
 
+def capture_after_processing(agent: Agent) -> None:
+    """Let an instance meet the colour of a request when it answers it."""
+    hidden, instance = _hide_colours(agent), agent.rules
+    accept, answer = instance.accept, instance.answer
+    colours: dict[int, int] = {}
+
+    def accepted(header: RequestHeader, **settings: Any) -> tuple[int, InstanceFragment | None]:
+        ticket, fragment = accept(header, **settings)
+        colours[ticket] = hidden.pop(header.call)
+        return ticket, fragment
+
+    def answered(ticket: int, **settings: Any) -> AnswerHeader:
+        agent.report(instance.meet(colours.pop(ticket)))
+        return answer(ticket, **settings)
+
+    instance.accept = accepted  # type: ignore[method-assign]
+    instance.answer = answered  # type: ignore[method-assign]
+
+
 def capture_behind_message(agent: Agent) -> None:
     """Let an instance capture after it has accepted a message of a stream."""
     instance = agent.rules
@@ -86,3 +106,12 @@ def capture_behind_message(agent: Agent) -> None:
         return instance.meet(header.colour)
 
     instance.accept_message = wrong  # type: ignore[method-assign]
+
+
+OF_HTTP: tuple[Callable[[Agent], None], ...] = (
+    request_without_colour,
+    answer_without_colour,
+    capture_behind,
+    capture_after_processing,
+)
+"""The mistakes of services over HTTP."""

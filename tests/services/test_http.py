@@ -9,7 +9,7 @@ from stillframe.errors import NotConsistent
 from stillframe.services.agent import Agent
 from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import BankInThreads, Deployment, find, observed
-from tests.services.mistakes import answer_without_colour, capture_behind, request_without_colour
+from tests.services.mistakes import OF_HTTP
 
 OBSERVATION_COUNT = 8
 
@@ -32,7 +32,7 @@ def test_every_total_with_steps_of_threads_is_exact(seed: int, figure: Figure) -
     figure("calls in a cut", sum(found.values()))
 
 
-@pytest.mark.parametrize("mistake", [request_without_colour, answer_without_colour, capture_behind])
+@pytest.mark.parametrize("mistake", OF_HTTP)
 def test_a_mistake_is_found(mistake: Callable[[Agent], None]) -> None:
     """By the check of each cut, since control messages are late."""
     with pytest.raises(NotConsistent, match="sent it after its own cut"):

@@ -1,6 +1,6 @@
-"""Services behind ``grpc.aio`` in processes of their own, of which one is killed.
+"""Services in processes of their own, of which one is killed: behind ``grpc.aio`` and uvicorn.
 
-``tests.soak.services`` has the same behind uvicorn.
+``tests.soak.services`` has many behind uvicorn.
 """
 
 import asyncio
@@ -10,16 +10,24 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from random import Random
 
+import httpx
 import pytest
 
-from stillframe.protocol.calls import CallPlace, Observation
+from stillframe.protocol.calls import CallId, CallPlace, Observation
 from stillframe.runtime.network.addresses import Address
-from stillframe.services.observer import Observer, ObserverConfig
+from stillframe.services.attachment import connected_agent
+from stillframe.services.http_client import ObservedTransport
+from stillframe.services.observer import Membership, Observer, ObserverConfig
+from tests.nightly import by_night
 from tests.ports import free_port
-from tests.services.deployment import BALANCE, SECRET, money_in
+from tests.services.deployment import BALANCE, SECRET, amount_of, money_in
+from tests.soak.services import LateLines
 
 ROOT = Path(__file__).parent.parent.parent
+KEPT_COUNT = 3
+AMOUNT = 5
 
 
 class Banks:
@@ -117,3 +125,145 @@ def test_a_killed_instance_is_named_and_its_calls_are_unknown() -> None:
     assert {call.place for call in open_to_dead} <= {CallPlace.UNKNOWN}
     [again] = [name for name in banks.published[-1].fragments if name.startswith("C-")]
     assert again != dead
+
+
+class Payer:
+    """A caller in this process, a bank in another one, and a collector that learns of its end only
+    when it may."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.target = f"127.0.0.1:{self.port}"
+        self.state = {"balance": BALANCE}
+        self.published: list[Observation] = []
+        self.abandoned: list[str] = []
+        self.members: list[tuple[str, Membership]] = []
+        self.observer = Observer(
+            ObserverConfig(secret=SECRET, interval_s=0.05, timeout_s=120, retire_s=0.2),
+            publish=lambda observation, times, ledger: self.published.append(observation),
+            store=lambda ledger: None,
+            abandoned=lambda number, why: self.abandoned.append(why),
+            warn=lambda text: None,
+            member=lambda name, change: self.members.append((name, change)),
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Take observations while the body runs."""
+        address = await self.observer.open(Address("127.0.0.1", 0))
+        self.lines = LateLines(address.port, Random(1), 0.0)
+        async with self.lines.running():
+            self._collector = f"127.0.0.1:{self.lines.port}"
+            agent = connected_agent(
+                service="A",
+                state=self.state,
+                collector=self._collector,
+                secret=SECRET,
+                targets=[self.target],
+                carries=amount_of,
+            )
+            observing = asyncio.create_task(self.observer.run())
+            async with httpx.AsyncClient(transport=ObservedTransport(agent)) as self.client:
+                try:
+                    self.start()
+                    yield
+                finally:
+                    self.kill()
+                    observing.cancel()
+                    await asyncio.gather(observing, return_exceptions=True)
+                    await self.observer.close()
+
+    def start(self) -> None:
+        """Start the bank."""
+        self._bank = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "uvicorn", "tests.services.kept_bank:app"),
+                *("--port", str(self.port), "--log-level", "critical"),
+            ],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+                "BANK_COLLECTOR": self._collector,
+            },
+        )
+
+    def kill(self) -> None:
+        """Kill the bank."""
+        self._bank.kill()
+        self._bank.wait()
+
+    async def pay(self, *, is_kept: bool) -> None:
+        """Pay the bank."""
+        self.state["balance"] -= AMOUNT
+        payment = {"amount": AMOUNT, "is_kept": int(is_kept)}
+        answer = await self.client.post(f"http://{self.target}/pay", json=payment, timeout=None)
+        self.state["balance"] += answer.json()["amount"]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        async with asyncio.timeout(120):
+            while not holds():  # noqa: ASYNC110 - other processes make it hold
+                await asyncio.sleep(0.02)
+
+    async def bank(self, after: int = 0) -> str:
+        """Wait until an instance of the bank has joined, after so many changes; return its name."""
+
+        def joined() -> list[str]:
+            changes = self.members[after:]
+            return [name for name, change in changes if (name[0], change) == ("D", "joined")]
+
+        await self.until(lambda: bool(joined()))
+        return joined()[0]
+
+    def is_kept(self) -> bool:
+        """Return whether the last observation has every kept call at the bank."""
+        places = [call.place for call in self.published[-1].calls] if self.published else []
+        return places == [CallPlace.SERVED] * KEPT_COUNT
+
+    def exact(self, bank: str) -> list[Observation]:
+        """Return the exact observations of a bank and the caller."""
+        both = [one for one in self.published if len(one.fragments) == 2]
+        return [one for one in both if one.is_exact and bank in one.fragments]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly(part="soak")
+@pytest.mark.parametrize("is_noticed", by_night((False, True), check=(False,)))
+def test_a_server_is_killed_during_calls_and_starts_again_at_once(is_noticed: bool) -> None:
+    """Also if the collector notices that only afterwards: its calls are unknown, and every exact
+    total is right."""
+    payer = Payer()
+
+    async def run() -> tuple[str, str, set[CallId]]:
+        async with payer.running():
+            dead = await payer.bank()
+            await payer.pay(is_kept=False)
+            calls = [asyncio.create_task(payer.pay(is_kept=True)) for _ in range(KEPT_COUNT)]
+            await payer.until(payer.is_kept)
+            kept = {one.call for one in payer.published[-1].calls}
+            change_count = len(payer.members)
+            if not is_noticed:
+                payer.lines.passes_ends.clear()
+            payer.kill()
+            payer.start()
+            broken = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(one) for one in broken} <= {httpx.RemoteProtocolError, httpx.ReadError}
+            successor = await payer.bank(change_count)
+            assert is_noticed or (dead, "left") not in payer.members
+            payer.lines.passes_ends.set()
+            await payer.until(lambda: any(dead in one.gone for one in payer.published))
+            await payer.pay(is_kept=False)
+            await payer.until(lambda: len(payer.exact(successor)) >= KEPT_COUNT)
+            return dead, successor, kept
+
+    dead, successor, kept = asyncio.run(run())
+    assert set(payer.abandoned) <= {f"{dead} was disconnected"}
+    assert {money_in(one) for one in payer.exact(dead)} == {2 * BALANCE}
+    taken_along = AMOUNT * (1 + KEPT_COUNT)
+    assert {money_in(one) for one in payer.exact(successor)} == {2 * BALANCE - taken_along}
+    without = [one for one in payer.published if dead not in one.fragments]
+    places = [[call.place for call in one.calls if call.call in kept] for one in without]
+    assert max(map(len, places)) == KEPT_COUNT
+    assert {place for one in places for place in one} == {CallPlace.UNKNOWN}
+    assert not any(one.not_accepted for one in payer.published)

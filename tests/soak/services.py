@@ -2,11 +2,15 @@
 
 ``python -m tests.soak.services --observations 1000 --seed 1`` prints ``SEED=`` first. Three banks,
 one with several processes, pay each other through proxies that lose, delay and double requests and
-answers. The messages of the collector are late on purpose: otherwise a wrong rule would hardly ever
-be noticed. Every total of an exact observation must be right. Sometimes three banks open their
-vaults for each other at once, in an order that can end in a deadlock: an observation must find each
-one that its calls prove, and none must be reported at another time. At the end instances are killed
--9 and started again, and each is named.
+answers. The messages of the collector are late on purpose, some by seconds: otherwise a wrong rule
+would hardly ever be noticed. Every total of an exact observation must be right. Sometimes three
+banks open their vaults for each other at once, in an order that can end in a deadlock: an
+observation must find each one that its calls prove, and none must be reported at another time. At
+the end instances are killed -9 during calls and started again, some before the collector has
+noticed that they are dead. Each is named, and their calls are unknown.
+
+``--mistake answer_without_colour`` lets every bank break a rule, and ends with 1 if an observation
+shows it. With ``--prompt`` the messages of the collector are not late.
 """
 
 import argparse
@@ -18,25 +22,35 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import httpx
 
 from examples.services import BALANCE, VAULT_TIMEOUT_S
 from examples.services.bad_network import LOOPBACK, BadNetwork, Faults, Proxy
 from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
-from stillframe.protocol.calls import CallPlace, Observation
+from stillframe.errors import NotConsistent
+from stillframe.protocol import calls
+from stillframe.protocol.calls import CallPlace, InstanceFragment, Observation
 from stillframe.runtime.network.addresses import Address
-from stillframe.services.observer import Observer, ObserverConfig
+from stillframe.services.observer import Membership, Observer, ObserverConfig
 from tests.nightly import by_night
 from tests.ports import free_port
 from tests.services.deployment import money_in
+from tests.services.mistakes import OF_HTTP
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET = "the secret of the soak"
 LATE_S_MAX = 0.4
+VERY_LATE_S = (1.0, 3.0)
+"""Between these is how late one message is in every `OBSERVATIONS_A_VERY_LATE`."""
+OBSERVATIONS_A_VERY_LATE = 4
+PROMPT_S_MAX = 0.01
+TIMEOUT_S = 30.0
+"""The time-out of an observation: none may be abandoned because of what is late."""
 FAULTS = Faults(lost_requests=0.02, lost_answers=0.02, doubled=0.02, delayed=0.1)
 RATE = 20.0
 PROCESS_COUNTS = {"A": 1, "B": by_night(4, check=2), "C": 1, "D": 1}
@@ -44,16 +58,39 @@ INSTANCE_COUNT = sum(PROCESS_COUNTS.values())
 RING = ("A", "C", "D")
 """Banks with one process, so that a request reaches the vault that is meant."""
 OBSERVATIONS_A_RING = 25
+KILLS = by_night(("D", "A", "B", "C", "D", "B"), check=("D",))
+"""The banks that are killed; the first, third and fifth one before the collector notices it."""
+SAME_TOTAL_COUNT = 3
 WAIT_S = 120.0
+_check_cut = calls.check_cut
 
 
 class LateLines(Proxy):
-    """A relay in front of the collector, which delays what passes and keeps its order."""
+    """A relay in front of the collector, which delays what passes and keeps its order.
 
-    def __init__(self, target_port: int, chance: Random) -> None:
+    Args:
+        target_port: the port of the collector.
+        chance: chooses how late a message is.
+        late_s_max: the most that it is late.
+
+    Attributes:
+        passes_ends: whether it passes on that a connection was closed.
+    """
+
+    def __init__(self, target_port: int, chance: Random, late_s_max: float) -> None:
         super().__init__()
+        self.passes_ends = asyncio.Event()
+        self.passes_ends.set()
         self._target_port = target_port
         self._chance = chance
+        self._late_s_max = late_s_max
+        self._ways: dict[asyncio.StreamReader, float] = {}
+        """The directions of connections, and how late the next message of each is at least."""
+
+    def hold_up(self) -> None:
+        """Let the next message in one direction of one connection be late by seconds."""
+        if self._ways:
+            self._ways[self._chance.choice(list(self._ways))] = self._chance.uniform(*VERY_LATE_S)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Relay both directions."""
@@ -62,11 +99,16 @@ class LateLines(Proxy):
             await asyncio.gather(*(self._pass(*way) for way in ways))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError), contextlib.closing(writer):
-            while chunk := await reader.read(2**16):
-                await asyncio.sleep(self._chance.random() * LATE_S_MAX)
-                writer.write(chunk)
-                await writer.drain()
+        self._ways[reader] = 0.0
+        with contextlib.closing(writer):
+            with contextlib.suppress(OSError):
+                while chunk := await reader.read(2**16):
+                    late_s, self._ways[reader] = self._ways[reader], 0.0
+                    await asyncio.sleep(late_s or self._chance.random() * self._late_s_max)
+                    writer.write(chunk)
+                    await writer.drain()
+            del self._ways[reader]
+            await self.passes_ends.wait()
 
 
 class Banks:
@@ -74,18 +116,30 @@ class Banks:
 
     Args:
         seed: for all that is random.
+        mistake: the name of a mistake of every bank.
+        is_late: whether the messages of the collector are late.
 
     Attributes:
         seen: how often what was seen.
+        caught: what observations showed of the mistake.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, mistake: str = "", is_late: bool = True) -> None:
         self.chance = Random(seed)
+        self.caught: list[str] = []
+        self.lines: LateLines | None = None
+        self._mistake = mistake
+        self._is_late = is_late
+        self._members: set[str] = set()
+        self._kills: list[tuple[float, set[str], set[str]]] = []
+        """When instances were killed, which, and the addresses at which they were."""
         self.seen: Counter[str] = Counter()
         self.abandoned: list[str] = []
         self.latest: Observation | None = None
         self.gone: set[str] = set()
         self.totals: dict[int, int] = {}
+        self.exact_since: Counter[int] = Counter()
+        """How many exact observations had the same total, by their baseline."""
         self.alarms: list[tuple[Observation, CallDeadlock]] = []
         self.ports = {name: free_port() for name in PROCESS_COUNTS}
         self.networks = {
@@ -93,30 +147,81 @@ class Banks:
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.observer = Observer(
-            ObserverConfig(secret=SECRET.encode(), interval_s=0.05, retire_s=1.0),
+            ObserverConfig(
+                secret=SECRET.encode(), interval_s=0.05, timeout_s=TIMEOUT_S, retire_s=1.0
+            ),
             publish=lambda observation, times, ledger: self._judge(observation),
             store=lambda ledger: None,
             abandoned=lambda number, why: self.abandoned.append(why),
             warn=lambda text: print(text, file=sys.stderr),
+            member=self._note_member,
         )
 
+    def _note_member(self, name: str, change: Membership) -> None:
+        (self._members.add if change == "joined" else self._members.discard)(name)
+
+    def _hold_up(self) -> None:
+        """Let something be late by seconds, now and then."""
+        is_due = self.seen["observations"] % OBSERVATIONS_A_VERY_LATE == 0
+        if self._is_late and is_due and self.lines is not None:
+            self.lines.hold_up()
+            self.seen["late by seconds"] += 1
+
     def _judge(self, observation: Observation) -> None:
+        self._hold_up()
+        if self._mistake:
+            self._judge_mistake(observation)
+            return
         self.latest = observation
         self.gone |= set(observation.gone)
         self.seen["observations"] += 1
         found = find_call_deadlock(observation)
         if found is not None:
             self.alarms.append((observation, found))
+        self._judge_calls_of_dead(observation)
         if observation.is_exact and len(observation.fragments) == INSTANCE_COUNT:
             self.seen["exact observations"] += 1
             total = money_in(observation)
             first = total if self.seen["killed"] else INSTANCE_COUNT * BALANCE
             if total != self.totals.setdefault(observation.baseline, first):
                 raise AssertionError(f"observation {observation.number} has {total} EUR")
+            self.exact_since[observation.baseline] += 1
             for located in observation.calls:
                 self.seen[located.place.value] += 1
             self.seen["delivered twice"] += len(observation.duplicates)
             self.seen["accepted late"] += len(observation.late)
+
+    def _judge_calls_of_dead(self, observation: Observation) -> None:
+        """Every call to an instance that was killed is unknown, if none other has accepted it."""
+        for killed_at, dead, addresses in self._kills:
+            for located in observation.calls:
+                began_at = located.record.details.began_at
+                is_before = began_at < killed_at and dead.isdisjoint(observation.fragments)
+                if is_before and located.record.target in addresses and not located.served:
+                    self.seen["unknown"] += 1
+                    if located.place is not CallPlace.UNKNOWN:
+                        raise AssertionError(f"{located} may have been accepted by {dead}")
+
+    def _judge_mistake(self, observation: Observation) -> None:
+        """Count whether an observation shows the mistake of the banks. If so it is abandoned, so
+        that it has no effect on the next one."""
+        if len(observation.fragments) < INSTANCE_COUNT or not observation.is_exact:
+            return
+        self.seen["observations"] += 1
+        self.seen["exact observations"] += 1
+        found = []
+        try:
+            _check_cut(observation.fragments)
+        except NotConsistent as error:
+            self.seen["not consistent"] += 1
+            found.append(str(error))
+        if (total := money_in(observation)) != INSTANCE_COUNT * BALANCE:
+            self.seen["wrong totals"] += 1
+            found.append(f"the total is {total} EUR")
+        if found:
+            self.seen["caught"] += 1
+            self.caught.append(f"observation {observation.number}: {'; '.join(found)}")
+            raise NotConsistent(self.caught[-1])
 
     def start(self, name: str, collector: Address) -> None:
         """Start the processes of a bank."""
@@ -124,7 +229,8 @@ class Banks:
         ports = [*payees, *(port for other, port in self.ports.items() if other != name)]
         self.processes[name] = subprocess.Popen(
             [
-                *(sys.executable, "-m", "uvicorn", "examples.services.bank:app"),
+                *(sys.executable, "-m", "uvicorn"),
+                "tests.soak.mistaken_bank:app" if self._mistake else "examples.services.bank:app",
                 *("--port", str(self.ports[name]), "--log-level", "critical"),
                 *("--workers", str(PROCESS_COUNTS[name])),
             ],
@@ -137,6 +243,7 @@ class Banks:
                 "BANK_TARGETS": " ".join(f"{LOOPBACK}:{port}" for port in ports),
                 "BANK_COLLECTOR": str(collector),
                 "BANK_RATE": str(RATE),
+                "BANK_MISTAKE": self._mistake,
                 "STILLFRAME_SECRET": SECRET,
             },
             start_new_session=True,
@@ -156,7 +263,8 @@ class Banks:
             for network in self.networks.values():
                 await stack.enter_async_context(network.running())
             listening = await self.observer.open(Address(LOOPBACK, 0))
-            lines = LateLines(listening.port, self.chance)
+            late_s_max = LATE_S_MAX if self._is_late else PROMPT_S_MAX
+            self.lines = lines = LateLines(listening.port, self.chance, late_s_max)
             stack.push_async_callback(self.observer.close)
             await stack.enter_async_context(lines.running())
             observing = asyncio.create_task(self.observer.run())
@@ -220,22 +328,40 @@ class Banks:
             await self.open_vaults()
         assert self.abandoned == []
 
-    async def kill_and_start(self, name: str, collector: Address) -> None:
+    async def kill_and_start(self, name: str, collector: Address, *, is_noticed: bool) -> None:
         """Kill the instances of a bank, and start it again. Each must be named, and totals must be
-        exact again, although the money of those instances is gone."""
-        before = {one for one in self._instances() if one.startswith(name)}
-        assert len(before) == PROCESS_COUNTS[name]
-        self.kill(name)
-        self.seen["killed"] += len(before)
-        await self.until(lambda: before <= self.gone, "an observation that names it")
-        self.start(name, collector)
-        await self.until(lambda: len(self._instances()) == INSTANCE_COUNT, "its successor")
-        assert before.isdisjoint(self._instances())
-        await self.exact(self.seen["exact observations"] + 2)
-        assert set(self.abandoned) <= {f"{one} was disconnected" for one in before}
+        exact again, although the money of those instances is gone.
 
-    def _instances(self) -> set[str]:
-        return set(self.latest.fragments) if self.latest else set()
+        Args:
+            name: the bank.
+            collector: the address of the collector.
+            is_noticed: whether the collector notices that they are dead before they are started.
+        """
+        assert self.lines is not None
+        before = {one for one in self._members if one.startswith(name)}
+        assert len(before) == PROCESS_COUNTS[name]
+        if not is_noticed:
+            self.lines.passes_ends.clear()
+        self.kill(name)
+        ports = self.ports[name], self.networks[name].port
+        self._kills.append((time.time(), before, {f"{LOOPBACK}:{port}" for port in ports}))
+        self.seen["killed"] += len(before)
+        if is_noticed:
+            await self.until(lambda: before <= self.gone, "an observation that names it")
+        self.start(name, collector)
+        await self.until(lambda: len(self._members - before) == INSTANCE_COUNT, "its successor")
+        assert is_noticed or (before <= self._members and before.isdisjoint(self.gone))
+        self.lines.passes_ends.set()
+        await self.until(lambda: before <= self.gone, "an observation that names it")
+        await self.until(lambda: self._is_settled(before), "its successor in observations")
+        assert set(self.abandoned) <= {f"{one} was disconnected" for one in before}
+        self.abandoned.clear()
+
+    def _is_settled(self, before: set[str]) -> bool:
+        """Return whether totals are exact again: three that have the same baseline."""
+        assert self.latest is not None
+        is_over = before.isdisjoint(self.latest.fragments)
+        return is_over and self.exact_since[self.latest.baseline] >= SAME_TOTAL_COUNT
 
 
 async def soak(observation_count: int, seed: int) -> Counter[str]:
@@ -247,12 +373,28 @@ async def soak(observation_count: int, seed: int) -> Counter[str]:
     banks = Banks(seed)
     async with banks.running() as collector:
         await banks.judge(observation_count)
-        await banks.kill_and_start("D", collector)
+        for number, name in enumerate(KILLS):
+            await banks.kill_and_start(name, collector, is_noticed=number % 2 == 1)
     for network in banks.networks.values():
         banks.seen.update(network.counts)
-    places = {place.value for place in CallPlace} - {"unknown", "outside"}
+    places = {place.value for place in CallPlace} - {"outside", by_night("", check="unknown")}
     assert all(banks.seen[place] for place in places), banks.seen
     return banks.seen
+
+
+async def find_mistake(
+    mistake: str, observation_count: int, seed: int, *, is_late: bool = True
+) -> Banks:
+    """Let every bank make a mistake, and count the exact observations that show it."""
+
+    def pass_over(_: Mapping[str, InstanceFragment]) -> None:
+        """Let an observation whose cut is not consistent be judged, too."""
+
+    banks = Banks(seed, mistake=mistake, is_late=is_late)
+    with mock.patch.object(calls, "check_cut", pass_over):
+        async with banks.running():
+            await banks.exact(observation_count)
+    return banks
 
 
 def main() -> None:
@@ -260,10 +402,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--observations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mistake", choices=[one.__name__ for one in OF_HTTP])
+    parser.add_argument("--prompt", action="store_true")
     options = parser.parse_args()
     print(f"SEED={options.seed}", flush=True)
-    for name, count in sorted(asyncio.run(soak(options.observations, options.seed)).items()):
+    caught: list[str] = []
+    if options.mistake:
+        banks = asyncio.run(
+            find_mistake(
+                options.mistake, options.observations, options.seed, is_late=not options.prompt
+            )
+        )
+        seen, caught = banks.seen, banks.caught
+    else:
+        seen = asyncio.run(soak(options.observations, options.seed))
+    for name, count in sorted(seen.items()):
         print(f"{name}: {count:,}")
+    if caught:
+        sys.exit(caught[0])
 
 
 if __name__ == "__main__":
