@@ -7,13 +7,13 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Any
 
 import fastapi
 import httpx
 import msgspec
-import uvicorn
 
 from stillframe.protocol.activities import InstanceState
 from stillframe.protocol.calls import (
@@ -27,26 +27,11 @@ from stillframe.protocol.calls import (
 from stillframe.services.agent import Agent, Message
 from stillframe.services.attachment import observe_application
 from stillframe.services.http_client import ObservedTransport
+from tests.services.servers import client_transport, served
 
 SECRET = b"the secret of a test"
 BALANCE = 1000
 DELAY_S = 0.2
-
-
-@contextlib.asynccontextmanager
-async def served(
-    app: fastapi.FastAPI, listener: socket.socket, **settings: Any
-) -> AsyncIterator[uvicorn.Server]:
-    """Serve an application while the body runs; yield the server."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", **settings))
-    running = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0)
-    try:
-        yield server
-    finally:
-        server.should_exit = True
-        await running
 
 
 def listening() -> socket.socket:
@@ -87,7 +72,8 @@ class Bank:
         self._chance = chance
         self.app.post("/pay")(self.pay)
         observe_application(self.app, self.agent)
-        self.client = httpx.AsyncClient(transport=ObservedTransport(self.agent), timeout=30)
+        transport = ObservedTransport(self.agent, client_transport())
+        self.client = httpx.AsyncClient(transport=transport, timeout=30)
 
     async def close(self) -> None:
         """Close the client."""
@@ -275,18 +261,15 @@ class Deployment(Collected):
         self.banks = [kind(name, self.chance, self.targets, self.report) for name in names]
         for bank in self.banks:
             self.join(bank.agent)
-        self.served_with: dict[str, Any] = {}
-        """Settings of uvicorn."""
-        self.servers: dict[str, uvicorn.Server] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve all of them. Let each pay each once, and others while the body runs."""
         async with contextlib.AsyncExitStack() as stack:
             for bank, listener in zip(self.banks, self._listeners, strict=True):
-                self.servers[address(listener)] = await stack.enter_async_context(
-                    served(bank.app, listener, **self.served_with)
-                )
+                await stack.enter_async_context(self.served(bank.app, listener))
+            for bank in self.banks:
+                # granian waits until every client has closed its connections.
                 stack.push_async_callback(bank.close)
             for bank in self.banks:
                 for target in self.targets:
@@ -306,6 +289,12 @@ class Deployment(Collected):
         others = [target for place, target in enumerate(self.targets) if place != number]
         while not over.is_set():
             await self.pay(number, self.chance.choice(others), self.chance.randint(1, 9))
+
+    def served(
+        self, app: fastapi.FastAPI, listener: socket.socket
+    ) -> AbstractAsyncContextManager[object]:
+        """Serve the application of a bank while the body runs."""
+        return served(app, listener)
 
     async def pay(self, number: int, target: str, amount: int) -> None:
         """Let a bank pay a target."""

@@ -28,7 +28,8 @@ from stillframe.services.asgi import ObservedApplication
 from stillframe.services.attachment import observe_application
 from stillframe.services.headers import NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
-from tests.services.deployment import SECRET, address, listening, served
+from tests.services.deployment import SECRET, address, listening
+from tests.services.servers import client_transport, served
 
 HAS_GENERATORS = tuple(map(int, fastapi.__version__.split(".")[:2])) >= (0, 134)
 
@@ -107,11 +108,13 @@ def bank() -> fastapi.FastAPI:
 async def client_of(watched: Watched, agent: Agent) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an application while the body runs; yield a client of it, which has an agent."""
     listener = listening()
-    agent.targets = frozenset([address(listener)])
+    target = address(listener)
+    agent.targets = frozenset([target])
     async with (
         served(watched.app, listener),
         httpx.AsyncClient(
-            transport=ObservedTransport(agent), base_url=f"http://{address(listener)}"
+            transport=ObservedTransport(agent, client_transport()),
+            base_url=f"http://{target}",
         ) as client,
     ):
         yield client
@@ -730,8 +733,11 @@ def without_body(watched: Watched) -> None:
 
 
 BODY = [(b"content-length", b"1")]
+EMPTY = [(b"content-length", b"0")]
 DISCONNECTED: dict[str, tuple[Any, Callable[[Watched], None], Any, bool, bool | None]] = {
     "nothing to read": (None, without_body, [], True, False),
+    "nothing to read over HTTP/2": (None, without_body, EMPTY, True, False),
+    "unknown length over HTTP/2": (None, without_body, [], True, True),
     "does not read": (None, without_body, BODY, True, True),
     "reads": (None, with_body, BODY, False, None),
     "missing": (None, lambda _: None, [], False, None),
@@ -765,7 +771,7 @@ def test_a_request_is_accepted_if_its_endpoint_runs_although_the_caller_has_disc
 
     scope = {
         "type": "http",
-        "http_version": "1.1",
+        "http_version": "2" if kind.endswith("HTTP/2") else "1.1",
         "method": "POST",
         "path": "/it",
         "root_path": "",
@@ -901,12 +907,11 @@ def test_an_unsigned_header_has_no_effect(header: str) -> None:
     watched = Watched()
     watched.app.post("/it")(_marking(watched))
     listener = listening()
+    url = f"http://{address(listener)}/it"
 
     async def run() -> httpx.Response:
         async with served(watched.app, listener), httpx.AsyncClient() as client:
-            return await client.post(
-                f"http://{address(listener)}/it", headers={NAME: header}, json={}
-            )
+            return await client.post(url, headers={NAME: header}, json={})
 
     assert asyncio.run(run()).status_code == 200
     assert watched.agent.rules.colour == 0

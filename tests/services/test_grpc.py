@@ -26,7 +26,6 @@ from stillframe.services.headers import LENGTH_MAX, NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
 from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import SECRET, address, find, listening, observed
-from tests.services.deployment import served as served_app
 from tests.services.grpc_bank import (
     KINDS,
     SERVICE,
@@ -42,6 +41,7 @@ from tests.services.mistakes import (
     message_without_colour,
     request_without_colour,
 )
+from tests.services.servers import served as served_app
 
 TARGET = "bank:1"
 ONE = Int64Value(value=1)

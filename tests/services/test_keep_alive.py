@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
 
+import fastapi
 import httpx
 import pytest
 import uvicorn
@@ -22,8 +24,8 @@ from tests.services.deployment import (
     listening,
     money_in,
     observed,
-    served,
 )
+from tests.services.servers import served_by_uvicorn
 
 AMOUNT = 8
 KEEP_ALIVE_S = 0.01
@@ -68,7 +70,10 @@ class Pair(Collected):
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[uvicorn.Server]:
         """Serve the bank while the body runs, and let it be paid once."""
-        async with served(self.payee.app, self._listener) as server, self.payer.client:
+        async with (
+            served_by_uvicorn(self.payee.app, self._listener) as server,
+            self.payer.client,
+        ):
             await self.payer.send(self._target, AMOUNT)
             assert len(server.server_state.connections) == 1, "it is kept"
             yield server
@@ -116,13 +121,13 @@ def test_a_request_whose_connection_breaks_after_it_was_accepted_has_taken_effec
 
             def accept_and_break(*arguments: Any, **settings: Any) -> Any:
                 for connection in server.server_state.connections:
-                    connection.transport.abort()  # type: ignore[union-attr]
+                    connection.transport.abort()
                 return accept(*arguments, **settings)
 
             pair.payee.agent.rules.accept = accept_and_break  # type: ignore[method-assign]
             with pytest.raises(BROKEN):
                 await pair.pay()
-            pair.payee.agent.rules.accept = accept
+            pair.payee.agent.rules.accept = accept  # type: ignore[method-assign]
             first = await pair.found()
             assert [len(one.served) for one in first.calls] == [1]
             while (last := await pair.found()).calls:
@@ -140,12 +145,20 @@ class Closing(Deployment):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.broken_count = 0
-        self.served_with = {"timeout_keep_alive": KEEP_ALIVE_S}
+        self._servers: dict[str, uvicorn.Server] = {}
+
+    @contextlib.asynccontextmanager
+    async def served(self, app: fastapi.FastAPI, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve the application of a bank while the body runs."""
+        keep_alive = {"timeout_keep_alive": KEEP_ALIVE_S}
+        async with served_by_uvicorn(app, listener, **keep_alive) as server:
+            self._servers[address(listener)] = server
+            yield
 
     async def pay(self, number: int, target: str, amount: int) -> None:
         """Pay; the connection may be closed at that."""
         await asyncio.sleep(self.chance.random() * 2 * KEEP_ALIVE_S)
-        server = self.servers[target]
+        server = self._servers[target]
         is_closed = self.chance.random() < CLOSED_SHARE
         extensions = at_request(lambda: close_idle(server)) if is_closed else {}
         try:

@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -288,8 +289,12 @@ class Banks:
             raise AssertionError(f"{what} did not come: {self.seen}, {self.abandoned}") from None
 
     async def exact(self, count: int) -> None:
-        """Wait until there were so many exact observations."""
-        await self.until(lambda: self.seen["exact observations"] >= count, "exact observations")
+        """Wait until there were so many exact observations, for each one anew."""
+        for number in range(self.seen["exact observations"] + 1, count + 1):
+            await self.until(partial(self._has_exact, number), "an exact observation")
+
+    def _has_exact(self, count: int) -> bool:
+        return self.seen["exact observations"] >= count
 
     async def open_vaults(self) -> None:
         """Let three banks open their vaults for each other at once, and judge what observations

@@ -51,6 +51,8 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 _NAME = NAME.encode()
 _WITHOUT_BODY = (204, 304)
+_METHODS_WITHOUT_BODY = ("GET", "HEAD")
+_HTTP1 = ("1.0", "1.1")
 _FailedCall = tuple[IncomingCall, Message]
 """A call whose application has ended without an answer, and its request."""
 _FAILED = "stillframe.failed"
@@ -326,11 +328,13 @@ def _with_header(start: Event, header: str) -> Event:
 
 
 def _has_body(scope: Scope) -> bool:
-    """Return whether a request has a body, by its headers."""
-    return any(
-        (name == b"content-length" and value != b"0") or name == b"transfer-encoding"
-        for name, value in scope["headers"]
-    )
+    """Return whether a request may have a body, by its headers. HTTP/2 needs none for it."""
+    headers = dict(scope["headers"])
+    if b"content-length" in headers:
+        return bool(headers[b"content-length"] != b"0")
+    if scope["http_version"] in _HTTP1:
+        return b"transfer-encoding" in headers
+    return scope["method"] not in _METHODS_WITHOUT_BODY
 
 
 def _may_be_kept(start: Event, method: str) -> bool:
