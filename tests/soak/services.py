@@ -206,9 +206,10 @@ class Banks:
     def _judge_mistake(self, observation: Observation) -> None:
         """Count whether an observation shows the mistake of the banks. If so it is abandoned, so
         that it has no effect on the next one."""
-        if len(observation.fragments) < INSTANCE_COUNT or not observation.is_exact:
-            return
         self.seen["observations"] += 1
+        if len(observation.fragments) < INSTANCE_COUNT or not observation.is_exact:
+            _check_cut(observation.fragments)
+            return
         self.seen["exact observations"] += 1
         found = []
         try:
