@@ -528,16 +528,15 @@ def test_a_task_waits_for_the_answer_to_a_call_of_its_thread() -> None:
 
     async def run() -> None:
         listener = listening()
-        watched.agent.targets = frozenset([address(listener)])
+        target = address(listener)
+        watched.agent.targets = frozenset([target])
         transport = ObservedTransport(watched.agent)
 
         @watched.app.post("/it")
         def it() -> dict[str, int]:
             with watched.agent.step():
                 pass
-            with httpx.Client(
-                transport=transport, base_url=f"http://{address(listener)}"
-            ) as client:
+            with httpx.Client(transport=transport, base_url=f"http://{target}") as client:
                 assert client.post("/inner").json() == {}
             return {}
 
