@@ -8,7 +8,7 @@ suspends; so a callback that was run between two moments shows that they are not
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import fastapi
@@ -748,19 +748,11 @@ DISCONNECTED: dict[str, tuple[Any, Callable[[Watched], None], Any, bool, bool | 
 whether the amounts of the call are unknown, if it is accepted."""
 
 
-@pytest.mark.parametrize("kind", DISCONNECTED)
-def test_a_request_is_accepted_if_its_endpoint_runs_although_the_caller_has_disconnected(
-    kind: str,
+async def call_and_disconnect(
+    watched: Watched, headers: Iterable[tuple[bytes, bytes]] = (), version: str = "1.1"
 ) -> None:
-    """A server reports the disconnection in place of the body, and then frameworks may call the
-    endpoint all the same."""
-    make, add, headers, acts, is_unknown = DISCONNECTED[kind]
-    watched = Watched(app=make and make(), carries=lambda _: {"EUR": 1})
-    add(watched)
+    """Call an endpoint as a server does whose client has disconnected."""
     header = HeaderCodec(SECRET).encode(RequestHeader(0, CallId("C-1", 1)))
-    headers = [*headers, (NAME.encode(), header.encode())]
-    fragments: list[InstanceFragment] = []
-    watched.agent.on_fragment = fragments.append
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
@@ -770,14 +762,48 @@ def test_a_request_is_accepted_if_its_endpoint_runs_although_the_caller_has_disc
 
     scope = {
         "type": "http",
-        "http_version": "2" if kind.endswith("HTTP/2") else "1.1",
+        "http_version": version,
         "method": "POST",
         "path": "/it",
         "root_path": "",
         "query_string": b"",
-        "headers": headers,
+        "headers": [*headers, (NAME.encode(), header.encode())],
     }
-    asyncio.run(watched.app(scope, receive, send))
+    await watched.app(scope, receive, send)
+
+
+def test_a_step_accepts_although_the_caller_has_disconnected() -> None:
+    """Whether a thread had made it is known at the end."""
+    watched = Watched()
+
+    @watched.app.post("/it")
+    def it() -> None:
+        with watched.agent.step():
+            pass
+
+    async def run() -> None:
+        await call(watched, "/it")
+        await call_and_disconnect(watched)
+
+    asyncio.run(run())
+    fragment = watched.agent.rules.meet(watched.agent.rules.colour + 1)
+    assert fragment is not None
+    assert "C-1" in {served.call.caller for served in fragment.served}
+
+
+@pytest.mark.parametrize("kind", DISCONNECTED)
+def test_a_request_is_accepted_if_its_endpoint_runs_although_the_caller_has_disconnected(
+    kind: str,
+) -> None:
+    """A server reports the disconnection in place of the body, and then frameworks may call the
+    endpoint all the same."""
+    make, add, headers, acts, is_unknown = DISCONNECTED[kind]
+    watched = Watched(app=make and make(), carries=lambda _: {"EUR": 1})
+    add(watched)
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+    version = "2" if kind.endswith("HTTP/2") else "1.1"
+    asyncio.run(call_and_disconnect(watched, headers, version))
     capture(watched)
     assert (watched.was_accepted_before is not None) == acts
     [fragment] = fragments

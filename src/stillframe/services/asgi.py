@@ -140,7 +140,7 @@ class ObservedApplication:
                 call.close()
 
     def _may_act_unnoticed(self, scope: Scope) -> bool:
-        """Return whether an endpoint may have begun, of those that do not call `accept_request`."""
+        """Return whether an endpoint may have begun, of those that `endpoint_begins` is not for."""
         accepts = self._accepts_in_endpoint
         return accepts is None or ("endpoint" in scope and not accepts(scope))
 
@@ -247,7 +247,7 @@ class _ServedCall:
         """Send the start of the answer; None stands for a body whose parts follow."""
         start, self._start = self._start, None
         assert start is not None
-        if self._may_have_acted():
+        if self._may_have_acted() or (self._thread is not None and self._thread.has_stepped):
             self.accept()
         incoming, self._incoming = self._incoming, None
         if incoming is None:
@@ -267,7 +267,7 @@ class _ServedCall:
         """End the call, also if the application made no answer."""
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
-        if self._may_have_acted():
+        if self._may_have_acted() or (self._thread is not None and self._thread.has_stepped):
             self.accept()
         self._end_in_thread()
         if self._incoming is not None:
