@@ -782,7 +782,7 @@ class CallLedger(msgspec.Struct):
         gone: the instances that were connected, and the highest number of a message of each that
             others have accepted, by their names. They may be alive: an instance that is
             disconnected follows the rules all the same.
-        strangers: instances of which others have heard, and that were never connected: the same.
+        strangers: instances that others have heard of, and that were never connected: the same.
             They may connect later, or have died.
         gone_since: those of `gone` that were disconnected since the newest observation, or were
             strangers and are retired since.

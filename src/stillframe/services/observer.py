@@ -241,7 +241,7 @@ class Observer:
                     target.send(control.Acknowledged(acknowledgement))
 
     def _check_counted(self, count: int, known: int) -> None:
-        """Refuse what no collector has counted to: we must be able to go on from there."""
+        """Refuse what no collector has counted to: the next numbers would be out of range."""
         if count > max(known, NUMBER_MAX // 2):
             raise ProtocolViolation(f"no collector has counted to {count}")
 
