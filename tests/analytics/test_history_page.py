@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from examples.bank import ACCOUNT_COUNT
 from stillframe.cli.app import app
+from tests import calm
 from tests.doc_pages import blocks
 from tests.reader import wait_until
 from tests.store.call_samples import deadlocked, stored
@@ -39,9 +40,11 @@ def blocks_in(language: str, place: Path) -> list[str]:
 
 
 def run_until(files: str, count: int, line: str, place: Path) -> None:
-    """Run a system as the page says until so many files are there, and stop it in order."""
+    """Run a system as the page says, at a calm rate, until so many files are there, and stop it in
+    order."""
+    words = shlex.split(line.replace("examples.bank:bank", calm.BANK))
     system = subprocess.Popen(
-        [STILLFRAME, *shlex.split(line)[2:], "--every", "20ms"],
+        [STILLFRAME, *words[2:], "--every", "20ms"],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

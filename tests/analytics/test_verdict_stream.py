@@ -31,6 +31,7 @@ from stillframe.store.history import (
     read_history,
 )
 from stillframe.store.store import Store
+from tests import calm
 from tests.analytics import bank
 
 pytestmark = pytest.mark.spark
@@ -283,9 +284,9 @@ def test_a_system_that_runs_is_followed(spark: SparkSession, tmp_path: Path) -> 
         *("--every", "200ms", "--timeout", "500ms"),
     )
     bank_run = subprocess.Popen(
-        [sys.executable, "-m", "stillframe", "run", "examples.bank:bank", *options],
+        [sys.executable, "-m", "stillframe", "run", calm.BANK, *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -6,13 +6,14 @@ import msgspec
 
 from stillframe import Channel, Keyed, Message, Topology, every
 from stillframe.model import Snapshot
-from tests.soak.ledger import Counting, amount_in_transit
+from tests.soak.ledger import IS_NIGHT, Counting, amount_in_transit
 
 SHOP_COUNT = 5
 ACCOUNT_COUNT = 2_000
 START_BALANCE = 1_000
 TOTAL = SHOP_COUNT * ACCOUNT_COUNT * START_BALANCE
-PAYMENTS_AT_ONCE = 20
+PAYMENTS_AT_ONCE = 20 if IS_NIGHT else 4
+"""How many payments a shop makes every 5 ms. With 20 the shops keep both cores busy."""
 
 
 class Payment(Message):
