@@ -33,8 +33,9 @@ keep two cores busy."""
 
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=240m"
-"""Room for the code of Java classes that Spark generates at night. With the compiler that
-``./check`` chooses, Java reserves 48 MB, and eight queries need 61 MB. When it is full, Java stops
+"""Room for compiled code. With the compiler that ``./check`` chooses, Java reserves 48 MB. The
+session that the tests share fills that: Java then spends a tenth of its CPU time on throwing code
+away and compiling it again. At night eight queries need 61 MB: when it is full, Java stops
 compiling, and prints that in the output of the program."""
 
 
@@ -52,10 +53,8 @@ and those at night have Hadoop's own."""
 def configure() -> None:
     """Choose the Python of workers, the polling of queries and the file system, also for programs
     that tests start."""
-    options = [os.environ.get("SPARK_SUBMIT_OPTS", ""), POLLING]
-    if nightly.SEED is not None:
-        options.append(CODE_CACHE)
-    else:
+    options = [os.environ.get("SPARK_SUBMIT_OPTS", ""), POLLING, CODE_CACHE]
+    if nightly.SEED is None:
         options += [f"-D{name}={value}" for name, value in QUICK.items()]
         if LOCAL_FILES.exists():
             os.environ["SPARK_DIST_CLASSPATH"] = str(LOCAL_FILES)
