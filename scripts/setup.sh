@@ -11,7 +11,8 @@
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
 #                   an archive, and without the compiler that pays in long runs; compiles the file
 #                   system that tests/sparks.py gives it (after set_up_java)
-#   set_up_tests    set_up_ends and set_up_spark at once: most of the time the network is waited for
+#   set_up_tests    set_up_ends, with an archive of Kafka's classes, and set_up_spark at once: most of
+#                   the time the network is waited for
 #
 # What is missing on a Debian machine is installed when we are root; otherwise one line says what to
 # install, and we stop.
@@ -226,8 +227,20 @@ set_up_spark() {
     SPARK_SUBMIT_OPTS+=" -XX:SharedArchiveFile=$CLASSES/archive"
 }
 
+archive_kafka_classes() {
+    (cd "$ROOT" && PYTHONPATH=src:. "$VENV/bin/python" -m scripts.warm_kafka)
+}
+
+# It is in .jars, and so made anew with them.
+set_up_kafka() {
+    set_up_ends
+    [ -s "$JARS/kafka-classes" ] ||
+        (quiet_step "archive of Kafka's classes (some 50 MB, for tests)" archive_kafka_classes) ||
+        say "set-up: going on without it: Kafka starts more slowly"
+}
+
 set_up_tests() {
-    set_up_ends &
+    set_up_kafka &
     set_up_spark
     wait $! || exit 1
 }
