@@ -90,8 +90,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let the interpreter free at its end what was kept: some libraries report what is left."""
+    """Let the interpreter free at its end what was kept: some libraries report what is left.
+    Delete what Java has left."""
     gc.unfreeze()
+    sparks.unconfigure()
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:

@@ -1,7 +1,9 @@
 """The Spark session that the tests share, and what makes Spark quick where tables have ten rows."""
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,11 +51,17 @@ QUICK_FILES = (
 """Hadoop's file system without a program started for each file of a checkpoint. Tests on a cluster
 and those at night have Hadoop's own."""
 
+_TEMPORARY = "-Djava.io.tmpdir="
+_directories: list[str] = []
+
 
 def configure() -> None:
-    """Choose the Python of workers, the polling of queries and the file system, also for programs
-    that tests start."""
+    """Choose the Python of workers, the polling of queries, the file system and the directory for
+    temporary files, also for programs that tests start."""
     options = [os.environ.get("SPARK_SUBMIT_OPTS", ""), POLLING, CODE_CACHE]
+    if _TEMPORARY not in options[0]:  # the processes of pytest-xdist have that of their parent
+        _directories.append(tempfile.mkdtemp(prefix="stillframe-java-"))
+        options.append(_TEMPORARY + _directories[-1])
     if nightly.SEED is None:
         options += [f"-D{name}={value}" for name, value in QUICK.items()]
         if LOCAL_FILES.exists():
@@ -62,6 +70,12 @@ def configure() -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = " ".join(options)
     os.environ["PYSPARK_PYTHON"] = str(PYTHON_OF_WORKERS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+def unconfigure() -> None:
+    """Delete what Java has left: a driver that is killed, as some tests do, deletes nothing."""
+    for directory in _directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
