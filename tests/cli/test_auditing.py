@@ -30,6 +30,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, wrong: int | None) -> None:
         for number in range(1, 31)
     )
     found = audits.Audit(ok=wrong is None, verdict="the verdict of Spark", snapshots=rows)
+    monkeypatch.setattr(analytics, "check_is_store", lambda _: None)
     monkeypatch.setattr(analytics, "audit_store", lambda *_, **__: found)
 
 
@@ -69,6 +70,7 @@ def test_without_spark_it_says_what_to_install(call: Call, monkeypatch: pytest.M
     def unavailable(*_: object, **__: object) -> None:
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
+    monkeypatch.setattr(analytics, "check_is_store", lambda _: None)
     monkeypatch.setattr(analytics, "audit_store", unavailable)
     result = call("store", "audit", "store")
     assert result.exit_code == 2
@@ -83,6 +85,7 @@ def test_a_damaged_store_is_a_no(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     def damaged(*_: object, **__: object) -> None:
         raise Damaged("store.json was changed since it was written")
 
+    monkeypatch.setattr(analytics, "check_is_store", lambda _: None)
     monkeypatch.setattr(analytics, "audit_store", damaged)
     result = call("store", "audit", "store", "--json")
     assert result.exit_code == 1
