@@ -8,6 +8,7 @@ suspends; so a callback that was run between two moments shows that they are not
 import asyncio
 import contextlib
 import functools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, Any
 
@@ -550,6 +551,29 @@ def test_a_task_waits_for_the_answer_to_a_call_of_its_thread() -> None:
     assert (made.serving, made.details.activity) == (serving.call, str(serving.call))
     capture(watched)
     assert fragments[1].calls == ()
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_was_closed() -> None:
+    """Otherwise its process would never end."""
+    agent = Agent("C", dict, secret=SECRET)
+    asked, failed = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        agent.start()
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe = lambda *_: asked.set()  # type: ignore[method-assign,assignment]
+
+        def wait() -> None:
+            with pytest.raises(RuntimeError, match="was closed"):
+                agent.in_loop(lambda: None)
+            failed.set()
+
+        threading.Thread(target=wait).start()
+        while not asked.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert failed.wait(60)
 
 
 def test_a_call_inside_of_a_step_is_refused() -> None:

@@ -42,6 +42,8 @@ AMOUNT_MAX = 2**53
 NOTE_COUNT_MAX = 20
 """How many different errors of `carries` an observation names."""
 _EMPTY_MAP = b"\x80"
+_LOOP_POLL_S = 1.0
+"""How often a thread that waits for a step of the event loop looks whether there is any more."""
 BODY_BYTES_MAX = 2**20
 """The longest body that is read before a request or an answer is accepted."""
 FIELD_LENGTH_MAX = 200
@@ -439,7 +441,11 @@ class Agent:
             except BaseException as error:  # noqa: BLE001 - it is raised in the thread
                 result.set_exception(error)
 
-        self._loop.call_soon_threadsafe(step)
+        loop = self._loop
+        loop.call_soon_threadsafe(step)
+        while not concurrent.futures.wait([result], _LOOP_POLL_S).done:
+            if loop.is_closed():
+                raise RuntimeError("the event loop was closed")
         return result.result()
 
     def send_from_thread(self, message: Message) -> None:
