@@ -107,29 +107,12 @@ class BankInThreads(Bank):
 
     vault = 0
 
-    def __init__(
-        self,
-        name: str,
-        chance: Random,
-        targets: list[str],
-        report: Callable[[InstanceFragment], None],
-    ) -> None:
-        super().__init__(name, chance, targets, report)
-        self._targets = targets
-        self._in_thread = httpx.Client(transport=ObservedTransport(self.agent), timeout=30)
-
-    async def close(self) -> None:
-        """Close both clients."""
-        await super().close()
-        self._in_thread.close()
-
     def __call__(self) -> dict[str, int]:
         """Return the state."""
         return {"balance": self.balance + self.vault}
 
     def pay(self, payment: dict[str, int]) -> Any:
-        """Take money in one step, and give some of it back in another one, or pay another bank with
-        it and give that one's answer back."""
+        """Take money in one step, and give some of it back in another one."""
         back = payment["amount"] // 2
         time.sleep(self._chance.random() * 0.01)
         with self.agent.step():
@@ -140,11 +123,6 @@ class BankInThreads(Bank):
             time.sleep(self._chance.random() * 0.001)
             self.vault = before - back
         time.sleep(self._chance.random() * 0.01)
-        if back and self._chance.random() < 0.5:
-            target = self._chance.choice(self._targets)
-            answer = self._in_thread.post(f"http://{target}/pay", json={"amount": back})
-            back = answer.json()["amount"]
-            time.sleep(self._chance.random() * 0.01)
         return {"amount": back}
 
 

@@ -30,7 +30,7 @@ class ActivityWait(msgspec.Struct, frozen=True):
     Attributes:
         activity: its name.
         instance: the instance whose task it is.
-        serves: the name of the call that it serves, such as ``POST /pay``; empty if none.
+        serves: the call that it serves, such as ``POST /pay (shop-125f1f4a#3)``; empty if none.
         waits_for: what it waits for, in words.
         blockers: activities. It is blocked until one of these is not.
         since: when its request was sent; None for a lock or a task.
@@ -46,7 +46,7 @@ class ActivityWait(msgspec.Struct, frozen=True):
     deadline: float | None = None
 
     def __str__(self) -> str:
-        work = f"serves {self.serves} ({self.activity})" if self.serves else f"runs {self.activity}"
+        work = f"serves {self.serves}" if self.serves else f"runs {self.activity}"
         return f"{self.instance} {work} and waits for {self.waits_for}"
 
 
@@ -68,9 +68,9 @@ class CallDeadlock(msgspec.Struct, frozen=True):
 
 def waits_of(observation: Observation) -> dict[str, ActivityWait]:
     """Return what each blocked activity waits for, by its name."""
-    names = {
-        str(served.call): (instance, served.details.name)
-        for instance, fragment in observation.fragments.items()
+    serving = {
+        served.details.activity: f"{served.details.name} ({served.call})"
+        for fragment in observation.fragments.values()
         for served in fragment.served
         if not served.number
     }
@@ -78,49 +78,46 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
     for located in observation.calls:
         if _blocks(located):
             details = located.record.details
-            instance, serves = names.get(details.activity, (located.call.caller, ""))
-            [(server, _)] = located.served
+            [(server, served)] = located.served
             found[details.activity] = ActivityWait(
                 details.activity,
-                instance,
-                serves,
+                located.call.caller,
+                serving.get(details.activity, ""),
                 f"the answer of {server} to {details.name} ({located.call})",
-                (str(located.call),),
+                (served.details.activity,),
                 details.began_at,
                 details.deadline,
             )
     for name, fragment in observation.fragments.items():
         for lock in fragment.state.locks:
             for activity in lock.waiting if lock.holders else ():
+                waits_for = f"the lock {lock.name!r}, which {' and '.join(lock.holders)} holds"
                 found[activity] = ActivityWait(
-                    activity,
-                    name,
-                    names.get(activity, ("", ""))[1],
-                    f"the lock {lock.name!r}, which {' and '.join(lock.holders)} holds",
-                    lock.holders,
+                    activity, name, serving.get(activity, ""), waits_for, lock.holders
                 )
         for wait in fragment.state.task_waits:
-            found[wait.activity] = ActivityWait(
-                wait.activity,
-                name,
-                names.get(wait.activity, ("", ""))[1],
-                f"{'task' if len(wait.awaits) == 1 else 'tasks'} {' and '.join(wait.awaits)}",
-                wait.awaits,
-            )
+            # A client may wait for an answer by a task of its own.
+            if wait.activity not in found:
+                waits_for = f"{'tasks' if wait.awaits[1:] else 'task'} {' and '.join(wait.awaits)}"
+                found[wait.activity] = ActivityWait(
+                    wait.activity, name, serving.get(wait.activity, ""), waits_for, wait.awaits
+                )
     return found
 
 
 def _blocks(located: Located) -> bool:
     """Return whether a call blocks the activity that made it. A request that was delivered twice
-    may be answered by either instance."""
+    may be answered by either instance. An application may call itself in one task."""
     record = located.record
+    if located.place is not CallPlace.SERVED or len(located.served) != 1:
+        return False
+    [(_, served)] = located.served
     return (
-        located.place is CallPlace.SERVED
-        and len(located.served) == 1
         # A message of a stream that is in transit ends the wait.
-        and located.served[0][1].stream.sent_count == record.stream.accepted_count
+        served.stream.sent_count == record.stream.accepted_count
         and record.is_awaited
         and bool(record.details.activity)
+        and served.details.activity not in ("", record.details.activity)
     )
 
 

@@ -1,9 +1,9 @@
 """Activities of services: the part of a fragment that the rules of calls only pass on.
 
-An *activity* is one task of an instance. A task that serves a call has the name of that call; every
-other task has a name that no call has. A task does one thing at a time: while it waits for an
-answer, for a lock or for another task, it does nothing else. So what waits for what at a consistent
-cut stays so until something outside of it happens, such as the end of a time-out.
+An *activity* is one task of an instance, and has a name that no other task has. A task does one
+thing at a time: while it waits for an answer, for a lock or for another task, it does nothing else.
+So what waits for what at a consistent cut stays so until something outside of it happens, such as
+the end of a time-out.
 """
 
 import re
@@ -24,7 +24,8 @@ class CallDetails(msgspec.Struct, frozen=True):
 
     Attributes:
         name: what is called, such as ``POST /pay``, without the query.
-        activity: at the caller, the activity that waits for the answer.
+        activity: at the caller, the activity that waits for the answer; at the instance that serves
+            the call, the activity that serves it. Empty if there is none.
         began_at: when the request was sent or accepted, in seconds since 1970, by that instance's
             clock.
         deadline: the earliest time at which the caller stops waiting, if there is one, by its

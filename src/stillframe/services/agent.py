@@ -5,7 +5,6 @@ thread of the event loop, between two suspensions of it, except what `Agent.step
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import secrets
 import threading
@@ -34,7 +33,7 @@ from stillframe.protocol.calls import (
 )
 from stillframe.services.headers import HeaderCodec
 from stillframe.services.targets import target_named
-from stillframe.services.task_waits import waits_of_tasks
+from stillframe.services.task_waits import is_waiting, waits_of_tasks
 
 SECRET_BYTES_MIN = 16
 AMOUNT_MAX = 2**53
@@ -42,15 +41,13 @@ AMOUNT_MAX = 2**53
 NOTE_COUNT_MAX = 20
 """How many different errors of `carries` an observation names."""
 _EMPTY_MAP = b"\x80"
-_LOOP_POLL_S = 1.0
-"""How often a thread that waits for a step of the event loop looks whether there is any more."""
 BODY_BYTES_MAX = 2**20
 """The longest body that is read before a request or an answer is accepted."""
 FIELD_LENGTH_MAX = 200
 """How many characters of a field of a body are stored."""
 NAME_LENGTH_MAX = 200
 """How many characters of a path are stored."""
-_OF_CLIENTS = ("asyncio", "httpx", __name__.partition(".")[0])
+_OF_CLIENTS = ("anyio", "asgiref", "asyncio", "httpx", "starlette", __name__.partition(".")[0])
 """The packages of functions that make a call and return its answer."""
 GRPC = "GRPC"
 """The method of every message of gRPC."""
@@ -106,6 +103,10 @@ class ThreadCall:
         self.held: Amounts = NOTHING
 
 
+UNOBSERVED = ThreadCall(lambda: None, None)
+"""A request without a header: what its endpoint holds for the answer leaves the system."""
+
+
 class Agent:
     """An agent, which takes the part of one instance in observations. `attach` and
     `connected_agent` make it.
@@ -141,9 +142,17 @@ class Agent:
         shared: Collection[str] = (),
         on_fragment: Callable[[InstanceFragment], None] = lambda fragment: None,
     ) -> None:
+        if not isinstance(secret, bytes):
+            raise UsageError(f"the secret is of type {type(secret).__name__}: give bytes")
         secret = secret.strip()  # as `stillframe observe` does
-        if isinstance(targets, str):
-            raise UsageError(f"targets is the text {targets!r}: give a list of host:port")
+        for name, texts in (
+            ("targets", targets),
+            ("stored_fields", stored_fields),
+            ("shared", shared),
+        ):
+            _check_texts(name, texts)
+        if carries is not None and not callable(carries):
+            raise UsageError(f"carries is {carries!r}: give a function")
         if len(secret) < SECRET_BYTES_MIN:
             raise UsageError(f"the secret has {len(secret)} bytes: use {SECRET_BYTES_MIN} or more")
         self.service = check_process_id(service, "a service")
@@ -156,8 +165,9 @@ class Agent:
         self._state = state
         self._carries = carries or _nothing
         self.on_fragment = on_fragment
-        self.connect: Callable[[], None] = lambda: None
-        """Connects this process to the collector, unless it is connected."""
+        self.start: Callable[[], None] = lambda: None
+        """Connects this process to the collector, unless it is connected. Middleware calls it in
+        the event loop."""
         self._stored_fields = tuple(stored_fields)
         self._shared = tuple(shared)
         self._activities: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
@@ -174,11 +184,9 @@ class Agent:
         self.open_ends: set[CallEnd] = set()
         self._renamed: set[CallEnd] | None = None
         self._step = threading.RLock()
-        self._stepping: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread: int | None = None
+        self._step_depth = 0
         self._thread_calls: set[ThreadCall] = set()
-        self._functions_with_steps: dict[int, object] = {}
+        self._functions_with_steps: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _new_rules(self) -> Instance:
         return Instance(f"{self.service}-{secrets.token_hex(4)}", self._capture)
@@ -198,13 +206,6 @@ class Agent:
             self._renamed = None
 
     # --- what middleware calls
-
-    def start(self) -> None:
-        """Take part, from now on. Middleware calls it in the event loop, before anything else."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop, self._loop_thread = loop, threading.get_ident()
-        self.connect()
 
     def request(
         self,
@@ -229,6 +230,11 @@ class Agent:
                 for the current task.
         """
         self.start()
+        in_thread = IN_THREAD.get()
+        if in_thread is not None and in_thread in self._thread_calls:
+            # Sending is a step of the function that serves this call.
+            in_thread.has_stepped = True
+            in_thread.accept()
         carries: Amounts | None = NOTHING
         if target in self.targets and not is_streamed:
             carries = self.amounts(message) if is_whole else self.unread_amounts()
@@ -264,14 +270,16 @@ class Agent:
         brought: Amounts | None = NOTHING
         if not is_streamed:
             brought = self.amounts(message) if is_whole else self.unread_amounts()
+        task = task or asyncio.current_task()
         ticket, fragment = self.rules.accept(
             header,
             brought=brought or NOTHING,
-            details=self._details(message, has_unknown_amounts=brought is None),
+            details=self._details(
+                message,
+                activity="" if task is None else self.activity_of(task),
+                has_unknown_amounts=brought is None,
+            ),
         )
-        task = task or asyncio.current_task()
-        if task is not None:
-            self._activities[task] = str(header.call)
         self.report(fragment)
         return IncomingCall(self, header.call, ticket)
 
@@ -370,7 +378,12 @@ class Agent:
         Args:
             name: its name.
             count_max: how many tasks can have it at a time.
+
+        Raises:
+            UsageError: no task could ever have it.
         """
+        if count_max < 1:
+            raise UsageError(f"no task could have the lock {name!r}: give a count_max above 0")
         lock = ObservedLock(self, name, count_max)
         self._locks.append(lock)
         return lock
@@ -380,94 +393,44 @@ class Agent:
         """Let a thread change the state in one step: no capture happens while the body runs. The
         body must not wait for anything.
 
-        The first step of a function that serves a call accepts its request.
+        The first step of a function that serves a call in a thread accepts its request.
 
         Args:
-            held: the amounts that the function holds from this step on, by unit, for its answer or
-                for a request that it sends. The next step replaces them.
+            held: the amounts that such a function holds for its answer from this step on, by unit.
+                The next step replaces them, and a step inside of this one adds to them.
+
+        Raises:
+            UsageError: amounts are given, and no endpoint runs in this thread. Use `held` there.
 
         Example:
             ``with agent.step(EUR=5): till.euros -= 5``
         """
-        amounts = amounts_in(held)
+        amounts, call = amounts_in(held), IN_THREAD.get()
+        if amounts and call is None:
+            raise UsageError("no endpoint runs in this thread: declare amounts with agent.held")
         with self._step:
-            call, outer = IN_THREAD.get(), self._stepping
-            if call is not None:
-                call.has_stepped, call.held = True, amounts
-            self._stepping = threading.get_ident()
+            if call is not None and call is not UNOBSERVED:
+                call.has_stepped = True
+                call.held = summed(call.held if self._step_depth else NOTHING, amounts)
+            self._step_depth += 1
             try:
                 yield
             finally:
-                self._stepping = outer
-
-    def has_steps(self, function: object) -> bool:
-        """Return whether a function that serves calls in a thread has made steps before."""
-        return id(function) in self._functions_with_steps
+                self._step_depth -= 1
 
     def begin_in_thread(self, call: ThreadCall) -> None:
         """Begin a call that a function serves in a thread. It is accepted in the function's first
         step if the function is known to make steps, or else here."""
-        if id(call.function) not in self._functions_with_steps:
+        if _plain(call.function) not in self._functions_with_steps:
             call.accept()
         self._thread_calls.add(call)
-
-    @property
-    def has_started(self) -> bool:
-        """Whether this process takes part."""
-        return self._loop is not None
-
-    @property
-    def is_in_thread(self) -> bool:
-        """Whether this is another thread than that of the event loop."""
-        return threading.get_ident() != self._loop_thread
-
-    def in_loop(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in a step of the event loop for a thread, and return what it returns. An
-        agent must have started.
-
-        Raises:
-            UsageError: the thread is inside of `step`, for which the loop may wait.
-        """
-        if not self.is_in_thread:
-            return act(*arguments)
-        assert self._loop is not None, "the agent has started"
-        if threading.get_ident() == self._stepping:
-            raise UsageError("a thread waits inside of agent.step(): make calls outside of it")
-        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def step() -> None:
-            try:
-                result.set_result(act(*arguments))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the thread
-                result.set_exception(error)
-
-        loop = self._loop
-        loop.call_soon_threadsafe(step)
-        while not concurrent.futures.wait([result], _LOOP_POLL_S).done:
-            if loop.is_closed():
-                raise RuntimeError("the event loop was closed")
-        return result.result()
-
-    def send_from_thread(self, message: Message) -> None:
-        """Note that a thread sends a message: what it carries is held no more."""
-        call, carried = IN_THREAD.get(), self.amounts(message)
-        if call is not None and carried:
-            call.held = {
-                unit: _toward_zero(n, carried.get(unit, 0)) for unit, n in call.held.items()
-            }
-
-    def accept_in_thread(self, message: Message) -> None:
-        """Note that a thread accepts a message: it holds what that carries until its next step."""
-        call, carried = IN_THREAD.get(), self.amounts(message)
-        if call is not None and carried:
-            held = {unit: call.held.get(unit, 0) + amount for unit, amount in carried.items()}
-            call.held = {**call.held, **held}
 
     def end_in_thread(self, call: ThreadCall) -> None:
         """End it, in the step in which it is answered."""
         self._thread_calls.remove(call)
         if call.has_stepped and call.function is not None:
-            self._functions_with_steps[id(call.function)] = call.function
+            with contextlib.suppress(TypeError):  # no weak reference is possible
+                self._functions_with_steps.add(_plain(call.function))
 
     def _capture(self) -> Captured:
         """Return the state as bytes, which share nothing with it."""
@@ -475,13 +438,10 @@ class Agent:
             return self._capture_between_steps()
 
     def _capture_between_steps(self) -> Captured:
-        held: dict[str, int] = {}
         for call in self._thread_calls:
             if call.has_stepped:
                 call.accept()
-        for amounts in (*self._held.values(), *(call.held for call in self._thread_calls)):
-            for unit, amount in amounts.items():
-                held[unit] = held.get(unit, 0) + amount
+        held = summed(*self._held.values(), *(call.held for call in self._thread_calls))
         notes = [f"{name} is shared outside of calls" for name in self._shared]
         notes += [*self._once, *(note() for note in self._notes.values())]
         notes += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
@@ -536,9 +496,9 @@ class ObservedLock:
     def record(self) -> Lock:
         """Return the tasks that have it, and those that wait for it: none after a release, until
         another task has acquired it."""
-        # A task has another name when it has accepted a request.
         name = self._agent.activity_of
-        waiting = self._waiting if len(self._holders) >= self._count_max else []
+        is_taken = len(self._holders) >= self._count_max
+        waiting = [task for task in self._waiting if is_taken and is_waiting(task)]
         return Lock(self.name, tuple(map(name, self._holders)), tuple(map(name, waiting)))
 
     async def acquire(self) -> None:
@@ -700,9 +660,24 @@ def _is_of_client(task: asyncio.Task[Any]) -> bool:
     return module.partition(".")[0] in _OF_CLIENTS
 
 
-def _toward_zero(held: int, sent: int) -> int:
-    """Return an amount without another one, of the same sign or zero."""
-    return max(held - sent, 0) if held > 0 else min(held - sent, 0)
+def _check_texts(name: str, texts: Any) -> None:
+    is_one = isinstance(texts, str | bytes) or not isinstance(texts, Collection)
+    if is_one or not all(isinstance(one, str) for one in texts):
+        raise UsageError(f"{name} is {texts!r}: give a list of texts")
+
+
+def _plain(function: Any) -> Any:
+    """Return the function of a method: an application may make another method for each call."""
+    return getattr(function, "__func__", function)
+
+
+def summed(*amounts: Amounts) -> dict[str, int]:
+    """Return the sums of amounts, by unit."""
+    found: dict[str, int] = {}
+    for one in amounts:
+        for unit, amount in one.items():
+            found[unit] = found.get(unit, 0) + amount
+    return found
 
 
 def _nothing(_: Message) -> Amounts:

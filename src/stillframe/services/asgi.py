@@ -38,6 +38,7 @@ from stillframe.services.agent import (
     BODY_BYTES_MAX,
     IN_THREAD,
     SERVING,
+    UNOBSERVED,
     Agent,
     IncomingCall,
     Message,
@@ -50,6 +51,7 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 _NAME = NAME.encode()
+_LENGTH = b"content-length"
 _WITHOUT_BODY = (204, 304)
 _METHODS_WITHOUT_BODY = ("GET", "HEAD")
 _HTTP1 = ("1.0", "1.1")
@@ -92,10 +94,16 @@ class ObservedApplication:
         if kind == "websocket":
             with self._agent.noted(lambda: f"a WebSocket on {scope['path']} crosses the cut"):
                 await self._application(scope, receive, send)
-        elif kind != "http" or (header := self._header(scope)) is None:
-            await self._application(scope, receive, send)
-        else:
+        elif kind == "http" and (header := self._header(scope)) is not None:
             await self._serve(scope, receive, send, header)
+        else:
+            # Not a part of a call that the task serves, whose endpoint may have made this request.
+            tokens = _SERVED.set(None), IN_THREAD.set(UNOBSERVED)
+            try:
+                await self._application(scope, receive, send)
+            finally:
+                _SERVED.reset(tokens[0])
+                IN_THREAD.reset(tokens[1])
 
     def _header(self, scope: Scope) -> RequestHeader | None:
         for name, value in scope["headers"]:
@@ -110,7 +118,7 @@ class ObservedApplication:
         self, scope: Scope, receive: Receive, send: Send, header: RequestHeader
     ) -> None:
         agent = self._agent
-        body, rest = await _read(receive)
+        body, rest = await _read(receive, has_length=_LENGTH in dict(scope["headers"]))
         is_gone = rest is not None and rest["type"] == "http.disconnect"
         is_long = rest is not None and not is_gone
         # What a dependency does before the request is accepted is behind the cut as well.
@@ -156,7 +164,7 @@ class ObservedApplication:
         if inner:
             return f"{inner} is inside the middleware that takes part in observations"
         if is_long:
-            return f"the body of {path} is too long to be accepted in one step"
+            return f"the body of {path} is too long, or has no length, to be accepted in one step"
         if (endpoint := scope.get("endpoint")) is None:
             return ""
         if self._accepts_in_endpoint is not None and not self._accepts_in_endpoint(scope):
@@ -213,6 +221,7 @@ class _ServedCall:
     def in_thread(self, function: object) -> Iterator[None]:
         """Let steps accept the request while the body runs a function in a thread; None stands for
         a function that is not known."""
+        self._end_in_thread()
         self._thread = ThreadCall(self.accept, function)
         self._agent.begin_in_thread(self._thread)
         token = IN_THREAD.set(self._thread)
@@ -276,6 +285,8 @@ class _ServedCall:
                 incoming.answer(None)
             else:
                 self._failed.append((incoming, self._request))
+                if self._agent.unread_amounts() is None:
+                    incoming.note(f"an error of {self._request.path} is not answered yet")
 
 
 class ObservedErrors:
@@ -330,8 +341,8 @@ def _with_header(start: Event, header: str) -> Event:
 def _has_body(scope: Scope) -> bool:
     """Return whether a request may have a body, by its headers. HTTP/2 needs none for it."""
     headers = dict(scope["headers"])
-    if b"content-length" in headers:
-        return bool(headers[b"content-length"] != b"0")
+    if _LENGTH in headers:
+        return bool(headers[_LENGTH] != b"0")
     if scope["http_version"] in _HTTP1:
         return b"transfer-encoding" in headers
     return scope["method"] not in _METHODS_WITHOUT_BODY
@@ -341,7 +352,7 @@ def _may_be_kept(start: Event, method: str) -> bool:
     """Return whether the start of an answer can be kept until its body is whole."""
     if method == "HEAD" or start["status"] in _WITHOUT_BODY:
         return True
-    return any(name.lower() == b"content-length" for name, _ in start.get("headers", ()))
+    return any(name.lower() == _LENGTH for name, _ in start.get("headers", ()))
 
 
 @contextlib.contextmanager
@@ -398,9 +409,9 @@ def _runs_in_thread(endpoint: Any, method: str) -> bool:
     return not inspect.iscoroutinefunction(endpoint) and not inspect.isasyncgenfunction(endpoint)
 
 
-async def _read(receive: Receive) -> tuple[bytes, Event | None]:
+async def _read(receive: Receive, *, has_length: bool) -> tuple[bytes, Event | None]:
     """Return the whole body. If it is too long, or the client has disconnected, return the next
-    event, too."""
+    event, too. So without a length: a client may send the rest when it has an answer."""
     parts: list[bytes] = []
     length = 0
     while True:
@@ -411,7 +422,7 @@ async def _read(receive: Receive) -> tuple[bytes, Event | None]:
         length += len(parts[-1])
         if not event.get("more_body", False):
             return b"".join(parts), None
-        if length > BODY_BYTES_MAX:
+        if length > BODY_BYTES_MAX or not has_length:
             return b"".join(parts[:-1]), event
 
 

@@ -59,9 +59,10 @@ def attach(
         ``ObservedChannel`` of gRPC, for `Agent.held` and for `Agent.step`.
 
     Raises:
-        UsageError: the application has no list of middleware, or has begun to serve; the secret is
-            too short; or a target is not one. The collector is on another machine and there are no
-            certificates, or the certificate is not valid for this service.
+        UsageError: the application has no list of middleware, has begun to serve, or has an agent
+            already; an argument is of another type; the secret is too short; one of the targets is
+            not a target; the collector is on another machine, and there are no certificates; or
+            the certificate is not valid for this service.
     """
     if not hasattr(app, "user_middleware"):
         raise UsageError(
@@ -86,7 +87,13 @@ def attach(
 
 
 def observe_application(app: Any, agent: Agent) -> None:
-    """Let an application of FastAPI or Starlette that has not begun to serve use an agent."""
+    """Let an application of FastAPI or Starlette that has not begun to serve use an agent.
+
+    Raises:
+        UsageError: it uses one already.
+    """
+    if any(one.cls is ObservedApplication for one in app.user_middleware):
+        raise UsageError("the application has an agent already: attach once")
     app.user_middleware.append(
         Middleware(ObservedApplication, agent=agent, accepts_in_endpoint=_hooked(app))
     )
@@ -108,6 +115,8 @@ def connected_agent(
 ) -> Agent:
     """Return an agent that connects to the collector, for middleware of other servers. The
     arguments are those of `attach`."""
+    if not isinstance(collector, str):
+        raise UsageError(f"collector is {collector!r}: give an address as host:port")
     address = Address.parse(collector, port=COLLECTOR_PORT)
     if certificates is not None:
         check_own(Path(certificates), service)
@@ -127,7 +136,7 @@ def connected_agent(
         shared=shared,
     )
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
-    agent.connect = _Started(agent, link).start
+    agent.start = _Started(agent, link).start
     return agent
 
 

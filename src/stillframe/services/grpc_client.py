@@ -42,11 +42,18 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
         channel: the channel that carries them.
         target: its target, as one of the targets of the agent. Calls to another one have no header.
 
+    Raises:
+        UsageError: the agent is none, or the channel is not one of grpc.aio.
+
     Example:
         ``ObservedChannel(agent, grpc.aio.insecure_channel("orders:50051"), "orders:50051")``
     """
 
     def __init__(self, agent: Agent, channel: grpc.aio.Channel, target: str) -> None:
+        if not isinstance(agent, Agent):
+            raise UsageError(f"{agent!r} is no agent: give what connected_agent has returned")
+        if not isinstance(channel, grpc.aio.Channel):
+            raise UsageError(f"{channel!r} is no channel of grpc.aio")
         self._agent = agent
         self._channel = channel
         with contextlib.suppress(UsageError):  # then it is not one of them
@@ -226,8 +233,7 @@ class _ObservedCall:
     async def _watch(self, awaitable: Awaitable[Any]) -> Any:
         """Return the result of an operation. End the call if it is over."""
         try:
-            with self._call.awaited():
-                return await awaitable
+            return await awaitable
         except grpc.aio.AioRpcError as error:
             self._end(error.trailing_metadata(), error.code())
             raise
@@ -259,7 +265,8 @@ class _UnaryAnswer(_ObservedCall):
         if self._was_cancelled:
             # The answer may have arrived all the same.
             raise asyncio.CancelledError
-        answer = await self._watch(self._made)
+        with self._call.awaited():
+            answer = await self._watch(self._made)
         self._end(await self._made.trailing_metadata(), grpc.StatusCode.OK)
         return answer
 

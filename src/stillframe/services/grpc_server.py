@@ -12,16 +12,27 @@ and its handler, which may suspend.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import operator
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
 
+from stillframe.errors import UsageError
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import IN_THREAD, SERVING, Agent, IncomingCall, Message, ThreadCall
+from stillframe.services.agent import (
+    IN_THREAD,
+    SERVING,
+    UNOBSERVED,
+    Agent,
+    IncomingCall,
+    Message,
+    ThreadCall,
+)
 from stillframe.services.grpc_messages import Messages, header_in
 from stillframe.services.headers import NAME
 
@@ -32,6 +43,8 @@ _MAKERS = {
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 """The functions that make a handler, by whether requests and answers are streams."""
+_LOOP_POLL_S = 1.0
+"""How often a thread that waits for a step of the event loop looks whether there is any more."""
 
 
 class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -48,6 +61,8 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(self, agent: Agent) -> None:
+        if not isinstance(agent, Agent):
+            raise UsageError(f"{agent!r} is no agent: give what connected_agent has returned")
         self._agent = agent
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
@@ -65,12 +80,32 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         header = header_in(agent, RequestHeader, handler_call_details.invocation_metadata)
         if header is None:
-            return handler
+            return handler and _unobserved(handler)
         path = handler_call_details.method
         served = _ServedCall(agent, header, path, handler or _UNIMPLEMENTED)
         if has_others:
             served.notes.append(f"{path} has interceptors inside the one that takes part")
         return served.handler()
+
+
+def _unobserved(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    """Return a handler for a call without a header, in whose thread steps can declare amounts."""
+    function = handler.unary_unary
+    if function is None or inspect.iscoroutinefunction(function):
+        return handler
+
+    def run(request: Any, context: Any) -> Any:
+        token = IN_THREAD.set(UNOBSERVED)
+        try:
+            return function(request, context)
+        finally:
+            IN_THREAD.reset(token)
+
+    return grpc.unary_unary_rpc_method_handler(
+        run,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
 class _ServedCall:
@@ -83,7 +118,7 @@ class _ServedCall:
             path, handler.response_serializer, handler.request_deserializer, is_answering=True
         )
         self.notes: list[str] = []
-        self.agent = agent
+        self._agent = agent
         self._header = header
         self._path = path
         self._is_streamed = handler.request_streaming
@@ -95,6 +130,8 @@ class _ServedCall:
             or handler.stream_stream
         )
         self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._incoming: IncomingCall | None = None
         self._is_accepted = False
         self._in_thread: ThreadCall | None = None
@@ -151,15 +188,15 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-            self.agent.in_loop(self._accept)
+            self.in_loop(self._accept)
         else:
-            self.agent.in_loop(self._begin_in_thread)
-        tokens = IN_THREAD.set(self._in_thread), SERVING.set(self._header.call)
+            self.in_loop(self._begin_in_thread)
+        tokens = IN_THREAD.set(self._in_thread or UNOBSERVED), SERVING.set(self._header.call)
         try:
             response = self._function(request, observed)
-            self.agent.in_loop(self._finish, observed, response)
+            self.in_loop(self._finish, observed, response)
         except BaseException as error:
-            self.agent.in_loop(self._fail, observed, error)
+            self.in_loop(self._fail, observed, error)
             raise
         finally:
             IN_THREAD.reset(tokens[0])
@@ -170,19 +207,40 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-        self.agent.in_loop(self._accept)
+        self.in_loop(self._accept)
+        # Not reset: another thread may run the rest. All of them are those of grpc.
+        IN_THREAD.set(UNOBSERVED)
         try:
             for response in self._function(request, observed):
-                yield self.agent.in_loop(self.messages.send, response)
-            self.agent.in_loop(self._finish, observed)
+                yield self.in_loop(self.messages.send, response)
+            self.in_loop(self._finish, observed)
         except BaseException as error:
-            self.agent.in_loop(self._fail, observed, error)
+            self.in_loop(self._fail, observed, error)
             raise
 
     def _requests_in_thread(self, requests: Iterator[Any]) -> Iterator[Any]:
         for request in requests:
-            self.agent.in_loop(self.messages.accept)
+            self.in_loop(self.messages.accept)
             yield request
+
+    def in_loop(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in a step of the event loop, and return what it returns."""
+        if threading.get_ident() == self._loop_thread:
+            # The garbage collector has closed a generator in the thread of the loop.
+            return act(*arguments)
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def step() -> None:
+            try:
+                result.set_result(act(*arguments))
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread
+                result.set_exception(error)
+
+        self._loop.call_soon_threadsafe(step)
+        while not concurrent.futures.wait([result], _LOOP_POLL_S).done:
+            if self._loop.is_closed():
+                raise RuntimeError("the event loop was closed")
+        return result.result()
 
     # --- steps of the event loop
 
@@ -190,20 +248,20 @@ class _ServedCall:
         return f"{self._path} runs in a thread, so the state may be torn"
 
     def _begin_in_thread(self) -> None:
-        self.agent.report(self.agent.rules.meet(self._header.colour))
+        self._agent.report(self._agent.rules.meet(self._header.colour))
         call = self._in_thread = ThreadCall(self._accept, self._function)
         torn = self._torn()
         self._noted.enter_context(
-            self.agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
+            self._agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
         )
-        self.agent.begin_in_thread(call)
+        self._agent.begin_in_thread(call)
 
     def _end_in_thread(self) -> None:
         """Accept the request, unless it is accepted. It is answered in the same step."""
         self._accept()
         if self._in_thread is not None:
             call, self._in_thread = self._in_thread, None
-            self.agent.end_in_thread(call)
+            self._agent.end_in_thread(call)
             self._noted.close()
 
     def _accept(self) -> None:
@@ -212,11 +270,12 @@ class _ServedCall:
         self._is_accepted = True
         body = b"" if self._is_streamed else self.messages.arrived
         message = self.messages.to_observe(body, is_answer=False)
-        call = self.agent.accept(
+        call = self._agent.accept(
             self._header, message, is_streamed=self._is_streamed, task=self._task
         )
         self._incoming = self.messages.call = call
-        SERVING.set(self._header.call)
+        if self._in_thread is None:
+            SERVING.set(self._header.call)
         for note in self.notes:
             call.note(note)
 
@@ -349,7 +408,7 @@ class _ContextInThread(_AnyContext):
     def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> None:
         """Answer with an error."""
         metadata = trailing_metadata or self._metadata
-        metadata = self._served.agent.in_loop(self._served.with_error, code, metadata)
+        metadata = self._served.in_loop(self._served.with_error, code, metadata)
         self._context.abort(code, details, metadata)
 
 

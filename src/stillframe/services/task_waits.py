@@ -36,6 +36,12 @@ def waits_of_tasks(tasks: Iterable[Task]) -> dict[Task, list[Task]]:
     return found
 
 
+def is_waiting(task: Task) -> bool:
+    """Return whether a task waits, and nothing that ends its wait has happened."""
+    future: Future | None = getattr(task, "_fut_waiter", None)
+    return future is not None and not future.done()
+
+
 def _sources_of(tasks: Iterable[Task]) -> dict[Future, tuple[Future, ...]]:
     """Return the futures that complete each plain future on which a task may wait."""
     found: dict[Future, tuple[Future, ...]] = {}
