@@ -6,7 +6,8 @@
 import tempfile
 from pathlib import Path
 
-from tests.spark.outside import KAFKA_CLASSES, KafkaServer, create_topics
+from tests.kafka_topics import create_topics
+from tests.spark.outside import KAFKA_CLASSES, KafkaServer
 
 
 def main() -> None:

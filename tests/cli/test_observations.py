@@ -424,7 +424,7 @@ def test_view_makes_a_picture_that_says_why_it_is_partial(
     picture = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "partial: cards.example:443 has never answered with a header" in picture
     assert "waits for the lock 'ledger', which bank-0000000d#1 holds" in picture
-    assert "its earliest time-out is at 2023-11-14 22:13:27.000 UTC" in picture
+    assert "its first known time-out is at 2023-11-14 22:13:27.000 UTC" in picture
 
 
 @pytest.mark.parametrize(

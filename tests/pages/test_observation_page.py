@@ -34,7 +34,7 @@ def test_a_page_explains_an_observation(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_text("gone-0000000e was disconnected")).to_be_visible()
     deadlock = page.get_by_role("region", name="Deadlock")
     expect(deadlock.locator("ol > li")).to_have_count(4)
-    expect(deadlock).to_contain_text("The earliest time-out is at 2023-11-14 22:13:27.000 UTC.")
+    expect(deadlock).to_contain_text("The first known time-out is at 2023-11-14 22:13:27.000 UTC.")
     assert page.locator(".picture .blocked").count() == 4  # three calls and a lock
     assert page.evaluate("location.hash") == "#observation=1"
     page.get_by_label("Filter").first.fill("cards.example")

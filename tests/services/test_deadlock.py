@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stillframe.detect.call_waits import CallDeadlock, call_deadlock, find_call_deadlock
+from stillframe.errors import UsageError
 from stillframe.protocol.activities import Lock
 from stillframe.protocol.calls import (
     AnswerHeader,
@@ -362,3 +363,56 @@ def test_a_lock_is_released_by_a_task_that_has_accepted_a_request_since() -> Non
         assert not lock.is_held
 
     asyncio.run(run())
+
+
+def test_two_copies_of_a_request_are_two_activities() -> None:
+    """One of them holds a lock, and the other one waits for it, and not for itself."""
+
+    async def run() -> Observation:
+        services = Services(Random(1))
+        agent, caller = services.agents["A"], services.agents["B"]
+        message = Message(method="POST", path="/run", body=b"")
+        _, text = caller.request(TARGETS["A"], message)
+        header = agent.headers.decode(RequestHeader, text or "")
+        assert header is not None
+        lock = agent.lock("z")
+
+        async def serve() -> None:
+            agent.accept(header, message)
+            async with lock:
+                await asyncio.Event().wait()
+
+        services.tasks += [asyncio.create_task(serve()) for _ in range(2)]
+        await asyncio.sleep(0)
+        observation = await services.observe()
+        await services.close()
+        return observation
+
+    observation = asyncio.run(run())
+    [lock] = [one for part in observation.fragments.values() for one in part.state.locks]
+    assert (len(lock.holders), len(lock.waiting)) == (1, 1)
+    assert find_call_deadlock(observation) is None
+
+
+def test_a_wait_for_a_lock_that_was_cancelled_is_over() -> None:
+    """Although the task has not run yet."""
+
+    async def run() -> Lock:
+        agent = Agent("A", dict, secret=SECRET)
+        lock = agent.lock("x")
+        await lock.acquire()
+        waiting = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        assert len(lock.record().waiting) == 1
+        waiting.cancel()
+        found = lock.record()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return found
+
+    assert asyncio.run(run()).waiting == ()
+
+
+def test_a_lock_that_no_task_can_have_is_refused() -> None:
+    """When it is made."""
+    with pytest.raises(UsageError, match="count_max above 0"):
+        Agent("A", dict, secret=SECRET).lock("x", count_max=0)

@@ -11,6 +11,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, Any
 
+import anyio.from_thread
 import fastapi
 import httpx
 import pytest
@@ -513,6 +514,193 @@ def test_an_endpoint_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None
         ((), 0, {}) if is_fastapi else (torn, 1, {})
     )
     assert seen == [(torn, 1, {}), between, second, between, ((), 0, {})]
+
+
+def test_a_request_that_a_thread_sends_is_a_step_of_it() -> None:
+    """So the request that its endpoint serves is accepted first: the thread passes it on."""
+    watched, inner = Watched(), Watched()
+    in_router(inner)
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+    watched.agent.targets = frozenset(["inner:80"])
+    request = watched.agent.rules.request
+
+    def requested(*arguments: Any, **settings: Any) -> Any:
+        capture(watched)
+        return request(*arguments, **settings)
+
+    watched.agent.rules.request = requested  # type: ignore[method-assign]
+
+    async def run() -> None:
+        transport = ObservedTransport(watched.agent, httpx.ASGITransport(inner.app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://inner") as client:
+
+            @watched.app.post("/it")
+            def it(passes_on: bool = True) -> None:
+                if not passes_on:
+                    with watched.agent.step():
+                        return
+                anyio.from_thread.run(client.post, "/it")
+
+            await call(watched, "/it?passes_on=false")
+            await call(watched, "/it")
+
+    asyncio.run(run())
+    assert [(one.notes, len(one.served)) for one in fragments] == [((), 2)]
+
+
+def test_a_step_inside_of_a_step_adds_to_what_is_held() -> None:
+    """Since both are one step."""
+    watched = Watched()
+
+    @watched.app.post("/it")
+    def it() -> None:
+        with watched.agent.step(EUR=2), watched.agent.step(EUR=3, USD=1):
+            pass
+        seen.append(watched.agent.rules.meet(1))
+
+    seen: list[InstanceFragment | None] = []
+    asyncio.run(call(watched, "/it"))
+    assert seen[0] is not None
+    assert seen[0].state.held == {"EUR": 5, "USD": 1}
+
+
+def test_what_a_step_holds_needs_an_endpoint_in_a_thread() -> None:
+    """Otherwise it is not known when it is held no more. The request may have no header."""
+    watched = Watched()
+
+    @watched.app.post("/it")
+    def it() -> None:
+        with watched.agent.step(EUR=2):
+            pass
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(watched.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
+            return await client.post("/it")
+
+    assert asyncio.run(run()).status_code == 200
+    with watched.agent.step():
+        pass
+    notes = notes_while(watched)
+    for _ in range(2):
+        capture(watched)
+        with watched.agent.step(EUR=2):
+            pass
+    assert notes == [(), ("step was given amounts where no endpoint runs in a thread: use held",)]
+
+
+def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:
+    """What its answer gives back is in no state then."""
+
+    class Waiting(BaseHTTPMiddleware):
+        async def dispatch(self, request: Any, call_next: RequestResponseEndpoint) -> Any:
+            try:
+                return await call_next(request)
+            except ValueError:
+                capture(watched)
+                raise
+
+    watched = Watched(Waiting, carries=lambda _: {})
+    notes = notes_while(watched)
+
+    @watched.app.post("/it")
+    async def it() -> None:
+        raise ValueError("a bug")
+
+    async def run() -> None:
+        async with client_of(watched, Agent("C", dict, secret=SECRET)) as client:
+            assert (await client.post("/it")).status_code == 500
+
+    asyncio.run(run())
+    capture(watched)
+    assert notes == [("an error of /it is not answered yet",), ()]
+
+
+def test_an_application_has_one_agent() -> None:
+    """It would accept each request twice."""
+    watched = Watched()
+    with pytest.raises(UsageError, match="attach once"):
+        observe_application(watched.app, Agent("other", dict, secret=SECRET))
+
+
+def test_a_call_that_was_never_sent_carries_nothing() -> None:
+    """The application may give back what it would have carried."""
+    agent = Agent("C", dict, secret=SECRET, carries=lambda _: {"EUR": 1})
+    listener = listening()
+    agent.targets = frozenset([address(listener)])
+    listener.close()
+
+    async def run() -> None:
+        transport = ObservedTransport(agent)
+        async with httpx.AsyncClient(transport=transport) as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.post(f"http://{address_of_closed}/it")
+
+    address_of_closed = next(iter(agent.targets))
+    asyncio.run(run())
+    fragment = agent.rules.meet(1)
+    assert fragment is not None
+    assert fragment.calls == ()
+
+
+def test_the_rest_of_a_body_may_wait_for_an_answer() -> None:
+    """A body without a length is passed on as it comes, and so long no task waits for an answer."""
+    watched = Watched()
+    begun = asyncio.Event()
+    agent = Agent("C", dict, secret=SECRET)
+    activities: list[str] = []
+
+    @watched.app.post("/it")
+    async def it(request: fastapi.Request) -> int:
+        length = 0
+        async for part in request.stream():
+            length += len(part)
+            begun.set()
+        return length
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"one"
+        await begun.wait()
+        fragment = agent.rules.meet(agent.rules.colour + 1)
+        assert fragment is not None
+        activities.extend(call.details.activity for call in fragment.calls)
+        yield b"two"
+
+    async def run() -> None:
+        async with client_of(watched, agent) as client:
+            assert (await client.post("/it", content=parts())).json() == 6
+
+    asyncio.run(run())
+    assert activities == [""]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"secret": "a secret of a test"},
+        {"targets": "bank:80"},
+        {"shared": "the database"},
+        {"stored_fields": [1]},
+        {"carries": {"EUR": 1}},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_an_argument_of_another_type_is_refused(arguments: dict[str, Any]) -> None:
+    """With its name, before anything is served."""
+    name = next(iter(arguments))
+    with pytest.raises(UsageError, match=rf"{name} is"):
+        Agent("S", dict, **{"secret": SECRET, **arguments})
+
+
+def test_a_client_of_threads_is_refused() -> None:
+    """It has no steps of the event loop."""
+    agent = Agent("C", dict, secret=SECRET)
+    with pytest.raises(UsageError, match=r"no transport of httpx\.AsyncClient"):
+        ObservedTransport(agent, httpx.HTTPTransport())  # type: ignore[arg-type]
+    client = httpx.Client(transport=ObservedTransport(agent))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"not for httpx\.Client"):
+        client.get("http://bank/it")
 
 
 @pytest.mark.skipif(not HAS_GENERATORS, reason="needs a FastAPI whose endpoints can be generators")

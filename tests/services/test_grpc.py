@@ -14,8 +14,15 @@ from google.protobuf.wrappers_pb2 import Int64Value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stillframe.detect.call_waits import find_call_deadlock
 from stillframe.errors import NotConsistent
-from stillframe.protocol.calls import CallId, InstanceFragment, MessageHeader
+from stillframe.protocol.calls import (
+    CallId,
+    Collector,
+    InstanceFragment,
+    MessageHeader,
+    Observation,
+)
 from stillframe.protocol.calls import RequestHeader as Request
 from stillframe.services.agent import GRPC, Agent, Message
 from stillframe.services.attachment import observe_application
@@ -431,6 +438,26 @@ def test_a_handler_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None:
         assert seen == [(torn, 1, {})] * 4 + [((), 0, {})]
     else:
         assert seen == [(torn, 1, {}), ((), 1, held), ((), 0, {}), ((), 1, held), ((), 0, {})]
+
+
+def test_a_step_of_a_handler_in_a_thread_needs_no_header() -> None:
+    """What it holds for the answer to a stranger leaves the system."""
+    server = Agent("S", dict, secret=SECRET)
+
+    def unary_unary(request: Int64Value, _: Any) -> Int64Value:
+        with server.step(EUR=2):
+            return request
+
+    async def run() -> Int64Value:
+        async with (
+            served({"unary_unary": unary_unary}, [ObservedCalls(server)]) as at,
+            grpc.aio.insecure_channel(at) as channel,
+        ):
+            answer: Int64Value = await method_of(channel, "unary_unary")(ONE)
+            return answer
+
+    assert asyncio.run(run()) == ONE
+    assert captured(server).state.held == {}
 
 
 def test_an_error_of_a_handler_in_a_thread_is_an_answer() -> None:
@@ -1054,3 +1081,56 @@ def test_a_task_waits_for_a_call_while_it_awaits_it() -> None:
     before, during = asyncio.run(run())
     assert before == ""
     assert during.startswith(f"{client.rules.name}/")
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+def test_a_deadlock_of_calls_is_found_where_each_has_one_answer(kind: str) -> None:
+    """Although grpc waits for it by a task of its own. Another task than the one that serves a call
+    may send messages of a stream, so a wait for one blocks nobody."""
+    a, b = (Agent(name, dict, secret=SECRET, targets=["a:1", "b:1"]) for name in "ab")
+    lock, begun = a.lock("x"), asyncio.Event()
+    collector = Collector()
+    for agent in (a, b):
+        collector.joined(agent.rules.name, 0)
+
+    async def last(request: Int64Value, _: Any) -> Int64Value:
+        begun.set()
+        async with lock:
+            return request
+
+    async def run() -> Observation:
+        async with (
+            served({"unary_unary": last}, [ObservedCalls(a)]) as at,
+            ObservedChannel(b, grpc.aio.insecure_channel(at), "a:1") as to_a,
+        ):
+
+            async def unary_unary(request: Int64Value, _: Any) -> Any:
+                return await method_of(to_a, "unary_unary")(request)
+
+            async def unary_stream(request: Int64Value, _: Any) -> AsyncIterator[Any]:
+                yield await method_of(to_a, "unary_unary")(request)
+
+            methods = {"unary_unary": unary_unary, "unary_stream": unary_stream}
+            async with (
+                served(methods, [ObservedCalls(b)]) as at_b,
+                ObservedChannel(a, grpc.aio.insecure_channel(at_b), "b:1") as to_b,
+            ):
+
+                async def pay() -> None:
+                    async with lock:
+                        made = method_of(to_b, kind)(ONE)
+                        await (made if kind == "unary_unary" else made.read())
+
+                paying = asyncio.create_task(pay())
+                await begun.wait()
+                await asyncio.sleep(0)
+                collector.begin()
+                collector.add(captured(a))
+                result = collector.add(captured(b))
+                paying.cancel()
+                await asyncio.gather(paying, return_exceptions=True)
+                assert result is not None
+                return result[0]
+
+    found = find_call_deadlock(asyncio.run(run()))
+    assert (found is not None) == (kind == "unary_unary")

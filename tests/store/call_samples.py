@@ -50,8 +50,9 @@ def call(
         {"order": '"A7"'},
     )
     record = OpenCall(number, target, {"EUR": number}, is_awaited=is_awaited, details=details)
+    serving = msgspec.structs.replace(details, activity=str(call_id))
     served = tuple(
-        (instance, ServedCall(call_id, {"EUR": number}, answer, {"EUR": 1}, details=details))
+        (instance, ServedCall(call_id, {"EUR": number}, answer, {"EUR": 1}, details=serving))
         for instance, answer in by
     )
     return Located(call_id, record, place, served)

@@ -491,10 +491,10 @@ def test_a_ledger_that_is_as_it_was_is_not_written_again(tmp_path: Path) -> None
         store.publish(numbered[1], TIMES, ledger)
         again = (tmp_path / "seen/ledger.json").stat()
         assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-        ledger.gone_count += 1
-        store.store_ledger(ledger)
+        changed = msgspec.structs.replace(ledger, gone_count=ledger.gone_count + 1)
+        store.store_ledger(changed)
     with contextlib.closing(ObservationWriter.open(tmp_path / "seen")) as store:
-        assert (store.number, store.ledger) == (2, ledger)
+        assert (store.number, store.ledger) == (2, changed)
 
 
 def test_a_ledger_is_stored_with_calls_as_keys(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ class CallDeadlock(msgspec.Struct, frozen=True):
         rings: the activities of each ring, in order.
         behind: the activities that wait for them.
         waits: the wait of each of them, by activity.
-        ends_at: the earliest time at which one of a ring stops waiting; None if it is not known.
+        ends_at: the earliest known time at which one of a ring stops waiting; None if none is. A
+            time-out that only the application knows, such as ``asyncio.timeout``, can be earlier.
     """
 
     rings: tuple[tuple[str, ...], ...]

@@ -227,7 +227,7 @@ def _ending(deadlock: CallDeadlock) -> str:
     ends_at = _time(deadlock.ends_at)
     if ends_at is None:
         return "no wait of the deadlock has a time-out that is known"
-    return f"its earliest time-out is at {moment(ends_at)}"
+    return f"its first known time-out is at {moment(ends_at)}"
 
 
 def _texts(values: Mapping[str, object], budget: Budget) -> dict[str, str | None]:

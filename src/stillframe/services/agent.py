@@ -185,6 +185,7 @@ class Agent:
         self._renamed: set[CallEnd] | None = None
         self._step = threading.RLock()
         self._step_depth = 0
+        self._has_lost_amounts = False
         self._thread_calls: set[ThreadCall] = set()
         self._functions_with_steps: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -399,17 +400,16 @@ class Agent:
             held: the amounts that such a function holds for its answer from this step on, by unit.
                 The next step replaces them, and a step inside of this one adds to them.
 
-        Raises:
-            UsageError: amounts are given, and no endpoint runs in this thread. Use `held` there.
+        In other threads use `held`. If amounts are given there, all later observations are partial.
 
         Example:
             ``with agent.step(EUR=5): till.euros -= 5``
         """
         amounts, call = amounts_in(held), IN_THREAD.get()
-        if amounts and call is None:
-            raise UsageError("no endpoint runs in this thread: declare amounts with agent.held")
         with self._step:
-            if call is not None and call is not UNOBSERVED:
+            if call is None:
+                self._has_lost_amounts |= bool(amounts)
+            elif call is not UNOBSERVED:
                 call.has_stepped = True
                 call.held = summed(call.held if self._step_depth else NOTHING, amounts)
             self._step_depth += 1
@@ -446,6 +446,8 @@ class Agent:
         notes += [*self._once, *(note() for note in self._notes.values())]
         notes += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         self._once.clear()
+        if self._has_lost_amounts:
+            notes.append("step was given amounts where no endpoint runs in a thread: use held")
         if self._renamed is not None:
             notes.append("it has another name since calls began that were open then")
         encoded, conserved = _EMPTY_MAP, NOTHING

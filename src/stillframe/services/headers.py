@@ -20,6 +20,8 @@ from stillframe.protocol.calls import AnswerHeader, CallId, MessageHeader, Reque
 NAME = "stillframe"
 """The name of the header in HTTP, and of the metadata in gRPC."""
 LENGTH_MAX = 320
+COLOUR_MAX = NUMBER_MAX // 2
+"""The highest colour: no collector counts so far."""
 VERSION = "1"
 _CODE_BYTES = 16
 _INSTANCE = r"([A-Za-z0-9_.-]{1,80})"
@@ -105,7 +107,7 @@ def _made(kind: type, fields: tuple[str, ...]) -> Header | None:
     colour, name, *rest = fields
     caller = rest.pop(0) if kind is AnswerHeader else name
     counts = [int(colour), *map(int, rest)]
-    if max(counts) > NUMBER_MAX:
+    if max(counts) > NUMBER_MAX or counts[0] > COLOUR_MAX:
         return None
     if kind is RequestHeader:
         return RequestHeader(counts[0], CallId(name, counts[1]))

@@ -111,6 +111,10 @@ class ObservedTransport(httpx.AsyncBaseTransport):
             self._agent.ignored_count += 1
         return header
 
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Refuse a client of a thread, which has no steps of the event loop."""
+        raise UsageError("ObservedTransport is for httpx.AsyncClient, and not for httpx.Client")
+
     async def aclose(self) -> None:
         """Close the connections."""
         await self._transport.aclose()

@@ -17,7 +17,7 @@ from stillframe.errors import (
 )
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
-from stillframe.protocol.activities import NUMBER_MAX, InstanceState, service_of
+from stillframe.protocol.activities import InstanceState, service_of
 from stillframe.protocol.calls import (
     CallLedger,
     Collector,
@@ -34,6 +34,7 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import InboundConnection
 from stillframe.services import control
 from stillframe.services.agent_connection import PROTOCOL
+from stillframe.services.headers import COLOUR_MAX
 
 UNSENT_BYTES_MAX = 2**24
 """An agent that has so much to read is sent no more acknowledgements."""
@@ -242,7 +243,7 @@ class Observer:
 
     def _check_counted(self, count: int, known: int) -> None:
         """Refuse what no collector has counted to: the next numbers would be out of range."""
-        if count > max(known, NUMBER_MAX // 2):
+        if count > max(known, COLOUR_MAX):
             raise ProtocolViolation(f"no collector has counted to {count}")
 
     def _join(self, connection: _AgentConnection, join: control.Join) -> None:

@@ -53,7 +53,7 @@ function deadlockPanel(deadlock) {
     make("ol", { class: "ring-waits" }, ring.waits.map((wait) => make("li", {}, wait.sentence, make("span", { class: "muted" }, times(wait))))),
     makeRest(ring.left_out_count, "wait"),
   ]);
-  const end = deadlock.ends_at === null ? "None of these waits has a time-out that is known." : `The earliest time-out is at ${moment(deadlock.ends_at)}.`;
+  const end = deadlock.ends_at === null ? "None of these waits has a time-out that is known." : `The first known time-out is at ${moment(deadlock.ends_at)}.`;
   const behind = deadlock.behind.map((sentence) => make("li", {}, sentence));
   return makePanel(
     "Deadlock",

@@ -118,7 +118,7 @@ export class ObservationView {
       make("p", { class: "bad" }, make("strong", {}, sentence)),
       make("ul", {}, limited(waits, "wait").map((wait) => make("li", {}, wait))),
       behind > 0 ? make("p", {}, `Activities that wait for these: ${count(behind)}.`) : NOTHING,
-      make("p", {}, endsAt === null ? "No time-out of these calls is known." : `The earliest time-out ends it at ${clock(endsAt)}.`),
+      make("p", {}, endsAt === null ? "No time-out of these calls is known." : `The first known time-out ends it at ${clock(endsAt)}.`),
     );
   }
 
