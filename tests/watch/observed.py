@@ -70,7 +70,8 @@ def observed(
         made[one.caller].append(record)
         by: tuple[tuple[str, ServedCall], ...] = ()
         if one.server is not None:
-            by = ((one.server, ServedCall(call, {"EUR": 2}, details=details)),)
+            serving = msgspec.structs.replace(details, activity=str(call))
+            by = ((one.server, ServedCall(call, {"EUR": 2}, details=serving)),)
             served[one.server].append(by[0][1])
         place = CallPlace.SERVED if by else CallPlace.REQUESTED
         located.append(Located(call, record, place, by))

@@ -133,7 +133,7 @@ def is_blocked(located: Located, ring: frozenset[str]) -> bool:
     """Return whether the wait for a call is part of a ring."""
     return (
         located.place is CallPlace.SERVED
-        and str(located.call) in ring
+        and any(served.details.activity in ring for _, served in located.served)
         and located.record.details.activity in ring
     )
 
@@ -197,11 +197,12 @@ class _Plan:
             server = located.served[0][0]
             begin, end = (server, f"answer {call}"), (call.caller, str(call))
             return _Drawn(located, begin, end, is_blocked=False)
-        line = f"at {record.target}"
+        end = f"at {record.target}", str(call)
         if located.place is CallPlace.SERVED:
-            line = next(name for name, served in located.served if not served.number)
+            name, served = next(one for one in located.served if not one[1].number)
+            end = name, served.details.activity or str(call)
         blocked = is_blocked(located, self._ring)
-        return _Drawn(located, caller, (line, str(call)), is_blocked=blocked)
+        return _Drawn(located, caller, end, is_blocked=blocked)
 
     def _left_out(self) -> str:
         instances = self._observation.fragments.keys()
