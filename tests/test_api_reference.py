@@ -64,7 +64,7 @@ def test_paths_are_also_text_and_snapshots_also_ids(name: str) -> None:
 
 ELSEWHERE = frozenset(
     """
-    AbstractContextManager Any AsyncBaseTransport AsyncContextManager Awaitable BaseTransport
+    AbstractContextManager Any AsyncBaseTransport AsyncContextManager Awaitable
     Callable Collection ContextManager DataFrame Expression False Item Iterable Iterator Key
     Literal Mapping MutableMapping None Path RecordBatch Records Schema Self Sequence
     SparkSession StreamingQuery Table True Union Value

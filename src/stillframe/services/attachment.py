@@ -60,8 +60,8 @@ def attach(
 
     Raises:
         UsageError: the application has no list of middleware, has begun to serve, or has an agent
-            already; an argument is of another type; the secret is too short; one of the targets is
-            not a target; the collector is on another machine, and there are no certificates; or
+            already. An argument is of another type, or the secret is too short. One of the targets
+            is not a target. The collector is on another machine, and there are no certificates, or
             the certificate is not valid for this service.
     """
     if not hasattr(app, "user_middleware"):

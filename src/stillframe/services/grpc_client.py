@@ -43,7 +43,7 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
         target: its target, as one of the targets of the agent. Calls to another one have no header.
 
     Raises:
-        UsageError: the agent is none, or the channel is not one of grpc.aio.
+        UsageError: the agent is none, or the channel is not one of ``grpc.aio``.
 
     Example:
         ``ObservedChannel(agent, grpc.aio.insecure_channel("orders:50051"), "orders:50051")``
