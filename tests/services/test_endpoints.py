@@ -1276,6 +1276,50 @@ def test_a_header_is_not_passed_on() -> None:
     assert "copied" not in headers
 
 
+@pytest.mark.parametrize("ends", ["with its body", "by an error"])
+def test_the_start_of_an_answer_with_a_length_is_not_kept_back(ends: str) -> None:
+    """If the application waits for something before its body. Observations are partial until it
+    ends."""
+    agent = Agent("S", dict, secret=SECRET)
+    sent: list[str] = []
+    notes: list[tuple[str, ...]] = []
+    started = asyncio.Event()
+
+    def captured() -> None:
+        fragment = agent.rules.meet(agent.rules.colour + 1)
+        assert fragment is not None
+        notes.append(fragment.notes)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        length = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await started.wait()
+        captured()
+        if ends == "by an error":
+            raise ValueError("a bug")
+        await send({"type": "http.response.body", "body": b"four"})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(event: Any) -> None:
+        sent.append(event["type"])
+        started.set()
+
+    async def run() -> None:
+        header = HeaderCodec(SECRET).encode(RequestHeader(0, CallId("C-1", 1)))
+        headers = [(NAME.encode(), header.encode())]
+        scope = {"type": "http", "method": "GET", "path": "/it", "headers": headers}
+        with contextlib.suppress(ValueError):
+            await ObservedApplication(application, agent)(scope, receive, send)
+
+    asyncio.run(run())
+    captured()
+    assert notes == [("the answer of /it crosses the cut",), ()]
+    assert sent[:1] == ["http.response.start"]
+    assert sent[1:] == ([] if ends == "by an error" else ["http.response.body"])
+
+
 def test_a_file_that_the_server_sends_has_its_start_first() -> None:
     """As ``http.response.pathsend`` asks for."""
     sent: list[str] = []

@@ -112,7 +112,7 @@ class CollectorLink:
     """Keeps an agent connected to the collector.
 
     Args:
-        agent: the agent; its `report` becomes this one's.
+        agent: the agent; its `on_fragment` becomes this one's.
         collector: the address of the collector.
         certificates: the directory of certificates; needed unless the address is a loopback one.
         warn: takes a sentence about a connection that failed.

@@ -19,8 +19,9 @@ An application that raises is answered by the outermost middleware of its framew
 `ObservedErrors` gives the answer its header.
 
 Some answers have no whole body: their headers are sent first, then parts of the body, as the
-application makes them. The same holds for WebSockets. Their parts cannot carry a colour, so an
-observation that such a stream crosses is partial and names it.
+application makes them. So are those of an application that waits for something before the body. The
+same holds for WebSockets. Their parts cannot carry a colour, so an observation that such a stream
+crosses is partial and names it.
 """
 
 import asyncio
@@ -198,6 +199,8 @@ class _ServedCall:
         self._send = send
         self._start: Event | None = None
         self._stream: Any = None
+        self._soon: asyncio.Handle | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._task = asyncio.current_task()
         self._thread: ThreadCall | None = None
         self._has_stepped = False
@@ -243,14 +246,25 @@ class _ServedCall:
         if kind == "http.response.start":
             self._start = event
             if _may_be_kept(event, self._request.method):
+                self._soon = asyncio.get_running_loop().call_soon(self._send_start_aside)
                 return
             # Its first part may come much later.
             await self._send_start(None)
             return
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._sending is not None:
+            await self._sending
         if self._start is not None:
             is_whole = kind == "http.response.body" and not event.get("more_body", False)
             await self._send_start(bytes(event.get("body", b"")) if is_whole else None)
         await self._send(event)
+
+    def _send_start_aside(self) -> None:
+        """Send a start that is kept, since the application waits for something before its body."""
+        if self._start is not None:
+            self._sending = asyncio.get_running_loop().create_task(self._send_start(None))
 
     async def _send_start(self, body: bytes | None) -> None:
         """Send the start of the answer; None stands for a body whose parts follow."""
@@ -274,6 +288,10 @@ class _ServedCall:
 
     def close(self) -> None:
         """End the call, also if the application made no answer."""
+        self._start = self._soon = None
+        if self._sending is not None:
+            self._sending.cancel()  # if it has ended, this does nothing
+            self._sending = None
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
         if self._may_have_acted() or (self._thread is not None and self._thread.has_stepped):

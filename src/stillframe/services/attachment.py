@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ class _Started:
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_second_noted = False
+        self._others: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._noted = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -176,13 +177,19 @@ class _Started:
         if self._loop is None or self._loop.is_closed():
             self._loop = loop
             self._noted.close()
-            self._is_second_noted = False
+            self._others.clear()
             self._task = self._link.start()
-        elif not self._is_second_noted:
-            self._is_second_noted = True
-            self._noted.enter_context(self._agent.noted(lambda: _SECOND_LOOP))
+        elif not self._others:
+            self._others.add(loop)
+            self._noted.enter_context(self._agent.noted(self._second_loop))
             _log.warning(
                 "the application of %s is served by a second event loop in this process, and "
                 "observations are partial: use one event loop, or a process for each",
                 self._agent.service,
             )
+        else:
+            self._others.add(loop)
+
+    def _second_loop(self) -> str:
+        is_open = any(not other.is_closed() for other in self._others)
+        return _SECOND_LOOP if is_open else ""
