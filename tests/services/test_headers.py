@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stillframe.protocol.activities import NUMBER_MAX
 from stillframe.protocol.calls import AnswerHeader, CallId, MessageHeader, RequestHeader
-from stillframe.services.headers import LENGTH_MAX, Header, HeaderCodec
+from stillframe.services.headers import COLOUR_MAX, LENGTH_MAX, Header, HeaderCodec
 
 SECRET = b"0123456789abcdef"
 CODEC = HeaderCodec(SECRET)
@@ -16,17 +16,18 @@ HEADERS: list[Header] = [
     MessageHeader(3, "orders-1", 99, 17),
 ]
 numbers = st.integers(0, NUMBER_MAX)
+colours = st.integers(0, COLOUR_MAX)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,80}", fullmatch=True)
 
 
 @given(
     st.one_of(
-        st.builds(RequestHeader, numbers, st.builds(CallId, names, numbers)),
+        st.builds(RequestHeader, colours, st.builds(CallId, names, numbers)),
         st.builds(
             AnswerHeader,
-            *(numbers, names, numbers, st.builds(CallId, names, numbers), numbers, numbers),
+            *(colours, names, numbers, st.builds(CallId, names, numbers), numbers, numbers),
         ),
-        st.builds(MessageHeader, numbers, names, numbers, numbers),
+        st.builds(MessageHeader, colours, names, numbers, numbers),
     )
 )
 def test_what_is_written_is_read_again(header: Header) -> None:
@@ -62,7 +63,7 @@ def test_a_message_of_another_stream_is_not_accepted() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        RequestHeader(NUMBER_MAX + 1, CallId("orders-1", 17)),
+        RequestHeader(COLOUR_MAX + 1, CallId("orders-1", 17)),
         AnswerHeader(3, "orders-1", 99, CallId("carts-1", NUMBER_MAX + 1), 17, 2),
         MessageHeader(3, "orders-1", 99, NUMBER_MAX + 1),
         MessageHeader(-1, "orders-1", 99, 17),
