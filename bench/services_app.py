@@ -54,7 +54,12 @@ def service(kind: str, name: str, target: str, endpoint: str) -> fastapi.FastAPI
         from stillframe.services import ObservedTransport, attach  # noqa: PLC0415
 
         agent = attach(
-            app, service=name, state=state, collector=endpoint, secret=SECRET, targets=[target]
+            app,
+            service=name,
+            state=state,
+            collector=endpoint,
+            secret=SECRET,
+            targets=[target] if target else [],
         )
         transport = ObservedTransport(agent, transport)
     client = httpx.AsyncClient(transport=transport)
