@@ -35,6 +35,7 @@ from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
 from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import CallPlace, Observation
 from stillframe.store.observation_tables import amounts_of
+from stillframe.store.layout import has_observations
 from stillframe.store.observations import ObservationReader, StoredObservation
 
 PROCESS_COUNTS = {"A": 1, "B": 2, "C": 1}
@@ -201,7 +202,7 @@ class Run:
                     await asyncio.sleep(POLL_S)
 
     def _newest(self) -> StoredObservation | None:
-        if not (self.store / "ledger.json").exists():
+        if not has_observations(self.store):  # the collector has not made it yet
             return None
         reader = ObservationReader(self.store)
         numbers = reader.numbers()
