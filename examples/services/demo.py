@@ -34,8 +34,8 @@ from examples.services.bad_network import LOOPBACK, BadNetwork, Faults
 from stillframe.detect.call_waits import CallDeadlock, find_call_deadlock
 from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import CallPlace, Observation
-from stillframe.store.observation_tables import amounts_of
 from stillframe.store.layout import has_observations
+from stillframe.store.observation_tables import amounts_of
 from stillframe.store.observations import ObservationReader, StoredObservation
 
 PROCESS_COUNTS = {"A": 1, "B": 2, "C": 1}
