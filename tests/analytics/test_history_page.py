@@ -40,8 +40,8 @@ def blocks_in(language: str, place: Path) -> list[str]:
 
 
 def run_until(files: str, count: int, line: str, place: Path) -> None:
-    """Run a system as the page says, at a calm rate, until so many files are there, and stop it in
-    order."""
+    """Run a system as the page says, but with few messages, until there are `count` files; then
+    stop it."""
     words = shlex.split(line.replace("examples.bank:bank", calm.BANK))
     system = subprocess.Popen(
         [STILLFRAME, *words[2:], "--every", "20ms"],

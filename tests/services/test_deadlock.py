@@ -34,7 +34,7 @@ tasks takes a few turns."""
 Program = tuple[tuple[str, "str | Program"], ...]
 """Steps: ``("lock", name)``; ``("call", program)``, or the name of an instance instead of "call";
 ``("aside", program)``, for a call by another task; ``("gather", program)``, or another of `JOINS`,
-for a task for each step of the program, of which the first one waits; and ``("turn", "")``."""
+which waits for a new task for each step of the program; and ``("turn", "")``."""
 
 
 async def in_group(runs: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -130,7 +130,7 @@ class Services:
                 held.append(lock)
             elif kind in JOINS:
                 assert not isinstance(what, str)
-                await JOINS[kind]([self._run(agent, (one,)) for one in what])
+                await JOINS[kind]([self._run(agent, (step,)) for step in what])
             elif kind == "aside":
                 assert not isinstance(what, str)
                 self.tasks.append(asyncio.create_task(self._run(agent, (("call", what),))))

@@ -23,8 +23,9 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.routing import Route
 
 from stillframe.errors import UsageError
+from stillframe.protocol.activities import NUMBER_MAX
 from stillframe.protocol.calls import CallId, InstanceFragment, RequestHeader
-from stillframe.services.agent import AMOUNT_MAX, BODY_BYTES_MAX, Agent, Message
+from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message
 from stillframe.services.asgi import ObservedApplication
 from stillframe.services.attachment import observe_application
 from stillframe.services.headers import NAME, HeaderCodec
@@ -454,6 +455,16 @@ THREADS: dict[str, tuple[bool, Callable[[Any, Callable[[], None]], None]]] = {
 """Whether it is FastAPI, and what adds the endpoint."""
 
 
+def capturing_in_thread(watched: Watched) -> Callable[[], None]:
+    """Return a function for a thread that begins an observation in the running event loop."""
+    loop = asyncio.get_running_loop()
+
+    async def captured() -> None:
+        capture(watched)
+
+    return lambda: asyncio.run_coroutine_threadsafe(captured(), loop).result()
+
+
 @pytest.mark.parametrize("kind", THREADS)
 def test_an_endpoint_in_a_thread_may_be_torn(kind: str) -> None:
     """An observation that begins meanwhile says so, and no other."""
@@ -462,15 +473,7 @@ def test_an_endpoint_in_a_thread_may_be_torn(kind: str) -> None:
     notes = notes_while(watched)
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-
-        async def captured() -> None:
-            capture(watched)
-
-        def action() -> None:
-            asyncio.run_coroutine_threadsafe(captured(), loop).result()
-
-        add(watched.app, action)
+        add(watched.app, capturing_in_thread(watched))
         await call(watched, "/it")
 
     asyncio.run(run())
@@ -488,16 +491,13 @@ def test_an_endpoint_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None
     watched.agent.on_fragment = fragments.append
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-
-        async def captured() -> None:
-            capture(watched)
+        captured = capturing_in_thread(watched)
 
         def action() -> None:
-            asyncio.run_coroutine_threadsafe(captured(), loop).result()
+            captured()
             with watched.agent.step(EUR=2):
                 pass
-            asyncio.run_coroutine_threadsafe(captured(), loop).result()
+            captured()
 
         add(watched.app, action)
         for _ in range(2):
@@ -645,7 +645,8 @@ def test_a_call_that_was_never_sent_carries_nothing() -> None:
 
 
 def test_the_rest_of_a_body_may_wait_for_an_answer() -> None:
-    """A body without a length is passed on as it comes, and so long no task waits for an answer."""
+    """A body without a length is passed on part by part. Until its end no task waits for an
+    answer."""
     watched = Watched()
     begun = asyncio.Event()
     agent = Agent("C", dict, secret=SECRET)
@@ -1134,7 +1135,7 @@ def test_the_amounts_of_a_message_that_carries_fails_for_are_unknown() -> None:
     assert [one.details.has_unknown_amounts for one in fragment.calls] == [True]
 
 
-@pytest.mark.parametrize("amount", [None, 0.5, "5", AMOUNT_MAX + 1])
+@pytest.mark.parametrize("amount", [None, 0.5, "5", NUMBER_MAX + 1])
 def test_an_amount_is_a_whole_number_that_fits(amount: Any) -> None:
     """Others are unknown, or an error of the handler that holds them."""
     agent = Agent("C", dict, secret=SECRET, carries=lambda message: {"EUR": amount})

@@ -1085,8 +1085,8 @@ def test_a_task_waits_for_a_call_while_it_awaits_it() -> None:
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
 def test_a_deadlock_of_calls_is_found_where_each_has_one_answer(kind: str) -> None:
-    """Although grpc waits for it by a task of its own. Another task than the one that serves a call
-    may send messages of a stream, so a wait for one blocks nobody."""
+    """Although grpc waits for it in another task. A wait for a message of a stream is not found,
+    because any task of the server may send one."""
     a, b = (Agent(name, dict, secret=SECRET, targets=["a:1", "b:1"]) for name in "ab")
     lock, begun = a.lock("x"), asyncio.Event()
     collector = Collector()

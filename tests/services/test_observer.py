@@ -615,7 +615,7 @@ LIES: dict[str, dict[str, Any]] = {
     "too much": {"lost": {"EUR": 2**60}},
     "a state that is none": {"state": InstanceState(b"\xc1")},
     "an amount in a state": {"state": InstanceState(b"\x80", held={"EUR": 2**60})},
-    "an observation that nobody has begun": {"observation": 2**53},
+    "an observation that was never begun": {"observation": 2**53},
 }
 
 

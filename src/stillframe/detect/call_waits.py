@@ -3,8 +3,9 @@
 An activity is one task, and does nothing while it waits for the answer of a call, for a lock or for
 other tasks. So it is blocked as long as the instance that serves the call has not answered, every
 holder of the lock keeps it, or none of those tasks does anything. Activities that block each other
-in this way stay blocked until a time-out ends one wait. That is true at a consistent cut, and it
-stays true: none of them does anything before another one has (Chandy & Lamport 1985, section 4).
+in this way stay blocked until a time-out or a cancellation ends one wait. That is true at a
+consistent cut, and it stays true: none of them does anything before another one has (Chandy &
+Lamport 1985, section 4).
 
 What is in transit blocks no activity, nor does a call with an unknown fate. So an alarm is right,
 and a deadlock is found by the first observation after its last request was accepted. Other waits
@@ -97,7 +98,7 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
                     activity, name, serving.get(activity, ""), waits_for, lock.holders
                 )
         for wait in fragment.state.task_waits:
-            # A client may wait for an answer by a task of its own.
+            # grpc waits for an answer in another task.
             if wait.activity not in found:
                 waits_for = f"{'tasks' if wait.awaits[1:] else 'task'} {' and '.join(wait.awaits)}"
                 found[wait.activity] = ActivityWait(
@@ -109,17 +110,11 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
 def _blocks(located: Located) -> bool:
     """Return whether a call blocks the activity that made it. A request that was delivered twice
     may be answered by either instance. An application may call itself in one task."""
-    record = located.record
     if located.place is not CallPlace.SERVED or len(located.served) != 1:
         return False
     [(_, served)] = located.served
-    return (
-        # A message of a stream that is in transit ends the wait.
-        served.stream.sent_count == record.stream.accepted_count
-        and record.is_awaited
-        and bool(record.details.activity)
-        and served.details.activity not in ("", record.details.activity)
-    )
+    waiting = located.record.details.activity if located.record.is_awaited else ""
+    return bool(waiting) and served.details.activity not in ("", waiting)
 
 
 def find_call_deadlock(observation: Observation) -> CallDeadlock | None:

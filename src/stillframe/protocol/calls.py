@@ -160,7 +160,7 @@ class Stream(msgspec.Struct, frozen=True):
         found: dict[str, int] = {}
         for number, amounts in self.carried:
             if number > count:
-                _add(found, amounts)
+                add_amounts(found, amounts)
         return found
 
 
@@ -215,7 +215,7 @@ class OpenCall(msgspec.Struct, frozen=True):
     def amounts(self) -> dict[str, int]:
         """Return the amounts of the request and of the messages that the caller keeps."""
         found = self.stream.carried_after(0)
-        _add(found, self.carries)
+        add_amounts(found, self.carries)
         return found
 
 
@@ -241,7 +241,7 @@ class ServedCall(msgspec.Struct, frozen=True):
     def amounts(self) -> dict[str, int]:
         """Return the amounts of the answer and of the messages that the instance keeps."""
         found = self.stream.carried_after(0)
-        _add(found, self.answer)
+        add_amounts(found, self.answer)
         return found
 
 
@@ -473,7 +473,7 @@ class Instance:
         call = self._calls.pop(number)
         stream = self._closed_stream(header.call)
         if stream.carried:
-            _add(self._lost, stream.carried_after(header.accepted_count))
+            add_amounts(self._lost, stream.carried_after(header.accepted_count))
         self._dropped_count += stream.forgotten_through > header.accepted_count
         self._targets[self._listed(call.target)] = True
         other.receipts.add(header.number)
@@ -751,15 +751,15 @@ class Located(msgspec.Struct, frozen=True):
         brought more than once."""
         found: dict[str, int] = {}
         if self.place is CallPlace.REQUESTED:
-            _add(found, self.record.amounts())
+            add_amounts(found, self.record.amounts())
         if self.served:
             stream = self.served[0][1].stream
-            _add(found, self.record.stream.carried_after(stream.accepted_count))
-            _add(found, stream.carried_after(self.record.stream.accepted_count))
+            add_amounts(found, self.record.stream.carried_after(stream.accepted_count))
+            add_amounts(found, stream.carried_after(self.record.stream.accepted_count))
         for _, served in self.served:
-            _add(found, served.answer)
+            add_amounts(found, served.answer)
         for _, served in self.served[1:]:
-            _add(found, served.brought, -1)
+            add_amounts(found, served.brought, -1)
         return found
 
 
@@ -885,16 +885,16 @@ class Observation(msgspec.Struct, frozen=True):
         were brought more than once."""
         found: dict[str, int] = {}
         for located in itertools.chain(self.calls, self.late):
-            _add(found, located.amounts())
+            add_amounts(found, located.amounts())
         for _, served in itertools.chain(self.duplicates, self.orphans):
-            _add(found, served.amounts())
+            add_amounts(found, served.amounts())
         for fragment in self.fragments.values():
-            _add(found, fragment.lost)
+            add_amounts(found, fragment.lost)
         for _, served in self.duplicates:
-            _add(found, served.brought, -1)
-        _add(found, self.not_accepted)
-        _add(found, self.lost)
-        _add(found, self.created, -1)
+            add_amounts(found, served.brought, -1)
+        add_amounts(found, self.not_accepted)
+        add_amounts(found, self.lost)
+        add_amounts(found, self.created, -1)
         return found
 
 
@@ -1406,7 +1406,7 @@ class _Conclusion:
         for call, record in itertools.chain(ledger.not_accepted.items(), ledger.unknown.items()):
             if call not in late:
                 is_known = call in ledger.not_accepted and ledger.targets.get(record.target, False)
-                _add(not_accepted if is_known else unknown, record.amounts())
+                add_amounts(not_accepted if is_known else unknown, record.amounts())
         return not_accepted, unknown
 
     def _settle(self, observation: Observation) -> None:
@@ -1422,7 +1422,7 @@ class _Conclusion:
                 self._settle_answers(located.amounts(), *located.served)
         for name, served in observation.duplicates:
             if served.number:
-                _add(ledger.created, served.brought)
+                add_amounts(ledger.created, served.brought)
                 self._settle_answers(served.amounts(), (name, served))
         for name, served in observation.orphans:
             if served.number and served.call.caller in ledger.retired:
@@ -1449,12 +1449,12 @@ class _Conclusion:
             ledger.not_accepted[located.call] = record
         ledger.released.add(located.call)
         for forgotten in _drop_oldest(ledger.not_accepted, LEDGER_COUNT_MAX):
-            _add(ledger.lost, forgotten.amounts())
+            add_amounts(ledger.lost, forgotten.amounts())
         _drop_oldest(ledger.unknown, LEDGER_COUNT_MAX)
 
     def _settle_answers(self, amounts: Amounts, *answers: Accepted) -> None:
         """Settle answers that were never accepted, and the amounts that are in no state since."""
-        _add(self._ledger.lost, amounts)
+        add_amounts(self._ledger.lost, amounts)
         for name, served in answers:
             self._ledger.settled.add((name, served.call.caller, served.number))
 
@@ -1470,7 +1470,7 @@ def _drop_oldest(items: dict[Any, _Item], count_max: int) -> list[_Item]:
     return [items.pop(key) for key in list(itertools.islice(items, count))]
 
 
-def _add(amounts: dict[str, int], more: Amounts, sign: int = 1) -> None:
-    """Add amounts to others."""
+def add_amounts(amounts: dict[str, int], more: Amounts, sign: int = 1) -> None:
+    """Add amounts to others; -1 as `sign` subtracts them."""
     for unit, amount in more.items():
         amounts[unit] = amounts.get(unit, 0) + sign * amount

@@ -7,7 +7,6 @@ thread of the event loop, between two suspensions of it, except what `Agent.step
 import asyncio
 import contextlib
 import secrets
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,7 +17,13 @@ import msgspec
 
 from stillframe.errors import UsageError, describe
 from stillframe.model import DECODING_ERRORS, check_process_id
-from stillframe.protocol.activities import CallDetails, InstanceState, Lock, TaskWait
+from stillframe.protocol.activities import (
+    NUMBER_MAX,
+    CallDetails,
+    InstanceState,
+    Lock,
+    TaskWait,
+)
 from stillframe.protocol.calls import (
     NOTHING,
     Amounts,
@@ -30,14 +35,14 @@ from stillframe.protocol.calls import (
     InstanceFragment,
     MessageHeader,
     RequestHeader,
+    add_amounts,
 )
 from stillframe.services.headers import HeaderCodec
 from stillframe.services.targets import target_named
 from stillframe.services.task_waits import is_waiting, waits_of_tasks
+from stillframe.services.thread_steps import ThreadSteps
 
 SECRET_BYTES_MIN = 16
-AMOUNT_MAX = 2**53
-"""The largest amount, of either sign: sums of many must fit into 64 bits."""
 NOTE_COUNT_MAX = 20
 """How many different errors of `carries` an observation names."""
 _EMPTY_MAP = b"\x80"
@@ -53,8 +58,6 @@ GRPC = "GRPC"
 """The method of every message of gRPC."""
 SERVING: ContextVar[CallId | None] = ContextVar("stillframe_serving", default=None)
 """The call that the current task serves."""
-IN_THREAD: ContextVar["ThreadCall | None"] = ContextVar("stillframe_in_thread", default=None)
-"""The call that a function in a thread serves."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,29 +85,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 Carries = Callable[[Message], Amounts]
 """Returns the conserved amounts of a message. It is the same function in every service."""
-
-
-class ThreadCall:
-    """A call that a function in a thread serves: it is accepted in the first step of that thread.
-
-    Args:
-        accept: accepts the request in the event loop, unless it is accepted.
-        function: the function; None if it is not known.
-
-    Attributes:
-        has_stepped: whether the thread has made a step.
-        held: the amounts that the thread holds since its last step.
-    """
-
-    def __init__(self, accept: Callable[[], None], function: object) -> None:
-        self.accept = accept
-        self.function = function
-        self.has_stepped = False
-        self.held: Amounts = NOTHING
-
-
-UNOBSERVED = ThreadCall(lambda: None, None)
-"""A request without a header: what its endpoint holds for the answer leaves the system."""
 
 
 class Agent:
@@ -183,11 +163,7 @@ class Agent:
         self._once: dict[str, None] = {}
         self.open_ends: set[CallEnd] = set()
         self._renamed: set[CallEnd] | None = None
-        self._step = threading.RLock()
-        self._step_depth = 0
-        self._has_lost_amounts = False
-        self._thread_calls: set[ThreadCall] = set()
-        self._functions_with_steps: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.threads = ThreadSteps()
 
     def _new_rules(self) -> Instance:
         return Instance(f"{self.service}-{secrets.token_hex(4)}", self._capture)
@@ -231,11 +207,7 @@ class Agent:
                 for the current task.
         """
         self.start()
-        in_thread = IN_THREAD.get()
-        if in_thread is not None and in_thread in self._thread_calls:
-            # Sending is a step of the function that serves this call.
-            in_thread.has_stepped = True
-            in_thread.accept()
+        self.threads.send()
         carries: Amounts | None = NOTHING
         if target in self.targets and not is_streamed:
             carries = self.amounts(message) if is_whole else self.unread_amounts()
@@ -405,48 +377,23 @@ class Agent:
         Example:
             ``with agent.step(EUR=5): till.euros -= 5``
         """
-        amounts, call = amounts_in(held), IN_THREAD.get()
-        with self._step:
-            if call is None:
-                self._has_lost_amounts |= bool(amounts)
-            elif call is not UNOBSERVED:
-                call.has_stepped = True
-                call.held = summed(call.held if self._step_depth else NOTHING, amounts)
-            self._step_depth += 1
-            try:
-                yield
-            finally:
-                self._step_depth -= 1
-
-    def begin_in_thread(self, call: ThreadCall) -> None:
-        """Begin a call that a function serves in a thread. It is accepted in the function's first
-        step if the function is known to make steps, or else here."""
-        if _plain(call.function) not in self._functions_with_steps:
-            call.accept()
-        self._thread_calls.add(call)
-
-    def end_in_thread(self, call: ThreadCall) -> None:
-        """End it, in the step in which it is answered."""
-        self._thread_calls.remove(call)
-        if call.has_stepped and call.function is not None:
-            with contextlib.suppress(TypeError):  # no weak reference is possible
-                self._functions_with_steps.add(_plain(call.function))
+        with self.threads.step(amounts_in(held)):
+            yield
 
     def _capture(self) -> Captured:
         """Return the state as bytes, which share nothing with it."""
-        with self._step:
-            return self._capture_between_steps()
+        with self.threads.between() as held_by_threads:
+            return self._capture_between_steps(held_by_threads)
 
-    def _capture_between_steps(self) -> Captured:
-        for call in self._thread_calls:
-            if call.has_stepped:
-                call.accept()
-        held = summed(*self._held.values(), *(call.held for call in self._thread_calls))
+    def _capture_between_steps(self, held_by_threads: list[Amounts]) -> Captured:
+        held: dict[str, int] = {}
+        for amounts in (*self._held.values(), *held_by_threads):
+            add_amounts(held, amounts)
         notes = [f"{name} is shared outside of calls" for name in self._shared]
         notes += [*self._once, *(note() for note in self._notes.values())]
         notes += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         self._once.clear()
-        if self._has_lost_amounts:
+        if self.threads.has_lost_amounts:
             notes.append("step was given amounts where no endpoint runs in a thread: use held")
         if self._renamed is not None:
             notes.append("it has another name since calls began that were open then")
@@ -668,20 +615,6 @@ def _check_texts(name: str, texts: Any) -> None:
         raise UsageError(f"{name} is {texts!r}: give a list of texts")
 
 
-def _plain(function: Any) -> Any:
-    """Return the function of a method: an application may make another method for each call."""
-    return getattr(function, "__func__", function)
-
-
-def summed(*amounts: Amounts) -> dict[str, int]:
-    """Return the sums of amounts, by unit."""
-    found: dict[str, int] = {}
-    for one in amounts:
-        for unit, amount in one.items():
-            found[unit] = found.get(unit, 0) + amount
-    return found
-
-
 def _nothing(_: Message) -> Amounts:
     """Return that a message carries nothing."""
     return NOTHING
@@ -691,15 +624,15 @@ def amounts_in(found: object) -> dict[str, int]:
     """Return amounts that an application gives.
 
     Raises:
-        UsageError: they are not whole numbers up to `AMOUNT_MAX`, by unit.
+        UsageError: they are not whole numbers up to `NUMBER_MAX`, by unit.
     """
     try:
         amounts = msgspec.convert(found, dict[str, int])
     except msgspec.ValidationError as error:
         raise UsageError(f"amounts are whole numbers by unit, and these are not: {error}") from None
     for unit, amount in amounts.items():
-        if abs(amount) > AMOUNT_MAX:
-            raise UsageError(f"the amount of {unit} is above {AMOUNT_MAX}: use a larger unit")
+        if abs(amount) > NUMBER_MAX:
+            raise UsageError(f"the amount of {unit} is above {NUMBER_MAX}: use a larger unit")
     return amounts
 
 

@@ -35,17 +35,9 @@ from typing import Any
 import msgspec
 
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import (
-    BODY_BYTES_MAX,
-    IN_THREAD,
-    SERVING,
-    UNOBSERVED,
-    Agent,
-    IncomingCall,
-    Message,
-    ThreadCall,
-)
+from stillframe.services.agent import BODY_BYTES_MAX, SERVING, Agent, IncomingCall, Message
 from stillframe.services.headers import NAME
+from stillframe.services.thread_steps import IN_THREAD, UNOBSERVED, ThreadCall
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -203,14 +195,16 @@ class _ServedCall:
         self._sending: asyncio.Task[None] | None = None
         self._task = asyncio.current_task()
         self._thread: ThreadCall | None = None
-        self._has_stepped = False
 
     @property
     def is_between_steps(self) -> bool:
         """Whether a capture is between two steps of a function that serves the request in a thread,
         or before the function begins."""
-        has_stepped = self._thread.has_stepped if self._thread else self._has_stepped
-        return has_stepped or self._header is not None
+        return self._has_stepped or self._header is not None
+
+    @property
+    def _has_stepped(self) -> bool:
+        return self._thread is not None and self._thread.has_stepped
 
     def accept(self) -> None:
         """Accept the request, unless it is accepted."""
@@ -225,8 +219,7 @@ class _ServedCall:
         """Let steps accept the request while the body runs a function in a thread; None stands for
         a function that is not known."""
         self._end_in_thread()
-        self._thread = ThreadCall(self.accept, function)
-        self._agent.begin_in_thread(self._thread)
+        self._thread = self._agent.threads.begin(self.accept, function)
         token = IN_THREAD.set(self._thread)
         try:
             yield
@@ -234,11 +227,12 @@ class _ServedCall:
             IN_THREAD.reset(token)
 
     def _end_in_thread(self) -> None:
-        """End what a function in a thread does for the call, unless that has ended."""
         if self._thread is not None:
-            thread, self._thread = self._thread, None
-            self._has_stepped = thread.has_stepped
-            self._agent.end_in_thread(thread)
+            self._agent.threads.end(self._thread)
+
+    def _accept_if_acted(self) -> None:
+        if self._may_have_acted() or self._has_stepped:
+            self.accept()
 
     async def send(self, event: Event) -> None:
         """Send a part of the answer; the header with its start."""
@@ -270,8 +264,7 @@ class _ServedCall:
         """Send the start of the answer; None stands for a body whose parts follow."""
         start, self._start = self._start, None
         assert start is not None
-        if self._may_have_acted() or (self._thread is not None and self._thread.has_stepped):
-            self.accept()
+        self._accept_if_acted()
         incoming, self._incoming = self._incoming, None
         if incoming is None:
             await self._send(start)  # to a caller that has disconnected
@@ -294,8 +287,7 @@ class _ServedCall:
             self._sending = None
         if self._stream is not None:
             self._stream.__exit__(None, None, None)
-        if self._may_have_acted() or (self._thread is not None and self._thread.has_stepped):
-            self.accept()
+        self._accept_if_acted()
         self._end_in_thread()
         if self._incoming is not None:
             incoming, self._incoming = self._incoming, None

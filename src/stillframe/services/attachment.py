@@ -179,16 +179,15 @@ class _Started:
             self._noted.close()
             self._others.clear()
             self._task = self._link.start()
-        elif not self._others:
-            self._others.add(loop)
+            return
+        if not self._others:
             self._noted.enter_context(self._agent.noted(self._second_loop))
             _log.warning(
                 "the application of %s is served by a second event loop in this process, and "
                 "observations are partial: use one event loop, or a process for each",
                 self._agent.service,
             )
-        else:
-            self._others.add(loop)
+        self._others.add(loop)
 
     def _second_loop(self) -> str:
         is_open = any(not other.is_closed() for other in self._others)

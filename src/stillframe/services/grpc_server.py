@@ -24,17 +24,10 @@ import grpc
 
 from stillframe.errors import UsageError
 from stillframe.protocol.calls import RequestHeader
-from stillframe.services.agent import (
-    IN_THREAD,
-    SERVING,
-    UNOBSERVED,
-    Agent,
-    IncomingCall,
-    Message,
-    ThreadCall,
-)
+from stillframe.services.agent import SERVING, Agent, IncomingCall, Message
 from stillframe.services.grpc_messages import Messages, header_in
 from stillframe.services.headers import NAME
+from stillframe.services.thread_steps import IN_THREAD, UNOBSERVED, ThreadCall
 
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -249,19 +242,17 @@ class _ServedCall:
 
     def _begin_in_thread(self) -> None:
         self._agent.report(self._agent.rules.meet(self._header.colour))
-        call = self._in_thread = ThreadCall(self._accept, self._function)
+        call = self._in_thread = self._agent.threads.begin(self._accept, self._function)
         torn = self._torn()
         self._noted.enter_context(
             self._agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
         )
-        self._agent.begin_in_thread(call)
 
     def _end_in_thread(self) -> None:
         """Accept the request, unless it is accepted. It is answered in the same step."""
         self._accept()
         if self._in_thread is not None:
-            call, self._in_thread = self._in_thread, None
-            self._agent.end_in_thread(call)
+            self._agent.threads.end(self._in_thread)
             self._noted.close()
 
     def _accept(self) -> None:

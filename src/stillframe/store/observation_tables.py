@@ -23,6 +23,7 @@ from stillframe.protocol.calls import (
     Located,
     Observation,
     ServedCall,
+    add_amounts,
 )
 from stillframe.store.parquet import check_columns, read_parquet
 from stillframe.store.tables import CONVERSION_ERRORS, to_array
@@ -238,20 +239,20 @@ def amounts_of(observation: Observation) -> list[Row]:
     held: dict[str, int] = {}
     in_states: dict[str, int] = {}
     for located in observation.calls:
-        _add(awaited if located.record.is_awaited else unresolved, located.amounts())
+        add_amounts(awaited if located.record.is_awaited else unresolved, located.amounts())
     for located in observation.late:
-        _add(unresolved, located.amounts())
+        add_amounts(unresolved, located.amounts())
     for _, served in (*observation.duplicates, *observation.orphans):
-        _add(unresolved, served.amounts())
+        add_amounts(unresolved, served.amounts())
     for _, served in observation.duplicates:
-        _add(doubled, served.brought)
+        add_amounts(doubled, served.brought)
     for fragment in observation.fragments.values():
-        _add(lost, fragment.lost)
-        _add(held, state_of(fragment).held)
-        _add(in_states, state_of(fragment).conserved)
+        add_amounts(lost, fragment.lost)
+        add_amounts(held, state_of(fragment).held)
+        add_amounts(in_states, state_of(fragment).conserved)
     for amounts in (observation.not_accepted, observation.lost):
-        _add(lost, amounts)
-    _add(doubled, observation.created)
+        add_amounts(lost, amounts)
+    add_amounts(doubled, observation.created)
     columns: dict[str, Amounts] = {
         "in_open_calls": awaited,
         "in_unresolved_calls": unresolved,
@@ -270,11 +271,6 @@ def amounts_of(observation: Observation) -> list[Row]:
     for row in rows:
         row["total"] = row["outside_states"] + row["held"] + row["in_states"]
     return rows
-
-
-def _add(amounts: dict[str, int], more: Amounts) -> None:
-    for unit, amount in more.items():
-        amounts[unit] = amounts.get(unit, 0) + amount
 
 
 # --- to tables

@@ -1,0 +1,130 @@
+"""Steps of threads, between which an instance captures.
+
+A capture can be between any two instructions of a thread. So a thread changes the state in steps,
+and captures wait for the end of a step.
+
+A function that serves a call in a thread accepts the request in its first step: until then the
+request is in transit. Whether a function makes steps is known when it has made some, so before its
+first call it is accepted when the function begins.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from stillframe.protocol.calls import NOTHING, Amounts, add_amounts
+
+IN_THREAD: ContextVar["ThreadCall | None"] = ContextVar("stillframe_in_thread", default=None)
+"""The call that a function in a thread serves."""
+
+
+class ThreadCall:
+    """A call that a function in a thread serves.
+
+    Args:
+        accept: accepts the request in the event loop, unless it is accepted.
+        function: the function; None if it is not known.
+
+    Attributes:
+        has_stepped: whether the thread has made a step.
+        held: the amounts that the thread holds since its last step.
+    """
+
+    def __init__(self, accept: Callable[[], None], function: object) -> None:
+        self.accept = accept
+        self.function = function
+        self.has_stepped = False
+        self.held: Amounts = NOTHING
+
+
+def _nothing() -> None:
+    """Accept nothing."""
+
+
+UNOBSERVED = ThreadCall(_nothing, None)
+"""A request without a header: what its endpoint holds for the answer leaves the system."""
+
+
+class ThreadSteps:
+    """The steps of the threads of one instance.
+
+    Attributes:
+        has_lost_amounts: whether a thread that serves no call has declared amounts in a step. It is
+            not known when it holds them no more.
+    """
+
+    def __init__(self) -> None:
+        self.has_lost_amounts = False
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._calls: set[ThreadCall] = set()
+        self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    # --- in a thread
+
+    @contextlib.contextmanager
+    def step(self, amounts: Amounts) -> Iterator[None]:
+        """Make a step while the body runs; from then on the thread holds these amounts."""
+        call = IN_THREAD.get()
+        with self._lock:
+            if call is None:
+                self.has_lost_amounts |= bool(amounts)
+            elif call is not UNOBSERVED:
+                call.has_stepped = True
+                held = dict(call.held) if self._depth else {}
+                add_amounts(held, amounts)
+                call.held = held
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    # --- in the event loop
+
+    def begin(self, accept: Callable[[], None], function: object) -> ThreadCall:
+        """Begin a call that a function serves in a thread, and accept it unless the function is
+        known to make steps. The host sets `IN_THREAD`.
+
+        Args:
+            accept: accepts the request, unless it is accepted.
+            function: the function; None if it is not known.
+        """
+        call = ThreadCall(accept, function)
+        if _plain(function) not in self._functions:
+            accept()
+        self._calls.add(call)
+        return call
+
+    def end(self, call: ThreadCall) -> None:
+        """End a call, in the step in which it is answered. Doing so twice changes nothing."""
+        self._calls.discard(call)
+        call.accept = _nothing  # it refers to the host, which refers to the call
+        if call.has_stepped and call.function is not None:
+            with contextlib.suppress(TypeError):  # no weak reference is possible
+                self._functions.add(_plain(call.function))
+
+    def send(self) -> None:
+        """Note that the current context sends a request: that is a step of a function that serves a
+        call, although it has made none."""
+        call = IN_THREAD.get()
+        if call is not None and call in self._calls:
+            call.has_stepped = True
+            call.accept()
+
+    @contextlib.contextmanager
+    def between(self) -> Iterator[list[Amounts]]:
+        """Let no thread make a step while the body runs. Yield the amounts that threads hold."""
+        with self._lock:
+            for call in self._calls:
+                if call.has_stepped:
+                    call.accept()
+            yield [call.held for call in self._calls]
+
+
+def _plain(function: Any) -> Any:
+    """Return the function of a method: an application may make another method for each call."""
+    return getattr(function, "__func__", function)
