@@ -112,6 +112,24 @@ class LateLines(Proxy):
             await self.passes_ends.wait()
 
 
+class Network(BadNetwork):
+    """A bad network that loses every request until all instances have joined. One that others
+    heard of earlier could be retired before it joins, and its first total would not be known.
+
+    Args:
+        has_all: whether all have joined.
+    """
+
+    def __init__(self, port: int, chance: Random, has_all: asyncio.Event) -> None:
+        super().__init__(port, FAULTS, chance)
+        self._has_all = has_all
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward requests, except those that are chosen."""
+        if self._has_all.is_set():
+            await super().serve(reader, writer)
+
+
 class Banks:
     """The banks, their network, and the collector, which judges each observation.
 
@@ -132,6 +150,7 @@ class Banks:
         self._mistake = mistake
         self._is_late = is_late
         self._members: set[str] = set()
+        self._has_all = asyncio.Event()
         self._kills: list[tuple[float, set[str], set[str]]] = []
         """When instances were killed, which, and the addresses at which they were."""
         self.seen: Counter[str] = Counter()
@@ -144,7 +163,7 @@ class Banks:
         self.alarms: list[tuple[Observation, CallDeadlock]] = []
         self.ports = {name: free_port() for name in PROCESS_COUNTS}
         self.networks = {
-            name: BadNetwork(port, FAULTS, self.chance) for name, port in self.ports.items()
+            name: Network(port, self.chance, self._has_all) for name, port in self.ports.items()
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.observer = Observer(
@@ -160,6 +179,8 @@ class Banks:
 
     def _note_member(self, name: str, change: Membership) -> None:
         (self._members.add if change == "joined" else self._members.discard)(name)
+        if len(self._members) == INSTANCE_COUNT:
+            self._has_all.set()
 
     def _hold_up(self) -> None:
         """Let something be late by seconds, now and then."""
@@ -332,7 +353,7 @@ class Banks:
         while (count := self.seen["exact observations"]) < observation_count:
             await self.exact(min(observation_count, count + OBSERVATIONS_A_RING))
             await self.open_vaults()
-        assert self.abandoned == []
+        assert not self.abandoned, f"abandoned: {self.abandoned}"
 
     async def kill_and_start(self, name: str, collector: Address, *, is_noticed: bool) -> None:
         """Kill the instances of a bank, and start it again. Each must be named, and totals must be
