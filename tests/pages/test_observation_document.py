@@ -99,10 +99,10 @@ def test_a_deadlock_is_told_with_its_lock_and_time_out(document: dict[str, Any])
 
 
 def test_why_it_is_partial_is_told(document: dict[str, Any]) -> None:
-    """With the instances that are gone, and the unresolved calls."""
+    """With the instances that are disconnected, and the unresolved calls."""
     assert document["quality"] == "partial"
     assert document["reasons"] == ["partial: cards.example:443 has never answered with a header"]
-    assert document["gone"] == ["gone-0000000e"]
+    assert document["disconnected"] == ["gone-0000000e"]
     assert [one["kind"] for one in document["unresolved"]] == ["not awaited", "orphan"]
     assert [one["kind"] for one in document["processes"]] == ["bank", "bank", "shop", "stock"]
 

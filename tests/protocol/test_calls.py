@@ -324,8 +324,8 @@ def strange(pair: Pair) -> Instance:
 
 
 def test_an_instance_that_died_before_it_connected_is_retired() -> None:
-    """Observations are partial until then. The next one names it as gone, and totals of later ones
-    are exact, with a new baseline."""
+    """Observations are partial until then. The next one names it as disconnected, and totals of
+    later ones are exact, with a new baseline."""
     pair = Pair()
     pair.exchange()
     pair.observe()
@@ -335,12 +335,12 @@ def test_an_instance_that_died_before_it_connected_is_retired() -> None:
     waiting = pair.request()
     partial = [pair.observe(), pair.observe()]
     assert [bool(one.partial) for one in partial] == [True, True]
-    assert [one.gone for one in partial] == [(), ()]
+    assert [one.disconnected for one in partial] == [(), ()]
     assert pair.collector.retirable == {"C"}
     pair.collector.retire("C")
     after = [pair.observe(), pair.observe()]
     assert [one.partial for one in after] == [(), ()]
-    assert [one.gone for one in after] == [("C",), ()]
+    assert [one.disconnected for one in after] == [("C",), ()]
     assert [one.baseline for one in after] == [after[0].number] * 2
     assert after[0].not_accepted == {}
     assert after[0].unknown == {"EUR": 5}
@@ -359,7 +359,7 @@ def test_an_instance_that_others_have_heard_of_may_connect_in_time() -> None:
     pair.observe()
     back(pair, stranger)
     observation = pair.observe()
-    assert (observation.partial, observation.gone) == ((), ())
+    assert (observation.partial, observation.disconnected) == ((), ())
     assert pair.collector.retirable == set()
 
 
@@ -398,7 +398,7 @@ def test_a_call_that_a_dead_instance_may_have_accepted_is_unknown() -> None:
     assert pair.collector.left("C") is None
     del pair.instances["C"]
     unknown = pair.observe()
-    assert unknown.gone == ("C",)
+    assert unknown.disconnected == ("C",)
     between = pair.request()
     pair.collector.retire("C")
     pair.observe()
@@ -565,7 +565,7 @@ def test_a_call_is_written_with_its_caller() -> None:
     assert str(CallId("A-1", 7)) == "A-1#7"
 
 
-def gone(pair: Pair, name: str) -> Instance:
+def disconnected(pair: Pair, name: str) -> Instance:
     """Disconnect an instance, and return it."""
     pair.collector.left(name)
     return pair.instances.pop(name)
@@ -573,7 +573,7 @@ def gone(pair: Pair, name: str) -> Instance:
 
 def back(pair: Pair, instance: Instance) -> None:
     """Connect an instance again."""
-    pair.collector.joined(instance.name, instance.colour, instance.gone_count)
+    pair.collector.joined(instance.name, instance.colour, instance.retirement_count)
     pair.instances[instance.name] = instance
 
 
@@ -588,9 +588,9 @@ def test_an_answer_is_settled_once_though_its_sender_missed_it() -> None:
     pair.caller.stop_waiting(header.call.number)
     _, settlement = pair.unsettled()
     pair.caller.settle(settlement.of("A"))
-    sender = gone(pair, "B")
+    sender = disconnected(pair, "B")
     pair.observe()
-    gone(pair, "A")
+    disconnected(pair, "A")
     back(pair, sender)
     pair.observe()
     pair.collector.retire("A")
@@ -603,7 +603,7 @@ def test_a_call_is_unknown_if_an_instance_is_retired_before_the_last_fragment() 
     """Its death came after the observation had begun."""
     pair = Pair("A", "B", "C")
     pair.exchange()
-    gone(pair, "C")
+    disconnected(pair, "C")
     pair.observe()
     header = pair.request()
     start = pair.collector.begin()
@@ -620,7 +620,7 @@ def test_answers_to_a_retired_caller_keep_their_numbers() -> None:
     caller = pair.instances["C"]
     delayed, quick = caller.request("b:80"), caller.request("b:80")
     pair.target.answer(pair.target.accept(quick)[0], carries={"EUR": 2})
-    gone(pair, "C")
+    disconnected(pair, "C")
     pair.observe()
     pair.collector.retire("C")
     pair.observe()
@@ -636,7 +636,7 @@ def test_a_settlement_does_not_hide_that_a_retired_instance_is_alive() -> None:
     pair.exchange()
     alive = pair.instances["C"]
     pair.target.accept(alive.request("b:80"))
-    gone(pair, "C")
+    disconnected(pair, "C")
     pair.observe()
     pair.collector.retire("C")
     _, settlement = pair.unsettled()
@@ -750,7 +750,7 @@ def test_answers_to_an_absent_caller_that_are_dropped_are_told() -> None:
     header = pair.request(0)
     pair.money["B"] -= 5
     pair.target.answer(pair.accept(header, 0), carries={"EUR": 5})
-    gone(pair, "A")
+    disconnected(pair, "A")
     before = pair.observe()
     assert len(before.orphans) == 1
     other = pair.instances["C"].request("b:80")
@@ -806,7 +806,7 @@ def test_messages_that_were_streamed_to_a_dead_caller_are_lost() -> None:
     pair.exchange()
     ticket = pair.accept(pair.request())
     pair.target.send(ticket, carries={"EUR": 10})
-    gone(pair, "A")
+    disconnected(pair, "A")
     assert pair.observe().outside_states() == {"EUR": 10}
     pair.target.answer(ticket)
     pair.collector.retire("A")
@@ -843,7 +843,7 @@ def test_an_instance_that_joins_meanwhile_takes_part() -> None:
 def test_a_retired_instance_may_not_connect_again() -> None:
     """Not under its name."""
     pair = Pair("A", "B", "C")
-    gone(pair, "C")
+    disconnected(pair, "C")
     pair.collector.retire("C")
     with pytest.raises(UsageError, match="C was disconnected for too long"):
         pair.collector.joined("C", 0)
@@ -852,27 +852,27 @@ def test_a_retired_instance_may_not_connect_again() -> None:
 def test_an_instance_that_is_gone_is_named_by_the_next_observation() -> None:
     """Though one was abandoned in between; not if it has returned."""
     pair = Pair("A", "B", "C")
-    gone(pair, "C")
+    disconnected(pair, "C")
     pair.collector.begin()
     pair.collector.abandon()
-    assert pair.observe().gone == ("C",)
-    away = gone(pair, "B")
+    assert pair.observe().disconnected == ("C",)
+    away = disconnected(pair, "B")
     back(pair, away)
-    assert pair.observe().gone == ()
+    assert pair.observe().disconnected == ()
     start = pair.collector.begin()
     fragments = [one.start(start) for one in pair.instances.values()]
     pair.collector.add(fragments[1])  # type: ignore[arg-type]
-    gone(pair, "B")
+    disconnected(pair, "B")
     pair.collector.add(fragments[0])  # type: ignore[arg-type]
-    assert pair.observe().gone == ("B",)
+    assert pair.observe().disconnected == ("B",)
 
 
 def test_counts_of_retirements_never_fall() -> None:
     """A collector that has lost its ledger learns them from the instances."""
     pair = Pair()
-    pair.caller.start(ObservationStart(1, gone_count=7))
-    pair.collector.joined("A", 1, pair.caller.gone_count)
-    assert pair.collector.begin().gone_count == 8
+    pair.caller.start(ObservationStart(1, retirement_count=7))
+    pair.collector.joined("A", 1, pair.caller.retirement_count)
+    assert pair.collector.begin().retirement_count == 8
 
 
 def test_the_amounts_of_a_stream_are_bounded() -> None:
@@ -894,20 +894,20 @@ def test_a_retired_instance_that_others_mention_stays_left_out() -> None:
     """Every settlement names it until no instance mentions it."""
     pair = Pair()
     pair.target.accept(pair.request())
-    heard = []
+    accepted = []
     for number in (1, 2, 3):
         fragment = pair.target.meet(number)
         assert fragment is not None
-        heard.append(fragment.heard)
+        accepted.append(fragment.highest_accepted)
         pair.target.settle(Settlement(number, retired=("A",)))
-    assert heard == [{"A": 1}, {}, {}]
+    assert accepted == [{"A": 1}, {}, {}]
 
 
 def test_retired_instances_are_forgotten_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The oldest first, where nothing of it is kept."""
-    monkeypatch.setattr(calls, "GONE_COUNT_MAX", 2)
+    monkeypatch.setattr(calls, "RETIRED_COUNT_MAX", 2)
     pair = Pair()
     pair.exchange()
     for number in range(5):
@@ -917,17 +917,17 @@ def test_retired_instances_are_forgotten_one_after_the_other(
         header = one.request("b:80")
         pair.target.accept(header)
         pair.observe()
-        gone(pair, name)
+        disconnected(pair, name)
         pair.observe()
         pair.collector.retire(name)
         pair.observe()
-    assert [*pair.collector.ledger.gone] == ["C3", "C4"]
+    assert [*pair.collector.ledger.disconnected] == ["C3", "C4"]
     assert {*pair.target._others} == {"A", "C3", "C4"}
 
 
 def test_an_observation_names_some_of_many_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service can lie about of whom it has heard. What the collector keeps is bounded."""
-    for bound in ("GONE_COUNT_MAX", "REASON_COUNT_MAX", "TARGET_COUNT_MAX"):
+    for bound in ("RETIRED_COUNT_MAX", "REASON_COUNT_MAX", "TARGET_COUNT_MAX"):
         monkeypatch.setattr(calls, bound, 3)
     pair = Pair()
     pair.exchange()

@@ -63,7 +63,7 @@ class Watched:
         self.accepting, self.answering = Step(), Step()
         self.was_accepted_before: bool | None = None
         self.was_answered_later: bool | None = None
-        self.notes: list[str] = []
+        self.partial: list[str] = []
         self._watch()
 
     def _watch(self) -> None:
@@ -82,9 +82,9 @@ class Watched:
         rules.answer = answered  # type: ignore[method-assign]
 
     def mark(self) -> None:
-        """Note that the endpoint runs: all of it is one step."""
+        """Record that the endpoint runs: all of it is one step."""
         self.was_accepted_before = self.accepting.is_over
-        self.notes += (note() for note in self.agent._notes.values())
+        self.partial += (reason() for reason in self.agent._reasons.values())
         self.answering.begin()
 
 
@@ -300,7 +300,7 @@ def test_an_endpoint_accepts_and_answers_in_one_step(kind: str, middleware: Any)
     asyncio.run(call(watched, "/it"))
     assert watched.was_accepted_before is False
     assert watched.was_answered_later is False
-    assert watched.notes == [""]
+    assert watched.partial == [""]
 
 
 def plain_route(watched: Watched) -> None:
@@ -348,14 +348,14 @@ def test_an_application_of_starlette_accepts_and_answers_in_one_step(kind: str) 
     asyncio.run(call(watched, "/it"))
     assert watched.was_accepted_before is False
     assert watched.was_answered_later is False
-    assert watched.notes == [""]
+    assert watched.partial == [""]
 
 
-def notes_while(watched: Watched) -> list[tuple[str, ...]]:
-    """Let each observation that begins while an endpoint runs be seen; return what they note."""
-    notes: list[tuple[str, ...]] = []
-    watched.agent.on_fragment = lambda fragment: notes.append(fragment.notes)
-    return notes
+def reasons_while(watched: Watched) -> list[tuple[str, ...]]:
+    """Let each observation that begins while an endpoint runs be seen; return their reasons."""
+    reasons: list[tuple[str, ...]] = []
+    watched.agent.on_fragment = lambda fragment: reasons.append(fragment.partial)
+    return reasons
 
 
 def capture(watched: Watched) -> None:
@@ -368,12 +368,12 @@ def capture(watched: Watched) -> None:
 def test_an_application_of_fastapi_may_pass_requests_on(kind: str) -> None:
     """Nothing tells when these begin, so an observation names them."""
     watched = Watched()
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
     watched.mark = lambda: capture(watched)  # type: ignore[method-assign]
     ROUTES[kind](watched)
     asyncio.run(call(watched, "/it"))
     capture(watched)
-    assert notes == [
+    assert reasons == [
         ("/it is not a function that FastAPI calls, so it may act before it accepts",),
         (),
     ]
@@ -470,7 +470,7 @@ def test_an_endpoint_in_a_thread_may_be_torn(kind: str) -> None:
     """An observation that begins meanwhile says so, and no other."""
     is_fastapi, add = THREADS[kind]
     watched = Watched(app=None if is_fastapi else Starlette())
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
 
     async def run() -> None:
         add(watched.app, capturing_in_thread(watched))
@@ -478,7 +478,7 @@ def test_an_endpoint_in_a_thread_may_be_torn(kind: str) -> None:
 
     asyncio.run(run())
     capture(watched)
-    assert notes == [("/it runs in a thread, so the state may be torn",), ()]
+    assert reasons == [("/it runs in a thread, so the state may be torn",), ()]
 
 
 @pytest.mark.parametrize("kind", THREADS)
@@ -506,7 +506,7 @@ def test_an_endpoint_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None
     asyncio.run(run())
     capture(watched)
     seen = [
-        (one.notes, sum(not served.number for served in one.served), one.state.held)
+        (one.partial, sum(not served.number for served in one.served), one.state.held)
         for one in fragments
     ]
     torn, between = ("/it runs in a thread, so the state may be torn",), ((), 1, {"EUR": 2})
@@ -546,7 +546,7 @@ def test_a_request_that_a_thread_sends_is_a_step_of_it() -> None:
             await call(watched, "/it")
 
     asyncio.run(run())
-    assert [(one.notes, len(one.served)) for one in fragments] == [((), 2)]
+    assert [(one.partial, len(one.served)) for one in fragments] == [((), 2)]
 
 
 def test_a_step_inside_of_a_step_adds_to_what_is_held() -> None:
@@ -582,12 +582,12 @@ def test_what_a_step_holds_needs_an_endpoint_in_a_thread() -> None:
     assert asyncio.run(run()).status_code == 200
     with watched.agent.step():
         pass
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
     for _ in range(2):
         capture(watched)
         with watched.agent.step(EUR=2):
             pass
-    assert notes == [(), ("step was given amounts where no endpoint runs in a thread: use held",)]
+    assert reasons == [(), ("step was given amounts where no endpoint runs in a thread: use held",)]
 
 
 def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:
@@ -602,7 +602,7 @@ def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:
                 raise
 
     watched = Watched(Waiting, carries=lambda _: {})
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
 
     @watched.app.post("/it")
     async def it() -> None:
@@ -614,7 +614,7 @@ def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:
 
     asyncio.run(run())
     capture(watched)
-    assert notes == [("an error of /it is not answered yet",), ()]
+    assert reasons == [("an error of /it is not answered yet",), ()]
 
 
 def test_an_application_has_one_agent() -> None:
@@ -708,7 +708,7 @@ def test_a_client_of_threads_is_refused() -> None:
 def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
     """FastAPI begins it with the answer; observations name it until it ends."""
     watched = Watched()
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
 
     @watched.app.post("/it")
     async def it() -> AsyncIterator[dict[str, int]]:
@@ -719,13 +719,13 @@ def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
     assert asyncio.run(call(watched, "/it")).text == "{}\n"
     capture(watched)
     early = "/it is not a function that FastAPI calls, so it may act before it accepts"
-    assert notes == [(early, "the answer of /it crosses the cut")] * 2 + [()]
+    assert reasons == [(early, "the answer of /it crosses the cut")] * 2 + [()]
 
 
 def test_a_websocket_crosses_the_cut() -> None:
     """As long as it is open: its messages carry no colour."""
     watched = Watched()
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
 
     @watched.app.websocket("/it")
     async def it(socket: fastapi.WebSocket) -> None:
@@ -741,7 +741,7 @@ def test_a_websocket_crosses_the_cut() -> None:
     scope = {"type": "websocket", "path": "/it", "query_string": b"", "headers": []}
     asyncio.run(watched.app(scope, receive, send))
     capture(watched)
-    assert notes == [("a WebSocket on /it crosses the cut",), ()]
+    assert reasons == [("a WebSocket on /it crosses the cut",), ()]
 
 
 async def paid(client: httpx.AsyncClient) -> None:
@@ -767,13 +767,13 @@ def test_an_answer_that_a_task_keeps_is_noted(form: str) -> None:
     """Until the task is deleted: the answer was accepted, and the application does not have it."""
     is_kept, pay = KEEPING[form]
     agent = Agent("C", dict, secret=SECRET, targets=["bank:80"], carries=lambda _: {})
-    notes: list[tuple[str, ...]] = []
+    reasons: list[tuple[str, ...]] = []
     accept_answer = agent.rules.accept_answer
 
     def captured() -> None:
         fragment = agent.rules.meet(agent.rules.colour + 1)
         assert fragment is not None
-        notes.append(fragment.notes)
+        reasons.append(fragment.partial)
 
     def accepted(*arguments: Any) -> Any:
         # Before the task has ended another one that waits for it.
@@ -790,13 +790,13 @@ def test_an_answer_that_a_task_keeps_is_noted(form: str) -> None:
             captured()
 
     asyncio.run(run())
-    assert notes == [("a task keeps the answer of /it",) if is_kept else (), ()]
+    assert reasons == [("a task keeps the answer of /it",) if is_kept else (), ()]
 
 
 def test_a_body_that_is_too_long_is_not_accepted_in_one_step() -> None:
     """It is passed on whole, and named."""
     watched = Watched()
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
     lengths = []
 
     @watched.app.post("/it")
@@ -808,14 +808,16 @@ def test_a_body_that_is_too_long_is_not_accepted_in_one_step() -> None:
     body = {"x" * BODY_BYTES_MAX: 1, "y" * BODY_BYTES_MAX: 2}
     asyncio.run(call(watched, "/it", body))
     assert lengths[0] > 2 * BODY_BYTES_MAX
-    assert notes == [("the body of /it is too long, or has no length, to be accepted in one step",)]
+    assert reasons == [
+        ("the body of /it is too long, or has no length, to be accepted in one step",)
+    ]
 
 
 def test_middleware_inside_may_suspend() -> None:
     """Every observation names it."""
     watched = Watched()
     watched.app.user_middleware.append(Middleware(Outside))
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
 
     @watched.app.post("/it")
     async def it() -> dict[str, int]:
@@ -823,7 +825,7 @@ def test_middleware_inside_may_suspend() -> None:
         return {}
 
     asyncio.run(call(watched, "/it"))
-    assert notes == [("Outside is inside the middleware that takes part in observations",)]
+    assert reasons == [("Outside is inside the middleware that takes part in observations",)]
 
 
 def test_middleware_of_a_mounted_application_may_suspend() -> None:
@@ -831,7 +833,7 @@ def test_middleware_of_a_mounted_application_may_suspend() -> None:
     watched = Watched()
     inner = fastapi.FastAPI(middleware=[Middleware(Outside)])
     watched.app.mount("/", inner)
-    notes = notes_while(watched)
+    reasons = reasons_while(watched)
 
     @inner.post("/it")
     async def it() -> None:
@@ -839,7 +841,7 @@ def test_middleware_of_a_mounted_application_may_suspend() -> None:
 
     asyncio.run(call(watched, "/it"))
     capture(watched)
-    assert notes == [("Outside is inside the middleware that takes part in observations",), ()]
+    assert reasons == [("Outside is inside the middleware that takes part in observations",), ()]
 
 
 @pytest.mark.parametrize(
@@ -1003,9 +1005,9 @@ def test_an_answer_that_has_no_length_is_not_read() -> None:
     assert ours is not None
     assert theirs is not None
     assert after is not None
-    assert ours.notes == theirs.notes == ("the answer of /events crosses the cut",)
+    assert ours.partial == theirs.partial == ("the answer of /events crosses the cut",)
     assert ours.calls == ()
-    assert after.notes == ()
+    assert after.partial == ()
 
 
 def test_the_body_of_a_request_that_has_no_length_is_not_read() -> None:
@@ -1031,8 +1033,8 @@ def test_the_body_of_a_request_that_has_no_length_is_not_read() -> None:
     asyncio.run(run())
     during, body, after = seen
     assert body == b"onetwo"
-    assert during.notes == ("the body of the request / crosses the cut",)
-    assert after.notes == ()
+    assert during.partial == ("the body of the request / crosses the cut",)
+    assert after.partial == ()
 
 
 def test_no_header_is_sent_to_hosts_that_are_not_listed() -> None:
@@ -1089,7 +1091,7 @@ def test_a_state_that_cannot_be_captured_fails_no_request() -> None:
     assert agent.amounts(Message(method="POST", path="/it", body=b"")) is None
     fragment = agent.rules.meet(1)
     assert fragment is not None
-    assert fragment.notes == (
+    assert fragment.partial == (
         "carries raised IndexError for POST",
         "its state could not be captured: ValueError: no state",
     )
@@ -1110,7 +1112,7 @@ def test_a_shared_database_is_named() -> None:
     """In every observation: no middleware sees what passes through it."""
     agent = Agent("S", dict, secret=SECRET, shared=["the database of orders"])
     fragments = [agent.rules.meet(1), agent.rules.meet(2)]
-    assert [one.notes for one in fragments if one is not None] == [
+    assert [one.partial for one in fragments if one is not None] == [
         ("the database of orders is shared outside of calls",)
     ] * 2
 
@@ -1131,7 +1133,7 @@ def test_the_amounts_of_a_message_that_carries_fails_for_are_unknown() -> None:
 
     fragment = asyncio.run(run())
     assert fragment is not None
-    assert fragment.notes == ("carries raised ValueError for POST",)
+    assert fragment.partial == ("carries raised ValueError for POST",)
     assert [one.details.has_unknown_amounts for one in fragment.calls] == [True]
 
 
@@ -1153,7 +1155,7 @@ def test_a_state_without_names_of_fields_is_noted(state: Any) -> None:
     fragment = Agent("S", lambda: state, secret=SECRET).rules.meet(1)
     assert fragment is not None
     assert fragment.state.encoded == b"\x80"
-    assert "its state could not be captured" in fragment.notes[0]
+    assert "its state could not be captured" in fragment.partial[0]
 
 
 def test_a_request_is_met_before_its_dependencies_run() -> None:
@@ -1283,13 +1285,13 @@ def test_the_start_of_an_answer_with_a_length_is_not_kept_back(ends: str) -> Non
     ends."""
     agent = Agent("S", dict, secret=SECRET)
     sent: list[str] = []
-    notes: list[tuple[str, ...]] = []
+    reasons: list[tuple[str, ...]] = []
     started = asyncio.Event()
 
     def captured() -> None:
         fragment = agent.rules.meet(agent.rules.colour + 1)
         assert fragment is not None
-        notes.append(fragment.notes)
+        reasons.append(fragment.partial)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         length = [(b"content-length", b"4")]
@@ -1316,7 +1318,7 @@ def test_the_start_of_an_answer_with_a_length_is_not_kept_back(ends: str) -> Non
 
     asyncio.run(run())
     captured()
-    assert notes == [("the answer of /it crosses the cut",), ()]
+    assert reasons == [("the answer of /it crosses the cut",), ()]
     assert sent[:1] == ["http.response.start"]
     assert sent[1:] == ([] if ends == "by an error" else ["http.response.body"])
 

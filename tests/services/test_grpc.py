@@ -142,7 +142,7 @@ class Audit:
             self.torn.append(what)
 
     def changes(self) -> None:
-        """Note that the application changes its state to send something in this step."""
+        """Record that the application changes its state to send something in this step."""
         self._sent_in = self._begin()
 
 
@@ -334,17 +334,17 @@ def test_an_answer_that_a_task_keeps_is_not_accepted_in_one_step() -> None:
                 await asyncio.sleep(0)
             while client.open_ends:  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0)
-            notes.append(captured(client).notes)
+            reasons.append(captured(client).partial)
             other.set()
             await both
             del both
             await asyncio.sleep(0)
-            notes.append(captured(client).notes)
+            reasons.append(captured(client).partial)
 
-    notes: list[tuple[str, ...]] = []
+    reasons: list[tuple[str, ...]] = []
     asyncio.run(run())
     assert calling.torn == ["answer in a task"]
-    assert notes == [(f"a task keeps the answer of /{SERVICE}/unary_unary",), ()]
+    assert reasons == [(f"a task keeps the answer of /{SERVICE}/unary_unary",), ()]
 
 
 # --- handlers in threads, and interceptors inside
@@ -380,14 +380,14 @@ def in_threads(during: Callable[[], None]) -> dict[str, Callable[..., Any]]:
 def test_a_handler_in_a_thread_may_be_torn(kind: str) -> None:
     """An observation that begins meanwhile says so, and no other. It takes part all the same."""
     server, client = agents()
-    notes: list[tuple[str, ...]] = []
+    reasons: list[tuple[str, ...]] = []
     answered: list[InstanceFragment] = []
 
     async def run() -> list[int]:
         loop = asyncio.get_running_loop()
 
         async def capture() -> None:
-            notes.append(captured(server).notes)
+            reasons.append(captured(server).partial)
 
         def during() -> None:
             asyncio.run_coroutine_threadsafe(capture(), loop).result()
@@ -398,8 +398,8 @@ def test_a_handler_in_a_thread_may_be_torn(kind: str) -> None:
         return found
 
     assert asyncio.run(run()) == ANSWERS[kind]
-    assert notes == [(f"/{SERVICE}/{kind} runs in a thread, so the state may be torn",)]
-    assert captured(server).notes == ()
+    assert reasons == [(f"/{SERVICE}/{kind} runs in a thread, so the state may be torn",)]
+    assert captured(server).partial == ()
     assert answered[0].calls == ()
     assert answered[0].targets == {TARGET: True}
     assert (server.ignored_count, client.ignored_count) == (0, 0)
@@ -430,7 +430,7 @@ def test_a_handler_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None:
 
     asyncio.run(run())
     seen = [
-        (one.notes, sum(not served.number for served in one.served), one.state.held)
+        (one.partial, sum(not served.number for served in one.served), one.state.held)
         for one in (*fragments, captured(server))
     ]
     torn, held = (f"/{SERVICE}/{kind} runs in a thread, so the state may be torn",), {"EUR": 2}
@@ -481,10 +481,10 @@ def test_an_error_of_a_handler_in_a_thread_is_an_answer() -> None:
 def test_interceptors_inside_may_suspend() -> None:
     """Every observation while a call is served names its path."""
     server, client = agents()
-    notes: list[tuple[str, ...]] = []
+    reasons: list[tuple[str, ...]] = []
 
     async def unary_unary(request: Int64Value, _: Any) -> Int64Value:
-        notes.append(captured(server).notes)
+        reasons.append(captured(server).partial)
         return request
 
     async def run() -> None:
@@ -494,8 +494,8 @@ def test_interceptors_inside_may_suspend() -> None:
 
     asyncio.run(run())
     path = f"/{SERVICE}/unary_unary"
-    assert notes == [(f"{path} has interceptors inside the one that takes part",)]
-    assert captured(server).notes == ()
+    assert reasons == [(f"{path} has interceptors inside the one that takes part",)]
+    assert captured(server).partial == ()
 
 
 class Replacing(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -526,10 +526,10 @@ def test_a_message_that_an_interceptor_makes_has_no_header() -> None:
             made = method_of(channel, "unary_stream")(ONE)
             assert (await made.read()).value == 2
             path = f"/{SERVICE}/unary_stream"
-            assert captured(client).notes == (f"a message of the stream {path} has no header",)
+            assert captured(client).partial == (f"a message of the stream {path} has no header",)
             while await made.read() is not grpc.aio.EOF:
                 pass
-            assert captured(client).notes == ()
+            assert captured(client).partial == ()
 
     asyncio.run(run())
     assert client.ignored_count == 2
@@ -888,12 +888,12 @@ def message(number: int, colour: int = 0, stream: str = "C-1#1>") -> str:
 def test_a_message_without_a_new_header_of_its_stream_is_ignored(headers: list[Any]) -> None:
     """It is counted, the application is given it, and observations are partial until the end."""
     server = agents()[0]
-    notes: list[tuple[str, ...]] = []
+    reasons: list[tuple[str, ...]] = []
 
     async def stream_unary(requests: AsyncIterator[Int64Value], _: Any) -> Int64Value:
         found = [request.value async for request in requests]
         assert server.rules.colour == 0
-        notes.append(captured(server).notes)
+        reasons.append(captured(server).partial)
         return Int64Value(value=sum(found))
 
     async def run() -> int:
@@ -911,8 +911,8 @@ def test_a_message_without_a_new_header_of_its_stream_is_ignored(headers: list[A
 
     assert asyncio.run(run()) == 2
     assert server.ignored_count == 1
-    assert notes == [(f"a message of the stream /{SERVICE}/stream_unary has no header",)]
-    assert captured(server).notes == ()
+    assert reasons == [(f"a message of the stream /{SERVICE}/stream_unary has no header",)]
+    assert captured(server).partial == ()
 
 
 @pytest.mark.parametrize("header", ["1;5;A-1;1;forged", "x" * 5_000], ids=["forged", "long"])

@@ -190,7 +190,7 @@ def test_an_instance_that_is_disconnected_ends_the_observation() -> None:
             await observing
             await collected.observer.observe()
         assert collected.abandoned == [(1, f"{dying.rules.name} was disconnected")]
-        assert collected.published[0].gone == (dying.rules.name,)
+        assert collected.published[0].disconnected == (dying.rules.name,)
 
     run(body)
 
@@ -234,7 +234,7 @@ def test_an_instance_that_others_have_heard_of_and_that_never_connects_is_retire
             assert late.rules.name != name
         reason = f"{one.rules.name} exchanges messages with {name}, which is not connected"
         assert [one.partial for one in collected.published] == [(reason,), ()]
-        assert [one.gone for one in collected.published] == [(), (name,)]
+        assert [one.disconnected for one in collected.published] == [(), (name,)]
 
     run(body)
 
@@ -387,17 +387,17 @@ def test_calls_that_an_instance_had_under_another_name_are_noted() -> None:
         assert header is not None
         incoming = other.accept(header, message)
         one.rename()
-        notes = [one.rules.meet(1)]
+        reasons = [one.rules.meet(1)]
         other.rules.meet(5)
         answer = one.headers.decode(AnswerHeader, incoming.answer(message))
         assert answer is not None
         call.accept_answer(answer)
         assert one.rules.colour == 5, "an answer to the old name brought no colour"
         one.settled(4)
-        notes.append(one.rules.meet(6))
+        reasons.append(one.rules.meet(6))
         one.settled(6)
-        notes.append(one.rules.meet(7))
-        assert [bool(fragment and fragment.notes) for fragment in notes] == [True, True, False]
+        reasons.append(one.rules.meet(7))
+        assert [bool(fragment and fragment.partial) for fragment in reasons] == [True, True, False]
 
     run(body)
 
@@ -525,7 +525,7 @@ def test_agents_are_heard_while_an_observation_is_stored() -> None:
             async with linked(collected.address, third):
                 await collected.until(lambda: len(collected.observer._postponed) == 1)
                 assert len(collected.observer.collector.ledger.members) == 2
-                assert not collected.observer.collector.ledger.gone
+                assert not collected.observer.collector.ledger.disconnected
                 collected.may_publish.set()
                 await observing
                 assert third.rules.name in collected.observer.collector.ledger.members
@@ -556,11 +556,11 @@ def test_who_leaves_while_an_observation_is_stored_is_missed_afterwards() -> Non
             await observing
             ledger = collected.observer.collector.ledger
             assert (len(ledger.members), ledger.released) == (1, set())
-            assert [*ledger.gone] == [collected.second.rules.name]
+            assert [*ledger.disconnected] == [collected.second.rules.name]
             await collected.observer.observe()
         assert collected.abandoned == [(1, "the disk is full")]
         [observation] = collected.published
-        assert observation.gone == (collected.second.rules.name,)
+        assert observation.disconnected == (collected.second.rules.name,)
         assert [one.call for one in observation.calls] == [collected.call]
 
     run(body)
@@ -610,7 +610,7 @@ def test_a_collector_that_ends_stores_what_is_complete() -> None:
 
 LIES: dict[str, dict[str, Any]] = {
     "a negative count": {"sent_count": -1},
-    "a count of more than 64 bits hold when added": {"heard": {"B-1": 2**64 - 1}},
+    "a count of more than 64 bits hold when added": {"highest_accepted": {"B-1": 2**64 - 1}},
     "a long name": {"answer_counts": {"B" * 81: 1}},
     "too much": {"lost": {"EUR": 2**60}},
     "a state that is none": {"state": InstanceState(b"\xc1")},
@@ -642,7 +642,7 @@ def test_a_service_that_sends_nonsense_is_disconnected(lie: dict[str, Any]) -> N
     run(body)
 
 
-@pytest.mark.parametrize("field", ["colour", "gone_count"])
+@pytest.mark.parametrize("field", ["colour", "retirement_count"])
 def test_an_instance_cannot_join_with_a_count_that_leaves_no_room(field: str) -> None:
     """The next observation could have no number."""
     collected = Collected()

@@ -106,15 +106,15 @@ def test_a_killed_instance_is_named_and_its_calls_are_unknown() -> None:
         async with banks.running():
             await banks.until(lambda: bool(banks.exact(3)))
             banks.end("C")
-            await banks.until(lambda: any(one.gone for one in banks.published))
+            await banks.until(lambda: any(one.disconnected for one in banks.published))
             await banks.until(lambda: len(banks.published[-1].fragments) == 2)
             banks.start("C")
             await banks.until(lambda: len(banks.published[-1].fragments) == 3)
 
     asyncio.run(run())
     assert {money_in(one) for one in banks.exact(3)[:1]} == {3 * BALANCE}
-    [without] = [one for one in banks.published if one.gone]
-    [dead] = without.gone
+    [without] = [one for one in banks.published if one.disconnected]
+    [dead] = without.disconnected
     assert dead.startswith("C-")
     assert dead not in without.fragments
     open_to_dead = [
@@ -252,7 +252,7 @@ def test_a_server_is_killed_during_calls_and_starts_again_at_once(is_noticed: bo
             successor = await payer.bank(change_count)
             assert is_noticed or (dead, "left") not in payer.members
             payer.lines.passes_ends.set()
-            await payer.until(lambda: any(dead in one.gone for one in payer.published))
+            await payer.until(lambda: any(dead in one.disconnected for one in payer.published))
             await payer.pay(is_kept=False)
             await payer.until(lambda: len(payer.exact(successor)) >= KEPT_COUNT)
             return dead, successor, kept

@@ -127,7 +127,7 @@ class DeathsUnnoticed(Instance):
     """Takes every call for one that was made after the last disconnection."""
 
     def start(self, start: ObservationStart) -> InstanceFragment | None:
-        return super().start(changed(start, gone_count=10**6))
+        return super().start(changed(start, retirement_count=10**6))
 
 
 class AnswersNeverDropped(Instance):
@@ -147,8 +147,10 @@ class CallsNeverDropped(Instance):
 class ReturnsUnnoticed(Collector):
     """Takes an instance that connects again for a new one: what it settled is forgotten."""
 
-    def joined(self, instance: str, colour: int, gone_count: int = 0) -> ObservationStart | None:
-        start = super().joined(instance, colour, gone_count)
+    def joined(
+        self, instance: str, colour: int, retirement_count: int = 0
+    ) -> ObservationStart | None:
+        start = super().joined(instance, colour, retirement_count)
         self.ledger.settled.clear()
         self.ledger.released.clear()
         return start
@@ -160,7 +162,7 @@ class StrangersUnnoticed(Collector):
     def retire(self, instance: str) -> None:
         is_stranger = instance in self.ledger.strangers
         super().retire(instance)
-        self.ledger.gone_count -= is_stranger
+        self.ledger.retirement_count -= is_stranger
 
 
 class StrangersForgotten(Collector):
@@ -236,7 +238,7 @@ class LostMessagesForgotten(Instance):
 
 
 class RequestsHeardOnly(Instance):
-    """Does not note the number of an answer."""
+    """Does not record the number of an answer."""
 
     def accept_answer(self, number: int, header: AnswerHeader) -> InstanceFragment | None:
         return super().accept_answer(number, changed(header, sent_count=0))
@@ -250,7 +252,7 @@ class AnswersOfOthersTaken(Instance):
 
 
 class BareAnswersForgotten(Instance):
-    """Does not note that a call was answered without a header."""
+    """Does not record that a call was answered without a header."""
 
     def stop_waiting(self, number: int, *, was_answered: bool = False) -> None:
         super().stop_waiting(number)
@@ -260,11 +262,11 @@ class RetirementsUnnoticed(Instance):
     """Takes every call for one that was made before the first retirement."""
 
     def start(self, start: ObservationStart) -> InstanceFragment | None:
-        return super().start(changed(start, gone_count=0))
+        return super().start(changed(start, retirement_count=0))
 
 
 class LostAnswersMissed(Instance):
-    """Does not note that answers which it misses are settled."""
+    """Does not record that answers which it misses are settled."""
 
     def settle(self, settlement: Settlement) -> InstanceFragment | None:
         answers = tuple(one for one in settlement.answers if one[1] != self.name)
@@ -299,7 +301,7 @@ class RetiredUncounted(Collector):
 
     def retire(self, instance: str) -> None:
         super().retire(instance)
-        self.ledger.gone_count -= 1
+        self.ledger.retirement_count -= 1
 
 
 class NotAcceptedForEver(Collector):
@@ -352,7 +354,7 @@ class DisconnectionsForgotten(Collector):
     """Does not name instances that were disconnected before an observation was abandoned."""
 
     def abandon(self) -> Missing | None:
-        self.ledger.gone_since.clear()
+        self.ledger.newly_disconnected.clear()
         return super().abandon()
 
 
@@ -367,8 +369,10 @@ class StillMissing(Collector):
 class ColoursIgnored(Collector):
     """Begins an observation with a number that an instance has met."""
 
-    def joined(self, instance: str, colour: int, gone_count: int = 0) -> ObservationStart | None:
-        return super().joined(instance, 0, gone_count)
+    def joined(
+        self, instance: str, colour: int, retirement_count: int = 0
+    ) -> ObservationStart | None:
+        return super().joined(instance, 0, retirement_count)
 
     def add(self, fragment: InstanceFragment) -> tuple[Observation, Settlement] | None:
         number = self.number

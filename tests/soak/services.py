@@ -156,7 +156,7 @@ class Banks:
         self.seen: Counter[str] = Counter()
         self.abandoned: list[str] = []
         self.latest: Observation | None = None
-        self.gone: set[str] = set()
+        self.disconnected: set[str] = set()
         self.totals: dict[int, int] = {}
         self.exact_since: Counter[int] = Counter()
         """How many exact observations had the same total, by their baseline."""
@@ -174,10 +174,10 @@ class Banks:
             store=lambda ledger: None,
             abandoned=lambda number, why: self.abandoned.append(why),
             warn=lambda text: print(text, file=sys.stderr),
-            member=self._note_member,
+            member=self._record_member,
         )
 
-    def _note_member(self, name: str, change: Membership) -> None:
+    def _record_member(self, name: str, change: Membership) -> None:
         (self._members.add if change == "joined" else self._members.discard)(name)
         if len(self._members) == INSTANCE_COUNT:
             self._has_all.set()
@@ -195,7 +195,7 @@ class Banks:
             self._judge_mistake(observation)
             return
         self.latest = observation
-        self.gone |= set(observation.gone)
+        self.disconnected |= set(observation.disconnected)
         self.seen["observations"] += 1
         found = find_call_deadlock(observation)
         if found is not None:
@@ -357,7 +357,7 @@ class Banks:
 
     async def kill_and_start(self, name: str, collector: Address, *, is_noticed: bool) -> None:
         """Kill the instances of a bank, and start it again. Each must be named, and totals must be
-        exact again, although the money of those instances is gone.
+        exact again, although the money of those instances is lost.
 
         Args:
             name: the bank.
@@ -374,12 +374,12 @@ class Banks:
         self._kills.append((time.time(), before, {f"{LOOPBACK}:{port}" for port in ports}))
         self.seen["killed"] += len(before)
         if is_noticed:
-            await self.until(lambda: before <= self.gone, "an observation that names it")
+            await self.until(lambda: before <= self.disconnected, "an observation that names it")
         self.start(name, collector)
         await self.until(lambda: len(self._members - before) == INSTANCE_COUNT, "its successor")
-        assert is_noticed or (before <= self._members and before.isdisjoint(self.gone))
+        assert is_noticed or (before <= self._members and before.isdisjoint(self.disconnected))
         self.lines.passes_ends.set()
-        await self.until(lambda: before <= self.gone, "an observation that names it")
+        await self.until(lambda: before <= self.disconnected, "an observation that names it")
         await self.until(lambda: self._is_settled(before), "its successor in observations")
         assert set(self.abandoned) <= {f"{one} was disconnected" for one in before}
         self.abandoned.clear()

@@ -21,8 +21,8 @@ NUMBER = re.compile(r"[1-9][0-9]*")
 FILES = ["instances.parquet", "states.parquet", "calls.parquet", "unresolved.parquet"]
 MANIFEST = (
     "format number initiated_at completed_at is_exact baseline instance_count open_count "
-    "unresolved_count partial gone not_accepted unknown lost created forgotten_count settled_calls "
-    "settled_answers files"
+    "unresolved_count partial disconnected not_accepted unknown lost created forgotten_count "
+    "settled_calls settled_answers files"
 )
 COLUMNS = {
     "instances.parquet": "observation instance service sent_count call_count served_count held "
@@ -35,10 +35,11 @@ COLUMNS = {
 }
 MEMBERS = {
     "fragment": "instance after observation state sent_count calls forgotten_through served "
-    "answer_counts heard received dropped targets lost dropped_count notes",
+    "answer_counts highest_accepted received dropped targets lost dropped_count partial",
     "state": "encoded held conserved locks task_waits ignored_count",
     "located": "call record place served",
-    "record": "number target carries serving gone_count is_awaited was_answered stream details",
+    "record": "number target carries serving retirement_count is_awaited was_answered stream "
+    "details",
     "served": "call brought number answer stream details",
     "stream": "sent_count accepted_count carried forgotten_through",
     "details": "name activity began_at deadline fields has_unknown_amounts",

@@ -281,7 +281,7 @@ def test_a_cut_that_is_not_consistent_is_found(path: Path) -> None:
     observations, ledger = observed(KIND, SEED)
     [seen] = (one for one in observations if one.number == RICH)
     name, other, *_ = seen.fragments
-    ahead = msgspec.structs.replace(seen.fragments[other], heard={name: 10_000})
+    ahead = msgspec.structs.replace(seen.fragments[other], highest_accepted={name: 10_000})
     cut = msgspec.structs.replace(seen, number=99, fragments=seen.fragments | {other: ahead})
     with opened(path) as store:
         store.publish(cut, TIMES, ledger)
@@ -342,7 +342,7 @@ def with_an_accepted_late_call(seen: Observation) -> Observation:
 
 def with_a_gone_instance(seen: Observation) -> Observation:
     """An instance with a fragment was disconnected."""
-    return msgspec.structs.replace(seen, gone=tuple(seen.fragments)[:1])
+    return msgspec.structs.replace(seen, disconnected=tuple(seen.fragments)[:1])
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_a_ledger_that_is_as_it_was_is_not_written_again(tmp_path: Path) -> None
         store.publish(numbered[1], TIMES, ledger)
         again = (tmp_path / "seen/ledger.json").stat()
         assert (again.st_ino, again.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-        changed = msgspec.structs.replace(ledger, gone_count=ledger.gone_count + 1)
+        changed = msgspec.structs.replace(ledger, retirement_count=ledger.retirement_count + 1)
         store.store_ledger(changed)
     with contextlib.closing(ObservationWriter.open(tmp_path / "seen")) as store:
         assert (store.number, store.ledger) == (2, changed)
@@ -528,7 +528,7 @@ def test_without_its_ledger_an_observation_is_withdrawn(
 ) -> None:
     """It was not settled, and the next one says the same."""
     observations, ledger = observed(KIND, SEED)
-    ledger = msgspec.structs.replace(ledger, gone_count=ledger.gone_count + 1)
+    ledger = msgspec.structs.replace(ledger, retirement_count=ledger.retirement_count + 1)
     with opened(path) as store:
         with monkeypatch.context() as patched:
             patched.setattr("stillframe.store.observation_writers.replace_durably", full)

@@ -34,7 +34,7 @@ def stored(observation: Observation) -> StoredObservation:
         open_count=sum(one.record.is_awaited for one in observation.calls),
         unresolved_count=sum(not one.record.is_awaited for one in observation.calls),
         partial=observation.partial,
-        gone=observation.gone,
+        disconnected=observation.disconnected,
     )
     return StoredObservation(manifest, observation)
 
@@ -167,8 +167,10 @@ def test_events_say_what_has_changed() -> None:
     assert events_between(partial, partial) == []
     (again,) = events_between(partial, exact)
     assert again["sentence"] == "observation 1 is exact"
-    gone = msgspec.structs.replace(exact, gone=(A,))
-    assert [one["sentence"] for one in events_between(exact, gone)] == [f"{A} was disconnected"]
+    disconnected = msgspec.structs.replace(exact, disconnected=(A,))
+    assert [one["sentence"] for one in events_between(exact, disconnected)] == [
+        f"{A} was disconnected"
+    ]
     calm, stuck = summary_of(observed(1, [])), summary_of(ring(2, [A, B]))
     assert [one["kind"] for one in deadlock_events(calm, stuck)] == ["deadlock"]
     assert [one["kind"] for one in deadlock_events(stuck, calm)] == ["begin"]

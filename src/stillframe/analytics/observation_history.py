@@ -36,7 +36,9 @@ OBSERVATIONS_SCHEMA = pa.schema(
         pa.field("quality", pa.string()),  # exact, partial or not exact
         pa.field("is_exact", pa.bool_()),
         pa.field("partial", _TEXTS),  # why it does not show everything
-        pa.field("gone", _TEXTS),  # the instances that were disconnected since the one before
+        pa.field(
+            "disconnected", _TEXTS
+        ),  # the instances that were disconnected since the one before
         pa.field("instance_count", pa.int64()),
         pa.field("open_count", pa.int64()),  # calls that their callers wait for
         pa.field("unresolved_count", pa.int64()),

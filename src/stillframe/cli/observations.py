@@ -88,7 +88,7 @@ def _entry(manifest: ObservationManifest) -> Fields:
         "quality": manifest.quality,
         "baseline": manifest.baseline,
         "partial": manifest.partial,
-        "gone": manifest.gone,
+        "disconnected": manifest.disconnected,
         "took_s": manifest.duration_s,
         "bytes": manifest.byte_count,
     }
@@ -205,7 +205,7 @@ def _document(found: StoredObservation) -> Fields:
         "is_exact": manifest.is_exact,
         "baseline": manifest.baseline,
         "partial": manifest.partial,
-        "gone": manifest.gone,
+        "disconnected": manifest.disconnected,
         "instances": [
             {
                 "instance": name,
@@ -271,7 +271,7 @@ def _put(found: StoredObservation) -> None:
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
     output.say(*_reasons(manifest))
-    output.say(*(f"{name} was disconnected" for name in manifest.gone))
+    output.say(*(f"{name} was disconnected" for name in manifest.disconnected))
     for name, fragment in observation.fragments.items():
         if count := state_of(fragment).ignored_count:
             output.say(f"{name} has ignored {quantities.count(count, 'header')} so far")

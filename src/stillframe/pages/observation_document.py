@@ -67,7 +67,7 @@ def observation_document(found: StoredObservation) -> dict[str, Any]:
     # A page scrolls the diagram and not its legend, so the legend is not in it.
     height = shown.diagram.height - TEXT_ROW * (len(shown.diagram.legend) + 1)
     picture = msgspec.structs.replace(shown.diagram, legend=(), height=height)
-    reasons, gone = _reasons(manifest), manifest.gone
+    reasons, disconnected = _reasons(manifest), manifest.disconnected
     amounts = amounts_of(observation)
     return {
         "kind": OBSERVATION,
@@ -76,8 +76,8 @@ def observation_document(found: StoredObservation) -> dict[str, Any]:
         "verdict": _verdict(found),
         "reasons": list(map(_line, reasons[:REASONS_MAX])),
         "reasons_left_out_count": max(0, len(reasons) - REASONS_MAX),
-        "gone": list(map(_line, gone[:REASONS_MAX])),
-        "gone_left_out_count": max(0, len(gone) - REASONS_MAX),
+        "disconnected": list(map(_line, disconnected[:REASONS_MAX])),
+        "disconnected_left_out_count": max(0, len(disconnected) - REASONS_MAX),
         "verified": VERIFIED,
         "initiated_at": manifest.initiated_at,
         "recorded_s": max(0.0, manifest.completed_at - manifest.initiated_at),

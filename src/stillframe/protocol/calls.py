@@ -78,7 +78,7 @@ UNIT_COUNT_MAX = 100
 """How many units of amounts a fragment has, and how many the collector adds up."""
 TOTAL_MAX = 2**62
 """The highest total of a unit that the collector adds up over observations."""
-GONE_COUNT_MAX = 1_000
+RETIRED_COUNT_MAX = 1_000
 """How many instances that are retired are remembered, and how many strangers are."""
 LEDGER_COUNT_MAX = 1_000
 """How many calls of each kind the collector keeps that were not found accepted. All of them are
@@ -195,7 +195,7 @@ class OpenCall(msgspec.Struct, frozen=True):
         target: the address to which the request was sent, such as a host and port.
         carries: the amounts that the request carries.
         serving: the call that the caller was serving when it made this one.
-        gone_count: how many retirements of instances the caller had been notified of.
+        retirement_count: how many retirements of instances the caller had been notified of.
         is_awaited: False if the caller has stopped waiting.
         was_answered: whether the caller had an answer without a header.
         stream: its messages, if it is a streaming call.
@@ -206,7 +206,7 @@ class OpenCall(msgspec.Struct, frozen=True):
     target: str
     carries: Amounts = NOTHING
     serving: CallId | None = None
-    gone_count: Count = 0
+    retirement_count: Count = 0
     is_awaited: bool = True
     was_answered: bool = False
     stream: Stream = NO_STREAM
@@ -259,7 +259,7 @@ class InstanceFragment(msgspec.Struct, frozen=True):
             many.
         served: the calls that it serves, and its answers that are not acknowledged.
         answer_counts: how many answers it has sent to each caller.
-        heard: the highest number of a message that it has accepted from each instance.
+        highest_accepted: the highest number of a message that it has accepted from each instance.
         received: the answers that it has accepted from each instance.
         dropped: for each caller, the highest number of a call whose answer it has dropped because
             there were too many.
@@ -267,7 +267,7 @@ class InstanceFragment(msgspec.Struct, frozen=True):
         lost: the amounts of messages of streams that were lost, since each call was answered before
             they were accepted.
         dropped_count: how many streams have ended with dropped amounts that were not accepted.
-        notes: why the fragment does not show everything.
+        partial: why the fragment does not show everything.
     """
 
     instance: Name
@@ -279,27 +279,27 @@ class InstanceFragment(msgspec.Struct, frozen=True):
     forgotten_through: Count
     served: tuple[ServedCall, ...]
     answer_counts: dict[Name, Count]
-    heard: dict[Name, Count]
+    highest_accepted: dict[Name, Count]
     received: dict[Name, ReceivedAnswers]
     dropped: dict[Name, Count]
     targets: dict[str, bool]
     lost: Amounts
     dropped_count: Count = 0
-    notes: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
 
 
 class Captured(msgspec.Struct, frozen=True):
     """A state, and why it may be incomplete."""
 
     state: Any
-    notes: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()
 
 
 class ObservationStart(msgspec.Struct, frozen=True):
     """The collector requests an observation."""
 
     observation: Count
-    gone_count: Count
+    retirement_count: Count
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -372,18 +372,18 @@ class _Other:
     """The records of an instance about another one."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.highest_accepted = 0
         self.receipts = _Receipts()
         self.answer_count = 0
         self.kept: dict[int, ServedCall] = {}
         self.dropped = 0
         self.retired_at: int | None = None
-        """The value of `heard` at the cut before the other one was retired."""
+        """The value of `highest_accepted` at the cut before the other one was retired."""
 
     @property
     def is_over(self) -> bool:
         """Whether it is retired and was not heard of since."""
-        return self.retired_at == self.heard and not self.kept
+        return self.retired_at == self.highest_accepted and not self.kept
 
 
 End = CallId | int
@@ -405,7 +405,7 @@ class Instance:
     ) -> None:
         self.name = name
         self.colour = 0
-        self.gone_count = 0
+        self.retirement_count = 0
         self.unreported: dict[str, None] = {}
         self._capture = capture
         self._kept_count_max = kept_count_max
@@ -421,7 +421,7 @@ class Instance:
         self._lost: dict[str, int] = {}
         self._dropped_count = 0
         self._others: dict[str, _Other] = {}
-        self._heard_at_cut: dict[str, int] = {}
+        self._highest_at_cut: dict[str, int] = {}
 
     # --- a caller
 
@@ -444,7 +444,7 @@ class Instance:
         self._sent_count += 1
         number = self._sent_count
         self._calls[number] = OpenCall(
-            number, target, carries, serving, self.gone_count, details=details
+            number, target, carries, serving, self.retirement_count, details=details
         )
         self._targets.setdefault(self._listed(target), False)
         return RequestHeader(self.colour, CallId(self.name, number))
@@ -455,7 +455,7 @@ class Instance:
         return target if has_room else OTHER_TARGETS
 
     def set_activity(self, number: int, activity: str) -> None:
-        """Note which activity waits for the answer of an open call now; empty if none does."""
+        """Record which activity waits for the answer of an open call now; empty if none does."""
         call = self._calls.get(number)
         if call is not None and call.details.activity != activity:
             details = msgspec.structs.replace(call.details, activity=activity)
@@ -469,7 +469,7 @@ class Instance:
             return None
         self._check_open(header.call)
         fragment = self.meet(header.colour)
-        other = self._hear(header.instance, header.sent_count)
+        other = self._count_accepted(header.instance, header.sent_count)
         call = self._calls.pop(number)
         stream = self._closed_stream(header.call)
         if stream.carried:
@@ -525,7 +525,7 @@ class Instance:
             details: other facts about the call that the host records.
         """
         fragment = self.meet(header.colour)
-        self._hear(header.call.caller, header.call.number)
+        self._count_accepted(header.call.caller, header.call.number)
         self._ticket_count += 1
         self._serving[self._ticket_count] = ServedCall(header.call, brought, details=details)
         return self._ticket_count, fragment
@@ -601,7 +601,7 @@ class Instance:
         instance has captured its state for it."""
         self._check_open(end)
         fragment = self.meet(header.colour)
-        self._hear(header.instance, header.sent_count)
+        self._count_accepted(header.instance, header.sent_count)
         self._streams.setdefault(end, _OpenStream()).accepted_count = header.number
         return fragment
 
@@ -620,7 +620,7 @@ class Instance:
         """Capture for an observation that the collector has requested, unless a message has brought
         its colour before."""
         fragment = self.meet(start.observation)
-        self.gone_count = max(self.gone_count, start.gone_count)
+        self.retirement_count = max(self.retirement_count, start.retirement_count)
         return fragment
 
     def meet(self, colour: int) -> InstanceFragment | None:
@@ -629,7 +629,9 @@ class Instance:
             return None
         captured = self._capture()
         others = {name: one for name, one in self._others.items() if not one.is_over}
-        self._heard_at_cut = {name: one.heard for name, one in others.items() if one.heard}
+        self._highest_at_cut = {
+            name: one.highest_accepted for name, one in others.items() if one.highest_accepted
+        }
         fragment = InstanceFragment(
             instance=self.name,
             after=self.colour,
@@ -643,20 +645,20 @@ class Instance:
                 *itertools.chain.from_iterable(one.kept.values() for one in others.values()),
             ),
             answer_counts={name: one.answer_count for name, one in others.items()},
-            heard=self._heard_at_cut,
+            highest_accepted=self._highest_at_cut,
             received={name: one.receipts.record() for name, one in others.items()},
             dropped={name: one.dropped for name, one in others.items() if one.dropped},
             targets=dict(self._targets),
             lost=dict(self._lost),
             dropped_count=self._dropped_count,
-            notes=captured.notes,
+            partial=captured.partial,
         )
         self.colour = colour
         return fragment
 
-    def _hear(self, instance: str, number: int) -> _Other:
+    def _count_accepted(self, instance: str, number: int) -> _Other:
         other = self._other(instance)
-        other.heard = max(other.heard, number)
+        other.highest_accepted = max(other.highest_accepted, number)
         return other
 
     def _other(self, name: str) -> _Other:
@@ -705,10 +707,10 @@ class Instance:
         for name in names:
             if name in self._others:
                 other = self._others.pop(name)
-                other.retired_at = self._heard_at_cut.get(name, other.retired_at or 0)
+                other.retired_at = self._highest_at_cut.get(name, other.retired_at or 0)
                 self._others[name] = other
         over = [name for name, one in self._others.items() if one.is_over]
-        for name in over[:-GONE_COUNT_MAX]:
+        for name in over[:-RETIRED_COUNT_MAX]:
             del self._others[name]
 
 
@@ -779,18 +781,18 @@ class CallLedger(msgspec.Struct):
         forgotten_counts: how many answers an instance is known to have dropped that its caller has
             not accepted, by instance and caller.
         members: the instances that are connected.
-        gone: the instances that were connected, and the highest number of a message of each that
-            others have accepted, by their names. They may be alive: an instance that is
+        disconnected: the instances that were connected, and the highest number of a message of each
+            that others have accepted, by their names. They may be alive: an instance that is
             disconnected follows the rules all the same.
         strangers: instances that others have heard of, and that were never connected: the same.
             They may connect later, or have died.
-        gone_since: those of `gone` that were disconnected since the newest observation, or were
-            strangers and are retired since.
-        gone_count: how often an instance was retired, or heard of after it was gone. One that was
-            only disconnected shows in the next cut what it has accepted.
+        newly_disconnected: those of `disconnected` that were disconnected since the newest
+            observation, or were strangers and are retired since.
+        retirement_count: how often an instance was retired, or heard of after it was disconnected.
+            One that was only disconnected shows in the next cut what it has accepted.
         retired: those of them that may not connect again.
-        talking: those of them that others have heard of, after they were gone, and since they were
-            retired. Either they are alive, or that was the last that they had sent.
+        talking: those of them that others have heard of, after they were disconnected, and since
+            they were retired. Either they are alive, or that was the last that they had sent.
         baseline: the first observation whose total is comparable with that of the next one, unless
             that differs in one of the following.
         observed: the instances of the newest observation.
@@ -812,10 +814,10 @@ class CallLedger(msgspec.Struct):
     forgotten_through: dict[str, int] = {}
     forgotten_counts: dict[tuple[str, str], int] = {}
     members: set[str] = set()
-    gone: dict[str, dict[str, int]] = {}
+    disconnected: dict[str, dict[str, int]] = {}
     strangers: dict[str, dict[str, int]] = {}
-    gone_since: dict[str, None] = {}
-    gone_count: int = 0
+    newly_disconnected: dict[str, None] = {}
+    retirement_count: int = 0
     retired: set[str] = set()
     talking: set[str] = set()
     baseline: int = 0
@@ -841,8 +843,8 @@ class Observation(msgspec.Struct, frozen=True):
             accepted.
         duplicates: calls that were accepted once more than their callers made them.
         orphans: calls whose callers are not connected.
-        gone: the instances that were disconnected since the observation before, or that were never
-            connected, and are retired since.
+        disconnected: the instances that were disconnected since the observation before, or that
+            were never connected, and are retired since.
         not_accepted: the amounts of earlier unresolved calls that no instance has accepted.
         unknown: the amounts of earlier unresolved calls whose fate is unknown.
         lost: the amounts of earlier answers, and of messages of streams, that were lost. Duplicates
@@ -862,7 +864,7 @@ class Observation(msgspec.Struct, frozen=True):
     late: tuple[Located, ...]
     duplicates: tuple[Accepted, ...]
     orphans: tuple[Accepted, ...]
-    gone: tuple[str, ...]
+    disconnected: tuple[str, ...]
     not_accepted: Amounts
     unknown: Amounts
     lost: Amounts
@@ -927,15 +929,17 @@ class Collector:
         """The instances whose fragments the pending observation lacks."""
         return tuple(sorted(self._pending.awaited)) if self._pending else ()
 
-    def joined(self, instance: str, colour: int, gone_count: int = 0) -> ObservationStart | None:
+    def joined(
+        self, instance: str, colour: int, retirement_count: int = 0
+    ) -> ObservationStart | None:
         """Include an instance in observations. Return what to send to it if it takes part in the
         pending one.
 
         Args:
             instance: its name.
             colour: its colour.
-            gone_count: its count of retirements. It is higher than ours if an earlier collector
-                has not stored its last ones.
+            retirement_count: its count of retirements. It is higher than ours if an earlier
+                collector has not stored its last ones.
 
         Raises:
             UsageError: it was retired.
@@ -944,33 +948,33 @@ class Collector:
         if instance in ledger.retired:
             raise UsageError(f"{instance} was disconnected for too long: it needs another name")
         ledger.members.add(instance)
-        ledger.gone.pop(instance, None)
+        ledger.disconnected.pop(instance, None)
         ledger.strangers.pop(instance, None)
-        ledger.gone_since.pop(instance, None)
+        ledger.newly_disconnected.pop(instance, None)
         ledger.talking.discard(instance)
-        if gone_count > ledger.gone_count:
-            ledger.gone_count = gone_count + 1
+        if retirement_count > ledger.retirement_count:
+            ledger.retirement_count = retirement_count + 1
         self.number = max(self.number, colour)
         pending = self._pending
         if pending is None or colour >= pending.number or instance in pending.fragments:
             return None
         pending.awaited.add(instance)
-        return ObservationStart(pending.number, ledger.gone_count)
+        return ObservationStart(pending.number, ledger.retirement_count)
 
     def left(self, instance: str) -> Missing | None:
-        """Note that an instance has died or is disconnected. Return the observation that it ends,
+        """Record that an instance has died or is disconnected. Return the observation that it ends,
         if it does."""
         ledger = self.ledger
         ledger.members.discard(instance)
-        ledger.gone[instance] = {}
-        ledger.gone_since[instance] = None
+        ledger.disconnected[instance] = {}
+        ledger.newly_disconnected[instance] = None
         self._doubt()
         if self._pending and instance in self._pending.awaited:
             return self.abandon()
         return None
 
     def _doubt(self) -> None:
-        """Note that an instance may have accepted any of the calls that none had accepted."""
+        """Record that an instance may have accepted any of the calls that none had accepted."""
         ledger = self.ledger
         ledger.unknown |= ledger.not_accepted
         ledger.not_accepted.clear()
@@ -987,17 +991,17 @@ class Collector:
         is alive it needs another name. Do so when others have not heard of it for some time, or it
         was a stranger for some time."""
         ledger = self.ledger
-        ledger.gone_count += 1
+        ledger.retirement_count += 1
         if instance in ledger.strangers:
-            ledger.gone[instance] = ledger.strangers.pop(instance)
-            ledger.gone_since[instance] = None
+            ledger.disconnected[instance] = ledger.strangers.pop(instance)
+            ledger.newly_disconnected[instance] = None
             self._doubt()
-        ledger.gone.setdefault(instance, {})
+        ledger.disconnected.setdefault(instance, {})
         ledger.retired.add(instance)
         ledger.talking.discard(instance)
-        retired = [name for name in ledger.gone if name in ledger.retired]
-        for oldest in retired[:-GONE_COUNT_MAX]:
-            del ledger.gone[oldest]
+        retired = [name for name in ledger.disconnected if name in ledger.retired]
+        for oldest in retired[:-RETIRED_COUNT_MAX]:
+            del ledger.disconnected[oldest]
             ledger.retired.remove(oldest)
             ledger.talking.discard(oldest)
 
@@ -1007,7 +1011,7 @@ class Collector:
         assert self.ledger.members, "there is nothing to observe"
         self.number += 1
         self._pending = _PendingObservation(self.number, set(self.ledger.members))
-        return ObservationStart(self.number, self.ledger.gone_count)
+        return ObservationStart(self.number, self.ledger.retirement_count)
 
     def abandon(self) -> Missing | None:
         """Abandon the pending observation, if there is one."""
@@ -1076,7 +1080,7 @@ class _PendingObservation:
 def check_cut(fragments: Mapping[str, InstanceFragment]) -> None:
     """Raise NotConsistent if an instance has accepted a message that was sent after the cut."""
     for name, fragment in fragments.items():
-        for sender, number in fragment.heard.items():
+        for sender, number in fragment.highest_accepted.items():
             if sender in fragments and number > fragments[sender].sent_count:
                 raise NotConsistent(
                     f"{name} had accepted message {number} of {sender} at its cut, but {sender} "
@@ -1125,7 +1129,9 @@ class _Conclusion:
             late=late,
             duplicates=duplicates,
             orphans=orphans,
-            gone=tuple(name for name in ledger.gone_since if name not in self._fragments),
+            disconnected=tuple(
+                name for name in ledger.newly_disconnected if name not in self._fragments
+            ),
             not_accepted=not_accepted,
             unknown=unknown,
             lost=dict(ledger.lost),
@@ -1134,7 +1140,9 @@ class _Conclusion:
             partial=self._reasons(),
             baseline=self._baseline(unknown, late),
         )
-        ledger.gone_since = {name: None for name in ledger.gone_since if name in self._fragments}
+        ledger.newly_disconnected = {
+            name: None for name in ledger.newly_disconnected if name in self._fragments
+        }
         self._settle(observation)
         return observation, Settlement(
             observation=self._pending.number,
@@ -1167,7 +1175,7 @@ class _Conclusion:
         return {
             name
             for fragment in self._fragments.values()
-            for name in (*fragment.heard, *fragment.received, *fragment.answer_counts)
+            for name in (*fragment.highest_accepted, *fragment.received, *fragment.answer_counts)
         }
 
     def _confirm(self) -> None:
@@ -1206,7 +1214,7 @@ class _Conclusion:
         return name not in self._fragments and name not in self._ledger.retired
 
     def _list_targets(self) -> None:
-        """Note which targets have ever answered with a header."""
+        """Record which targets have ever answered with a header."""
         ledger = self._ledger
         for fragment in self._fragments.values():
             for target, has_answered in fragment.targets.items():
@@ -1222,8 +1230,8 @@ class _Conclusion:
         ledger = self._ledger
         self._list_targets()
         for name, fragment in sorted(self._fragments.items()):
-            for other in sorted(fragment.heard):
-                if other not in self._fragments and self._is_heard(fragment, other):
+            for other in sorted(fragment.highest_accepted):
+                if other not in self._fragments and self._is_active(fragment, other):
                     self._report(
                         "{} exchanges messages with {}, which is not connected", name, other
                     )
@@ -1232,8 +1240,8 @@ class _Conclusion:
                 self._report("{} has dropped unresolved calls, because there were too many", name)
             self._count_forgotten(fragment)
             self._look_at_dropped(name, fragment)
-            for note in fragment.notes:
-                self._report("{}: {}", name, note, about=name)
+            for reason in fragment.partial:
+                self._report("{}: {}", name, reason, about=name)
         ledger.dropped = {
             (name, caller): number
             for name, fragment in self._fragments.items()
@@ -1296,23 +1304,26 @@ class _Conclusion:
             if served.stream != NO_STREAM:
                 self._report("call {} has a stream and was accepted twice", served.call)
 
-    def _is_heard(self, fragment: InstanceFragment, other: str) -> bool:
+    def _is_active(self, fragment: InstanceFragment, other: str) -> bool:
         """Return whether an instance that is not connected has sent messages, to that of a
         fragment, since the observation in which it was first missing; or was never connected."""
         ledger = self._ledger
-        if other not in ledger.gone:
-            has_room = other in ledger.strangers or len(ledger.strangers) < GONE_COUNT_MAX
+        if other not in ledger.disconnected:
+            has_room = other in ledger.strangers or len(ledger.strangers) < RETIRED_COUNT_MAX
             if other not in ledger.members and has_room:
-                heard = ledger.strangers.setdefault(other, {})
-                heard[fragment.instance] = fragment.heard[other]
+                known = ledger.strangers.setdefault(other, {})
+                known[fragment.instance] = fragment.highest_accepted[other]
             return True
-        known, now = ledger.gone[other].get(fragment.instance, 0), fragment.heard[other]
-        ledger.gone[other][fragment.instance] = max(known, now)
-        is_first = other in ledger.gone_since and other not in ledger.retired
-        if now <= known or is_first:
+        before, now = (
+            ledger.disconnected[other].get(fragment.instance, 0),
+            fragment.highest_accepted[other],
+        )
+        ledger.disconnected[other][fragment.instance] = max(before, now)
+        is_first = other in ledger.newly_disconnected and other not in ledger.retired
+        if now <= before or is_first:
             return False
         ledger.talking.add(other)
-        ledger.gone_count += 1
+        ledger.retirement_count += 1
         return True
 
     def _count_forgotten(self, fragment: InstanceFragment) -> None:
@@ -1359,12 +1370,16 @@ class _Conclusion:
         Either it has dropped its answer, or it is not connected: then it may be alive, or the
         caller made the call before it was notified."""
         ledger = self._ledger
-        may_be_alive = ledger.talking or not ledger.gone.keys() <= ledger.retired
+        may_be_alive = ledger.talking or not ledger.disconnected.keys() <= ledger.retired
         may_be_dropped = any(
             call.number <= fragment.dropped.get(call.caller, 0)
             for fragment in self._fragments.values()
         )
-        return record.gone_count < ledger.gone_count or bool(may_be_alive) or may_be_dropped
+        return (
+            record.retirement_count < ledger.retirement_count
+            or bool(may_be_alive)
+            or may_be_dropped
+        )
 
     def _unlisted(self) -> tuple[tuple[Located, ...], tuple[Accepted, ...], tuple[Accepted, ...]]:
         """Return what instances keep of calls that their callers do not: the late, the duplicates,

@@ -43,7 +43,7 @@ from stillframe.services.task_waits import is_waiting, waits_of_tasks
 from stillframe.services.thread_steps import ThreadSteps
 
 SECRET_BYTES_MIN = 16
-NOTE_COUNT_MAX = 20
+ERROR_COUNT_MAX = 20
 """How many different errors of `carries` an observation names."""
 _EMPTY_MAP = b"\x80"
 BODY_BYTES_MAX = 2**20
@@ -159,7 +159,7 @@ class Agent:
         )
         self._locks: list[ObservedLock] = []
         self._held: dict[object, Mapping[str, int]] = {}
-        self._notes: dict[object, Callable[[], str]] = {}
+        self._reasons: dict[object, Callable[[], str]] = {}
         self._once: dict[str, None] = {}
         self.open_ends: set[CallEnd] = set()
         self._renamed: set[CallEnd] | None = None
@@ -177,7 +177,7 @@ class Agent:
             self._renamed = set(self.open_ends)
 
     def settled(self, observation: int) -> None:
-        """Note that an observation is stored."""
+        """Record that an observation is stored."""
         is_over = self._renamed is not None and self.open_ends.isdisjoint(self._renamed)
         if is_over and observation >= self.rules.colour:
             self._renamed = None
@@ -290,14 +290,14 @@ class Agent:
         )
 
     def amounts(self, message: Message) -> Amounts | None:
-        """Return what a message conserves; None if `carries` fails, which is noted. The text of its
-        error may have a part of the body, so it is not."""
+        """Return what a message conserves; None if `carries` fails, which is recorded. The text of
+        its error may have a part of the body, so it is not."""
         if self._carries is _nothing:
             return NOTHING
         try:
             return amounts_in(self._carries(message))
         except Exception as error:  # noqa: BLE001 - no request fails because of an observation
-            if len(self._once) < NOTE_COUNT_MAX:
+            if len(self._once) < ERROR_COUNT_MAX:
                 self._once[f"carries raised {type(error).__name__} for {message.method}"] = None
             return None
 
@@ -306,7 +306,7 @@ class Agent:
         amounts."""
         return NOTHING if self._carries is _nothing else None
 
-    def note_if_kept(self, path: str) -> None:
+    def mark_if_kept(self, path: str) -> None:
         """Make observations partial if the current task is one of a client, such as that of
         ``gather(client.post(...))``. The task keeps what was accepted until the application takes
         it. That is noticed when the task is deleted."""
@@ -315,14 +315,14 @@ class Agent:
             self._keeping[task] = path
 
     @contextlib.contextmanager
-    def noted(self, note: Callable[[], str]) -> Iterator[None]:
-        """Make observations partial while the body runs; `note` says why, or nothing."""
+    def partial_while(self, reason: Callable[[], str]) -> Iterator[None]:
+        """Make observations partial while the body runs; `reason` says why, or nothing."""
         key = object()
-        self._notes[key] = note
+        self._reasons[key] = reason
         try:
             yield
         finally:
-            del self._notes[key]
+            del self._reasons[key]
 
     def report(self, fragment: InstanceFragment | None) -> None:
         """Pass on a fragment, if there is one."""
@@ -389,14 +389,14 @@ class Agent:
         held: dict[str, int] = {}
         for amounts in (*self._held.values(), *held_by_threads):
             add_amounts(held, amounts)
-        notes = [f"{name} is shared outside of calls" for name in self._shared]
-        notes += [*self._once, *(note() for note in self._notes.values())]
-        notes += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
+        partial = [f"{name} is shared outside of calls" for name in self._shared]
+        partial += [*self._once, *(reason() for reason in self._reasons.values())]
+        partial += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         self._once.clear()
         if self.threads.has_lost_amounts:
-            notes.append("step was given amounts where no endpoint runs in a thread: use held")
+            partial.append("step was given amounts where no endpoint runs in a thread: use held")
         if self._renamed is not None:
-            notes.append("it has another name since calls began that were open then")
+            partial.append("it has another name since calls began that were open then")
         encoded, conserved = _EMPTY_MAP, NOTHING
         try:
             fields = _encoder.encode(self._fields())
@@ -405,12 +405,12 @@ class Agent:
                 conserved = amounts_in(self._state.conserved())
             encoded = fields
         except Exception as error:  # noqa: BLE001 - the same
-            notes.append(f"its state could not be captured: {describe(error)}")
+            partial.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
         state = InstanceState(
             encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count
         )
-        return Captured(state, tuple(filter(None, notes)))
+        return Captured(state, tuple(filter(None, partial)))
 
     def _task_waits(self) -> tuple[TaskWait, ...]:
         name = self.activity_of
@@ -488,7 +488,7 @@ class CallEnd:
         self._accepting = accepting
         self._accepted_count = 0
         self._is_mixed = False
-        self._noted = contextlib.ExitStack()
+        self._partial = contextlib.ExitStack()
         agent.open_ends.add(self)
 
     def _meet(self, colour: int) -> None:
@@ -500,7 +500,9 @@ class CallEnd:
         """Return the header of the next message of the stream."""
         amounts = self._agent.amounts(message)
         if amounts is None:
-            self.note(f"the amounts of a message of the stream {message.path} are not known")
+            self.mark_partial(
+                f"the amounts of a message of the stream {message.path} are not known"
+            )
         header = self._rules.send(self._end, carries=amounts or NOTHING)
         return self._agent.headers.encode(header, self._sending)
 
@@ -518,21 +520,21 @@ class CallEnd:
             self._accepted_count = header.number
             self._meet(header.colour)
             agent.report(self._rules.accept_message(self._end, header))
-            agent.note_if_kept(path)
+            agent.mark_if_kept(path)
             return
         agent.ignored_count += 1
         if not self._is_mixed:
             self._is_mixed = True
-            self.note(f"a message of the stream {path} has no header")
+            self.mark_partial(f"a message of the stream {path} has no header")
 
-    def note(self, text: str) -> None:
+    def mark_partial(self, reason: str) -> None:
         """Make observations partial until the call ends, for this reason."""
-        self._noted.enter_context(self._agent.noted(lambda: text))
+        self._partial.enter_context(self._agent.partial_while(lambda: reason))
 
     def _over(self) -> None:
         self.is_open = False
         self._agent.open_ends.discard(self)
-        self._noted.close()
+        self._partial.close()
 
 
 class OutgoingCall(CallEnd):
@@ -550,7 +552,7 @@ class OutgoingCall(CallEnd):
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
-        """Note that the current task waits for the other end while the body runs."""
+        """Record that the current task waits for the other end while the body runs."""
         self._rules.set_activity(self._number, self._agent.activity())
         try:
             yield
@@ -562,7 +564,7 @@ class OutgoingCall(CallEnd):
         self._over()
         self._meet(header.colour)
         self._agent.report(self._rules.accept_answer(self._number, header))
-        self._agent.note_if_kept(self._path)
+        self._agent.mark_if_kept(self._path)
 
     def stop_waiting(self, *, was_answered: bool = False) -> None:
         """Mark the call as unresolved; `was_answered` by something without a header."""

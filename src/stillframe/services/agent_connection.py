@@ -55,7 +55,7 @@ class _CollectorConnection(OutboundConnection):
                 control.Join(
                     agent.rules.name,
                     agent.rules.colour,
-                    agent.rules.gone_count,
+                    agent.rules.retirement_count,
                     agent.was_connected,
                 )
             )
@@ -102,7 +102,7 @@ class _CollectorConnection(OutboundConnection):
         self.error = StillframeError(describe(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that it was closed."""
+        """Record that it was closed."""
         self.is_open = False
         self.closed.set()
         super().connection_lost(exc)

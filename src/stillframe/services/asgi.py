@@ -85,7 +85,9 @@ class ObservedApplication:
         self._agent.start()
         kind = scope["type"]
         if kind == "websocket":
-            with self._agent.noted(lambda: f"a WebSocket on {scope['path']} crosses the cut"):
+            with self._agent.partial_while(
+                lambda: f"a WebSocket on {scope['path']} crosses the cut"
+            ):
                 await self._application(scope, receive, send)
         elif kind == "http" and (header := self._header(scope)) is not None:
             await self._serve(scope, receive, send, header)
@@ -128,7 +130,7 @@ class ObservedApplication:
         )
         outer = scope.get("app")
         tokens = SERVING.set(header.call), _SERVED.set(call)
-        with agent.noted(lambda: self._why_torn(scope, outer, call, is_long=is_long)):
+        with agent.partial_while(lambda: self._why_torn(scope, outer, call, is_long=is_long)):
             try:
                 # Which endpoint serves the request is not known yet.
                 with (
@@ -271,7 +273,9 @@ class _ServedCall:
             return
         if body is None:
             path = self._request.path
-            self._stream = self._agent.noted(lambda: f"the answer of {path} crosses the cut")
+            self._stream = self._agent.partial_while(
+                lambda: f"the answer of {path} crosses the cut"
+            )
             self._stream.__enter__()
         header = incoming.answer(
             _answer_to(self._request, start, body or b""), is_whole=body is not None
@@ -296,7 +300,7 @@ class _ServedCall:
             else:
                 self._failed.append((incoming, self._request))
                 if self._agent.unread_amounts() is None:
-                    incoming.note(f"an error of {self._request.path} is not answered yet")
+                    incoming.mark_partial(f"an error of {self._request.path} is not answered yet")
 
 
 class ObservedErrors:

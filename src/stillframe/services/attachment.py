@@ -162,7 +162,7 @@ class _Started:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._others: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-        self._noted = contextlib.ExitStack()
+        self._partial = contextlib.ExitStack()
 
     def start(self) -> None:
         """Connect, unless this process does already. A second event loop has to wait until the
@@ -176,12 +176,12 @@ class _Started:
             return
         if self._loop is None or self._loop.is_closed():
             self._loop = loop
-            self._noted.close()
+            self._partial.close()
             self._others.clear()
             self._task = self._link.start()
             return
         if not self._others:
-            self._noted.enter_context(self._agent.noted(self._second_loop))
+            self._partial.enter_context(self._agent.partial_while(self._second_loop))
             _log.warning(
                 "the application of %s is served by a second event loop in this process, and "
                 "observations are partial: use one event loop, or a process for each",

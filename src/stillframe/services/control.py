@@ -18,13 +18,13 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         instance: its name.
         colour: its colour.
-        gone_count: its count of retirements.
+        retirement_count: its count of retirements.
         was_connected: whether it was connected before under this name.
     """
 
     instance: Name
     colour: Count
-    gone_count: Count
+    retirement_count: Count
     was_connected: bool
 
 

@@ -77,7 +77,7 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         path = handler_call_details.method
         served = _ServedCall(agent, header, path, handler or _UNIMPLEMENTED)
         if has_others:
-            served.notes.append(f"{path} has interceptors inside the one that takes part")
+            served.reasons.append(f"{path} has interceptors inside the one that takes part")
         return served.handler()
 
 
@@ -110,7 +110,7 @@ class _ServedCall:
         self.messages = Messages(
             path, handler.response_serializer, handler.request_deserializer, is_answering=True
         )
-        self.notes: list[str] = []
+        self.reasons: list[str] = []
         self._agent = agent
         self._header = header
         self._path = path
@@ -128,7 +128,7 @@ class _ServedCall:
         self._incoming: IncomingCall | None = None
         self._is_accepted = False
         self._in_thread: ThreadCall | None = None
-        self._noted = contextlib.ExitStack()
+        self._partial = contextlib.ExitStack()
 
     def handler(self) -> grpc.RpcMethodHandler:
         """Return what the server calls for this call."""
@@ -139,7 +139,7 @@ class _ServedCall:
         else:
             run = self._generate_in_thread if self._streams_answers else self._run_in_thread
             if self._is_streamed or self._streams_answers:
-                self.notes.append(self._torn())
+                self.reasons.append(self._torn())
         return _MAKERS[self._is_streamed, self._streams_answers](
             run,
             request_deserializer=self.messages.deserialize,
@@ -244,8 +244,10 @@ class _ServedCall:
         self._agent.report(self._agent.rules.meet(self._header.colour))
         call = self._in_thread = self._agent.threads.begin(self._accept, self._function)
         torn = self._torn()
-        self._noted.enter_context(
-            self._agent.noted(lambda: torn if self._is_accepted and not call.has_stepped else "")
+        self._partial.enter_context(
+            self._agent.partial_while(
+                lambda: torn if self._is_accepted and not call.has_stepped else ""
+            )
         )
 
     def _end_in_thread(self) -> None:
@@ -253,7 +255,7 @@ class _ServedCall:
         self._accept()
         if self._in_thread is not None:
             self._agent.threads.end(self._in_thread)
-            self._noted.close()
+            self._partial.close()
 
     def _accept(self) -> None:
         if self._is_accepted:
@@ -267,8 +269,8 @@ class _ServedCall:
         self._incoming = self.messages.call = call
         if self._in_thread is None:
             SERVING.set(self._header.call)
-        for note in self.notes:
-            call.note(note)
+        for reason in self.reasons:
+            call.mark_partial(reason)
 
     def _finish(self, context: "_AnyContext", response: Any = None) -> None:
         """Answer a call whose handler has returned."""

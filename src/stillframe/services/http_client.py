@@ -72,7 +72,7 @@ class ObservedTransport(httpx.AsyncBaseTransport):
             with (
                 contextlib.nullcontext()
                 if is_whole
-                else agent.noted(lambda: f"the body of the request {path} crosses the cut")
+                else agent.partial_while(lambda: f"the body of the request {path} crosses the cut")
             ):
                 response = await self._transport.handle_async_request(request)
             if is_answer_whole := response.is_closed or _is_answer_whole(request, response):
@@ -92,7 +92,7 @@ class ObservedTransport(httpx.AsyncBaseTransport):
             del request.headers[NAME]
         self._end(call, response)
         if not is_answer_whole:
-            response.stream = _NotedStream(agent, response.stream, path)
+            response.stream = _UncolouredStream(agent, response.stream, path)
         return response
 
     def _end(self, call: OutgoingCall, response: httpx.Response) -> None:
@@ -120,14 +120,16 @@ class ObservedTransport(httpx.AsyncBaseTransport):
         await self._transport.aclose()
 
 
-class _NotedStream(httpx.AsyncByteStream):
+class _UncolouredStream(httpx.AsyncByteStream):
     """The body of an answer whose parts carry no colour."""
 
     def __init__(self, agent: Agent, stream: object, path: str) -> None:
         assert isinstance(stream, httpx.AsyncByteStream)
         self._stream = stream
-        self._noted = contextlib.ExitStack()
-        self._noted.enter_context(agent.noted(lambda: f"the answer of {path} crosses the cut"))
+        self._partial = contextlib.ExitStack()
+        self._partial.enter_context(
+            agent.partial_while(lambda: f"the answer of {path} crosses the cut")
+        )
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._stream:
@@ -138,7 +140,7 @@ class _NotedStream(httpx.AsyncByteStream):
         try:
             await self._stream.aclose()
         finally:
-            self._noted.close()
+            self._partial.close()
 
 
 async def _read(response: httpx.Response) -> None:

@@ -109,7 +109,7 @@ class _AgentConnection(InboundConnection):
         self._observer.warn(f"a bug in stillframe: {describe(error)}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the agent is disconnected."""
+        """Record that the agent is disconnected."""
         super().connection_lost(exc)
         self._observer.on_lost(self)
 
@@ -228,7 +228,9 @@ class Observer:
                     raise ProtocolViolation(f"{instance} has joined already")
                 connection.has_joined = True
                 self._check_counted(colour, self.collector.number)
-                self._check_counted(message.gone_count, self.collector.ledger.gone_count)
+                self._check_counted(
+                    message.retirement_count, self.collector.ledger.retirement_count
+                )
                 self._change(lambda: self._join(connection, message), connection)
             case control.Captured(fragment) if fragment.instance == connection.instance:
                 self._take(message)
@@ -248,7 +250,7 @@ class Observer:
 
     def _join(self, connection: _AgentConnection, join: control.Join) -> None:
         name, ledger = join.instance, self.collector.ledger
-        is_unknown = name not in ledger.gone and name not in self._connections
+        is_unknown = name not in ledger.disconnected and name not in self._connections
         if name in ledger.retired or (join.was_connected and is_unknown):
             connection.send(control.Rename())
             connection.close()
@@ -262,7 +264,7 @@ class Observer:
             self._timers.pop(name).cancel()
         connection.instance = name
         self._connections[name] = connection
-        start = self.collector.joined(name, join.colour, join.gone_count)
+        start = self.collector.joined(name, join.colour, join.retirement_count)
         # If that fails, the connection is closed, and the agent tries again.
         self._store(self.collector.ledger)
         self._member(name, "joined")
@@ -342,7 +344,7 @@ class Observer:
     # --- disconnections
 
     def on_lost(self, connection: _AgentConnection) -> None:
-        """Note that an agent is disconnected."""
+        """Record that an agent is disconnected."""
         self._change(lambda: self._lost(connection), connection)
 
     def _lost(self, connection: _AgentConnection) -> None:
@@ -377,7 +379,7 @@ class Observer:
 
     def _try_to_store(self) -> None:
         """Store the ledger. If that fails it is stored with the next observation; until then a
-        collector that starts again would note once more who was disconnected."""
+        collector that starts again would report once more who was disconnected."""
         try:
             self._store(self.collector.ledger)
         except StoreError as error:
@@ -390,7 +392,7 @@ def _copy_of(ledger: CallLedger) -> CallLedger:
     copied: dict[str, Any] = {
         name: value if isinstance(value, int) else value.copy() for name, value in fields.items()
     }
-    for name in ("gone", "strangers"):
+    for name in ("disconnected", "strangers"):
         copied[name] = {one: dict(heard) for one, heard in copied[name].items()}
     return CallLedger(**copied)
 

@@ -108,8 +108,8 @@ class ThreadSteps:
                 self._functions.add(_plain(call.function))
 
     def send(self) -> None:
-        """Note that the current context sends a request: that is a step of a function that serves a
-        call, although it has made none."""
+        """Record that the current context sends a request: that is a step of a function that serves
+        a call, although it has made none."""
         call = IN_THREAD.get()
         if call is not None and call in self._calls:
             call.has_stepped = True

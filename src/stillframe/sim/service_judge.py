@@ -13,7 +13,7 @@ places                      `_judge_place`; an unresolved call is "not accepted"
                             true, and "unknown" only if an instance outside may have accepted it
 ``served``, ``late``,       `_judge_kept`: each call or answer that an instance keeps is in one
 ``duplicates``, ``orphans`` of them, with what it really carries, and in the right one
-``gone``                    `_judge_members`
+``disconnected``                    `_judge_members`
 ``not_accepted``,           `_judge_amounts`: the sums of what earlier observations have settled
 ``unknown``, ``lost``,
 ``created``
@@ -114,7 +114,7 @@ class MadeCall:
         target: its target.
         amount: what the request carries.
         serving: the call that it was made for.
-        notified_at: until which step the caller knew which instances were gone.
+        notified_at: until which step the caller knew which instances were disconnected.
         stopped_at: at which of its actions the caller stopped waiting; 0 if it did not.
         ended_at: at which of its actions the caller accepted the answer, or closed the call.
         was_answered: whether the caller had an answer without a header.
@@ -168,14 +168,17 @@ class Simulated:
         self.serving: dict[int, Acceptance] = {}
         self.notified_at = 0
         self.sent_count = 0
-        self.heard: dict[str, int] = {}
-        self.heard_before: dict[str, int] = {}
+        self.highest_accepted: dict[str, int] = {}
+        self.highest_accepted_before: dict[str, int] = {}
         self.targets: dict[str, bool] = {}
         self.answer_counts: Counter[str] = Counter()
 
     def capture(self) -> Captured:
         """Return the state at a cut, with what the judge needs."""
-        heard_before, self.heard_before = self.heard_before, dict(self.heard)
+        highest_accepted_before, self.highest_accepted_before = (
+            self.highest_accepted_before,
+            dict(self.highest_accepted),
+        )
         return Captured(
             {
                 UNIT: self.balance,
@@ -183,8 +186,8 @@ class Simulated:
                 "waiting": dict(self.waiting),
                 "serving": Counter(one.call for one in self.serving.values()),
                 "sent_count": self.sent_count,
-                "heard": self.heard_before,
-                "heard_before": heard_before,
+                "highest_accepted": self.highest_accepted_before,
+                "highest_accepted_before": highest_accepted_before,
                 "targets": dict(self.targets),
                 "answer_counts": dict(self.answer_counts),
             }
@@ -198,9 +201,9 @@ class Simulated:
         self.clock[self.name] = self.clock.get(self.name, 0) + 1
         return dict(self.clock)
 
-    def hear(self, name: str, number: int) -> None:
-        """Note that it has accepted a message of another instance."""
-        self.heard[name] = max(self.heard.get(name, 0), number)
+    def count_accepted(self, name: str, number: int) -> None:
+        """Record that it has accepted a message of another instance."""
+        self.highest_accepted[name] = max(self.highest_accepted.get(name, 0), number)
 
 
 class WrongObservation(AssertionError):
@@ -233,14 +236,14 @@ class Judge:
         self.calls: dict[CallId, MadeCall] = {}
         self.seen: Counter[str] = Counter()
         self.step_count = 0
-        self.has_gone = False
+        self.has_disconnected = False
         self.went_outside = False
         self._instances = instances
         self._is_forgetful = is_forgetful
         self._has_streams = has_streams
-        self._gone_at = 0
-        self._gone: set[str] = set()
-        self._gone_since: dict[str, None] = {}
+        self._disconnected_at = 0
+        self._disconnected: set[str] = set()
+        self._newly_disconnected: dict[str, None] = {}
         self._retired: set[str] = set()
         self._talking: set[str] = set()
         self._retired_dead: set[str] = set()
@@ -259,47 +262,47 @@ class Judge:
 
     # --- what happens
 
-    def started(self, gone_count: int) -> None:
-        """Note that the collector has requested an observation with this count."""
-        self._started[gone_count] = self.step_count
+    def started(self, retirement_count: int) -> None:
+        """Record that the collector has requested an observation with this count."""
+        self._started[retirement_count] = self.step_count
 
-    def heard_start(self, one: Simulated, gone_count: int) -> None:
-        """Note that an instance has heard of it."""
-        one.notified_at = max(one.notified_at, self._started[gone_count])
+    def notified(self, one: Simulated, retirement_count: int) -> None:
+        """Record that an instance was notified of it."""
+        one.notified_at = max(one.notified_at, self._started[retirement_count])
 
     def begun(self) -> None:
-        """Note who is connected when an observation begins."""
+        """Record who is connected when an observation begins."""
         self._awaited = {one.name for one in self._instances.values() if one.is_connected}
         self._may_deliver = set(self._awaited)
         self._delivered = set()
 
     def joined(self, name: str) -> None:
-        """Note that an instance has connected."""
-        self._gone.discard(name)
+        """Record that an instance has connected."""
+        self._disconnected.discard(name)
         self._talking.discard(name)
-        self._gone_since.pop(name, None)
+        self._newly_disconnected.pop(name, None)
         self._may_deliver.add(name)
 
     def left(self, name: str) -> None:
-        """Note that the collector knows that an instance has left."""
-        self.has_gone = True
-        self._gone.add(name)
-        self._gone_since[name] = None
+        """Record that the collector knows that an instance has left."""
+        self.has_disconnected = True
+        self._disconnected.add(name)
+        self._newly_disconnected[name] = None
         self._unknown |= self._not_accepted
         self._not_accepted.clear()
 
     def retired(self, name: str) -> None:
-        """Note that an instance was retired, which may never have been connected."""
-        if name not in self._gone:
+        """Record that an instance was retired, which may never have been connected."""
+        if name not in self._disconnected:
             self.left(name)
-        self._gone_at = self.step_count
+        self._disconnected_at = self.step_count
         self._retired.add(name)
         self._talking.discard(name)
         if not self._instances[name].is_alive:
             self._retired_dead.add(name)
 
     def delivered(self, name: str) -> None:
-        """Note that the collector has the fragment of an instance."""
+        """Record that the collector has the fragment of an instance."""
         self._delivered.add(name)
 
     def missing(self, missing: Missing, name: str) -> None:
@@ -350,18 +353,20 @@ class Judge:
         for fragment in observation.fragments.values():
             is_of_it = fragment.after < number <= fragment.observation
             check(is_of_it, f"{fragment.instance} has captured for {fragment.observation}")
-        gone = [name for name in self._gone_since if name not in names]
-        check_equal("gone", observation.gone, tuple(gone))
-        self._gone_since = {name: None for name in self._gone_since if name in names}
+        disconnected = [name for name in self._newly_disconnected if name not in names]
+        check_equal("disconnected", observation.disconnected, tuple(disconnected))
+        self._newly_disconnected = {
+            name: None for name in self._newly_disconnected if name in names
+        }
 
     def _judge_cut(self, observation: Observation) -> None:
         fragments = observation.fragments
         for name, fragment in fragments.items():
             for other, count in fragment.state["clock"].items():
                 if other not in fragments:
-                    # Where all are connected, or will be: what one that is gone has seen is not in
-                    # the cut.
-                    if count and not (self.has_gone or observation.partial):
+                    # Where all are connected, or will be: what one that is disconnected has seen is
+                    # not in the cut.
+                    if count and not (self.has_disconnected or observation.partial):
                         raise WrongObservation(f"{name} has seen {other}, which is not named")
                 elif count > fragments[other].state["clock"].get(other, 0):
                     if not (self.went_outside and observation.partial):
@@ -372,14 +377,17 @@ class Judge:
         name, truth = fragment.instance, fragment.state
         check_equal(f"{name} has sent", fragment.sent_count, truth["sent_count"])
         check_equal(f"{name} has called", fragment.targets, truth["targets"])
-        for what, found in (("heard", fragment.heard), ("answer_counts", fragment.answer_counts)):
+        for what, found in (
+            ("highest_accepted", fragment.highest_accepted),
+            ("answer_counts", fragment.answer_counts),
+        ):
             # Those that are retired are left out unless they were heard of since the last cut.
             kept = {
                 other: number
                 for other, number in truth[what].items()
                 if other in found
                 or other not in self._retired
-                or truth["heard"][other] > truth["heard_before"].get(other, 0)
+                or truth["highest_accepted"][other] > truth["highest_accepted_before"].get(other, 0)
             }
             check_equal(f"{name} has {what}", {other: n for other, n in found.items() if n}, kept)
         if not self._is_forgetful:
@@ -404,7 +412,7 @@ class Judge:
         return (made for made in self.calls.values() if made.call.caller == name)
 
     def _learn(self, observation: Observation) -> None:
-        """Note which targets were called, and which are known to answer with headers."""
+        """Record which targets were called, and which are known to answer with headers."""
         for fragment in observation.fragments.values():
             for target, has_answered in fragment.state["targets"].items():
                 self._called.add(target)
@@ -493,8 +501,8 @@ class Judge:
     def _may_be_outside(self, made: MadeCall) -> bool:
         """Return whether an instance that is not in the cut may have accepted a call, for all that
         its caller and the collector know."""
-        is_one_away = bool(self._talking or self._gone - self._retired)
-        return is_one_away or made.notified_at < self._gone_at
+        is_one_away = bool(self._talking or self._disconnected - self._retired)
+        return is_one_away or made.notified_at < self._disconnected_at
 
     def _is_taken_along(self, observation: Observation, one: Acceptance) -> bool:
         """Return whether an instance that is not in the cut has accepted a call before it.
@@ -504,7 +512,7 @@ class Judge:
         name = one.instance
         if name in observation.fragments:
             return False
-        if name not in self._gone:
+        if name not in self._disconnected:
             return not observation.partial and self._has_seen(observation, one)
         is_known = name not in self._retired or name in self._retired_dead | self._talking
         return is_known or self._has_seen(observation, one)
@@ -611,12 +619,12 @@ class Judge:
                 is_true = self._is_forgetful
             elif "not connected" in reason:
                 other = reason.partition(",")[0].rpartition(" ")[2]
-                is_true = other in observation.fragments[name].state["heard"]
+                is_true = other in observation.fragments[name].state["highest_accepted"]
                 is_true &= other not in observation.fragments
                 is_true &= self._is_forgetful or "dropped" not in reason
-                if other in self._gone and "dropped" not in reason:
+                if other in self._disconnected and "dropped" not in reason:
                     self._talking.add(other)
-                    self._gone_at = self.step_count
+                    self._disconnected_at = self.step_count
             else:
                 continue
             check(is_true, f"an observation is partial without a reason: {reason}")
@@ -720,7 +728,7 @@ class Judge:
             return
         check(least <= total <= most, f"the total is {total}, not between {least} and {most}")
         self.seen["exact totals"] += 1
-        self.seen["totals after deaths"] += self.has_gone
+        self.seen["totals after deaths"] += self.has_disconnected
 
     def _count(self, observation: Observation) -> None:
         """Count what was judged."""
@@ -736,7 +744,7 @@ class Judge:
         self.seen["orphans"] += len(observation.orphans)
 
     def _conclude(self, observation: Observation) -> None:
-        """Note what an observation has found for good."""
+        """Record what an observation has found for good."""
         self._previous = observation
         for located in observation.calls:
             made = self.calls[located.call]
@@ -764,7 +772,7 @@ class Judge:
                 self._settle_answer(name, served)
 
     def _settle(self, located: Located) -> None:
-        """Note that a call took effect, and that its answers are lost."""
+        """Record that a call took effect, and that its answers are lost."""
         for name, served in located.served:
             self._settle_answer(name, served)
         self._lost -= self.calls[located.call].amount * (len(located.served) - 1)

@@ -198,7 +198,7 @@ class Services:
 
     def _control_steps_of(self, one: Simulated) -> Iterator[Step]:
         if one.from_collector:
-            yield "hear", one.name
+            yield "notify", one.name
         if one.is_connected:
             if one.rules.unreported:
                 yield "acknowledge", one.name
@@ -246,7 +246,7 @@ class Services:
 
     def _steps_of_collector(self) -> Iterator[Step]:
         ledger = self.collector.ledger
-        for name in ledger.gone:
+        for name in ledger.disconnected:
             if name not in ledger.retired or name in ledger.talking:
                 yield "retire", name
         for name in ledger.strangers:
@@ -333,7 +333,7 @@ class Services:
         one.tick(clock)
         made = self.judge.calls[call]
         (made.up if direction == "up" else made.down).accepted.append(one.clock[one.name])
-        one.hear(header.instance, header.sent_count)
+        one.count_accepted(header.instance, header.sent_count)
         one.balance += 1
 
     def _put(self, request: RequestInNetwork) -> None:
@@ -350,7 +350,7 @@ class Services:
             accepted = Acceptance(request.call, name, one.clock[name])
             one.serving[ticket] = accepted
             self.judge.calls[request.call].acceptances.append(accepted)
-            one.hear(request.call.caller, request.call.number)
+            one.count_accepted(request.call.caller, request.call.number)
             if request.call in self.streams:
                 self.streams[request.call].served = name, ticket
         one.balance += request.amount
@@ -384,7 +384,7 @@ class Services:
         one.tick(clock)
         made = self.judge.calls[header.call]
         sent.received_at = made.ended_at = one.clock[one.name]
-        one.hear(header.instance, header.sent_count)
+        one.count_accepted(header.instance, header.sent_count)
         one.targets[made.target] = True
         one.balance += sent.amount
 
@@ -425,7 +425,7 @@ class Services:
 
     def _kill(self, name: str) -> None:
         self.instances[name].is_alive = False
-        self.judge.has_gone = True
+        self.judge.has_disconnected = True
 
     def _start(self, service: str) -> str:
         count = sum(one.service == service for one in self.instances.values()) + 1
@@ -440,10 +440,10 @@ class Services:
     def _connect(self, name: str) -> None:
         one = self.instances[name]
         one.is_connected = True
-        start = self.collector.joined(name, one.rules.colour, one.rules.gone_count)
+        start = self.collector.joined(name, one.rules.colour, one.rules.retirement_count)
         self.judge.joined(name)
         if start is not None:
-            self.judge.started(start.gone_count)
+            self.judge.started(start.retirement_count)
             one.from_collector.append(start)
 
     def _disconnect(self, name: str) -> None:
@@ -482,7 +482,7 @@ class Services:
         self.begun_count += 1
         start = self.collector.begin()
         self.judge.begun()
-        self.judge.started(start.gone_count)
+        self.judge.started(start.retirement_count)
         self._broadcast(start)
 
     def _broadcast(self, message: ObservationStart | Settlement) -> None:
@@ -495,14 +495,14 @@ class Services:
         if message is not None and one.is_connected:
             one.to_collector.append(message)
 
-    def _hear(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         one = self.instances[name]
         message = one.from_collector.popleft()
         rules = one.rules
         match message:
             case ObservationStart():
                 self._report(one, rules.start(message))
-                self.judge.heard_start(one, message.gone_count)
+                self.judge.notified(one, message.retirement_count)
             case Settlement():
                 self._report(one, rules.settle(message))
             case Acknowledgement():
@@ -565,7 +565,7 @@ class Services:
         for name in self.collector.retirable:
             self._retire(name)
         self._begin()
-        while self._take_all("hear", "collect"):
+        while self._take_all("notify", "collect"):
             pass
 
     def _judge_end(self) -> None:
@@ -577,12 +577,15 @@ class Services:
             kept = [one for one in fragment.served if one.call.caller in last.fragments]
             if kept or fragment.calls:
                 raise WrongObservation(f"{name} still keeps {kept}, {fragment.calls}")
-            if self.collector.ledger.retired & {*fragment.heard, *fragment.answer_counts}:
+            if self.collector.ledger.retired & {
+                *fragment.highest_accepted,
+                *fragment.answer_counts,
+            }:
                 raise WrongObservation(f"{name} still mentions instances that are retired")
         if any("not connected" in reason for reason in last.partial):
             raise WrongObservation(f"an observation stays partial: {last.partial}")
         ledger = self.collector.ledger
-        if not ledger.gone and (ledger.settled or ledger.released):
+        if not ledger.disconnected and (ledger.settled or ledger.released):
             raise WrongObservation("the ledger is not empty")
 
     def _take_all(self, *kinds: str) -> bool:
@@ -594,11 +597,11 @@ class Services:
         return bool(steps)
 
 
-ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "hear")
+ENDING = ("deliver", "pass", "answer", "return", "acknowledge", "collect", "notify")
 """The steps that end what is open."""
 WEIGHTS = {
     "collect": 0.3,
-    "hear": 0.15,
+    "notify": 0.15,
     "begin": 0.5,
     "call": 1.0,
     "deliver": 1.0,

@@ -91,7 +91,7 @@ class ObservationManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     open_count: int
     unresolved_count: int
     partial: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    disconnected: tuple[str, ...] = ()
     not_accepted: Amounts = NOTHING
     unknown: Amounts = NOTHING
     lost: Amounts = NOTHING
@@ -457,7 +457,7 @@ def _check(observation: Observation, manifest: ObservationManifest) -> None:
             raise NotConsistent(f"{name} of {MANIFEST} differs from the recorded data")
     if not 0 < observation.baseline <= observation.number:
         raise NotConsistent(f"baseline of {MANIFEST} is {observation.baseline}")
-    if both := sorted(observation.fragments.keys() & set(observation.gone)):
+    if both := sorted(observation.fragments.keys() & set(observation.disconnected)):
         raise NotConsistent(f"{both[0]} has a fragment and was disconnected")
 
 

@@ -96,7 +96,7 @@ def summarize(found: StoredObservation) -> Summary:
         "bytes": manifest.byte_count,
         "quality": manifest.quality,
         "reasons": _limited(manifest.reasons, text, REASON_COUNT_MAX),
-        "gone": _limited(manifest.gone, text, REASON_COUNT_MAX),
+        "disconnected": _limited(manifest.disconnected, text, REASON_COUNT_MAX),
         "service_count": len(services),
         "instance_count": manifest.instance_count,
         "open_count": manifest.open_count,
@@ -136,7 +136,7 @@ def events_between(before: ObservationManifest, now: ObservationManifest) -> lis
     """Return the events between an observation and a later one: instances that were disconnected,
     and a change of what the observations show."""
     reasons = now.reasons
-    found = [("death", f"{text(name)} was disconnected") for name in now.gone]
+    found = [("death", f"{text(name)} was disconnected") for name in now.disconnected]
     if reasons and reasons != before.reasons:
         words = "; ".join(map(text, reasons[:2]))
         rest = f"; and {count(len(reasons) - 2, 'more reason')}" if len(reasons) > 2 else ""

@@ -32,8 +32,8 @@ function observationHead(observation) {
     ["Unresolved calls", count(observation.unresolved_count)],
     ["Size", bytes(observation.bytes)],
   ];
-  const gone = observation.gone.map((name) => `${name} was disconnected`);
-  const reasons = [...observation.reasons, ...gone].map((reason) => make("li", {}, reason));
+  const disconnected = observation.disconnected.map((name) => `${name} was disconnected`);
+  const reasons = [...observation.reasons, ...disconnected].map((reason) => make("li", {}, reason));
   return make(
     "header",
     { class: "snapshot-head" },
@@ -41,7 +41,7 @@ function observationHead(observation) {
     make("p", { class: `verdict ${VERDICTS[observation.quality]}` }, observation.verdict),
     reasons.length > 0 ? make("ul", { class: "reasons" }, reasons) : null,
     makeRest(observation.reasons_left_out_count, "reason", SHOW_HAS_ALL),
-    makeRest(observation.gone_left_out_count, "disconnected instance", SHOW_HAS_ALL),
+    makeRest(observation.disconnected_left_out_count, "disconnected instance", SHOW_HAS_ALL),
     make("dl", { class: "facts" }, facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
     make("p", { class: "muted" }, "An observation is for looking. It is no snapshot and cannot be restored."),
     make("details", { class: "checked" }, make("summary", {}, "What was verified"), make("ul", {}, observation.verified.map((text) => make("li", {}, text)))),

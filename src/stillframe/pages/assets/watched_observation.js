@@ -79,8 +79,8 @@ export class ObservationView {
     this.showAmounts(observation);
   }
 
-  showReasons({ quality, reasons, gone }) {
-    const lines = [...limited(reasons, "reason").map((reason) => `${quality}: ${reason}`), ...limited(gone, "instance").map((name) => `disconnected: ${name}`)];
+  showReasons({ quality, reasons, disconnected }) {
+    const lines = [...limited(reasons, "reason").map((reason) => `${quality}: ${reason}`), ...limited(disconnected, "instance").map((name) => `disconnected: ${name}`)];
     this.reasons.hidden = lines.length === 0;
     if (this.shownReasons === lines.join("\n")) return;
     this.shownReasons = lines.join("\n");
