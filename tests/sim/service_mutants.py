@@ -102,8 +102,8 @@ class AnswersNotKept(Instance):
         self, ticket: int, *, carries: Amounts = calls.NOTHING, has_unknown_amounts: bool = False
     ) -> AnswerHeader:
         header = super().answer(ticket, carries=carries)
-        for other in self._others.values():
-            other.kept.clear()
+        for kept in tuple(self._kept):
+            self._forget(*kept)
         return header
 
 

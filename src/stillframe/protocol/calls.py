@@ -416,7 +416,8 @@ class Instance:
         self._targets: dict[str, bool] = {}
         self._serving: dict[int, ServedCall] = {}
         self._ticket_count = 0
-        self._kept_count = 0
+        self._kept: dict[tuple[str, int], None] = {}
+        """The answers that are kept, by caller and number, the oldest first."""
         self._streams: dict[End, _OpenStream] = {}
         self._lost: dict[str, int] = {}
         self._dropped_count = 0
@@ -551,8 +552,8 @@ class Instance:
         other.kept[number] = ServedCall(
             served.call, served.brought, number, carries, stream, served.details
         )
-        self._kept_count += 1
-        if self._kept_count > self._kept_count_max:
+        self._kept[served.call.caller, number] = None
+        if len(self._kept) > self._kept_count_max:
             self._drop_kept()
         self._sent_count += 1
         return AnswerHeader(
@@ -560,11 +561,11 @@ class Instance:
         )
 
     def _drop_kept(self) -> None:
-        """Drop the oldest answer to the caller with the most."""
-        other = max(self._others.values(), key=lambda one: len(one.kept))
-        dropped = other.kept.pop(next(iter(other.kept)))
-        other.dropped = max(other.dropped, dropped.call.number)
-        self._kept_count -= 1
+        """Drop the oldest answer."""
+        caller, number = next(iter(self._kept))
+        other = self._others[caller]
+        other.dropped = max(other.dropped, other.kept[number].call.number)
+        self._forget(caller, number)
 
     def acknowledged(self, acknowledgement: Acknowledgement) -> InstanceFragment | None:
         """Drop the answers that a caller has accepted. Return the fragment if this instance has
@@ -574,12 +575,12 @@ class Instance:
         if other is not None:
             received = acknowledgement.received
             for number in [number for number in other.kept if number in received]:
-                self._forget(other, number)
+                self._forget(acknowledgement.caller, number)
         return fragment
 
-    def _forget(self, other: _Other, number: int) -> None:
-        if other.kept.pop(number, None) is not None:
-            self._kept_count -= 1
+    def _forget(self, caller: str, number: int) -> None:
+        if self._others[caller].kept.pop(number, None) is not None:
+            del self._kept[caller, number]
 
     # --- the messages of a streaming call
 
@@ -684,7 +685,7 @@ class Instance:
                 self._unresolved.pop(call.number, None)
         for instance, caller, number in settlement.answers:
             if instance == self.name and caller in self._others:
-                self._forget(self._others[caller], number)
+                self._forget(caller, number)
             if caller == self.name:
                 self._other(instance).receipts.add(number)
         if settlement.streams and self._streams:
