@@ -11,6 +11,7 @@ from stillframe.errors import NotConsistent, ProtocolViolation, UsageError
 from stillframe.protocol import calls
 from stillframe.protocol.activities import NUMBER_MAX, CallDetails
 from stillframe.protocol.calls import (
+    SILENT,
     Acknowledgement,
     CallId,
     CallLedger,
@@ -282,7 +283,7 @@ def test_a_target_that_never_answers_with_a_header_makes_observations_partial() 
     assert places(pair.observe()) == {header.call.number: CallPlace.OUTSIDE}
     pair.caller.stop_waiting(header.call.number)
     pair.observe()
-    assert pair.observe().partial == ("stripe:443 has never answered with a header",)
+    assert pair.observe().partial == (SILENT.format("stripe:443"),)
 
 
 def test_a_call_to_a_target_outside_leaves_nothing_behind() -> None:
@@ -292,7 +293,7 @@ def test_a_call_to_a_target_outside_leaves_nothing_behind() -> None:
     pair.caller.close(pair.caller.request("stripe:443").call.number)
     observation = pair.observe()
     assert observation.calls == ()
-    assert observation.partial == ("stripe:443 has never answered with a header",)
+    assert observation.partial == (SILENT.format("stripe:443"),)
 
 
 def test_what_a_fragment_does_not_show_makes_an_observation_partial(
@@ -319,7 +320,8 @@ def strange(pair: Pair) -> Instance:
     """Return an instance that has exchanged messages with B, and that never connected."""
     stranger = Instance("C", lambda: Captured(0))
     header = stranger.request("b:80", carries={"EUR": 4})
-    pair.target.answer(pair.target.accept(header)[0], carries={"EUR": 3})
+    ticket, _ = pair.target.accept(header, brought={"EUR": 4})
+    pair.target.answer(ticket, carries={"EUR": 3})
     return stranger
 
 
@@ -499,6 +501,35 @@ def test_what_an_instance_keeps_is_bounded() -> None:
         "B has dropped 16 answers that A has not accepted, because there were too many",
     )
     assert not first.is_exact
+
+
+def test_a_caller_with_many_answers_takes_no_room_from_others() -> None:
+    """Its own are dropped, so copies of one request push out no answer to another caller."""
+    pair = Pair("A", "B", "C", kept_count_max=4)
+    call = pair.instances["C"].request("b:80").call
+    pair.target.answer(pair.target.accept(RequestHeader(0, call))[0], carries={"EUR": 5})
+    header = pair.request()
+    for _ in range(20):
+        pair.target.answer(pair.accept(header))
+    served = pair.unsettled()[0].fragments["B"].served
+    assert len(served) == 4
+    assert [one.answer for one in served if one.call == call] == [{"EUR": 5}]
+
+
+def test_a_call_whose_ends_know_other_amounts_is_named() -> None:
+    """Services have different functions for it, or the request was forged from an old header. No
+    total is exact then."""
+    pair = Pair()
+    pair.exchange()
+    header = pair.caller.request("b:80", carries={"EUR": 5, "USD": 0})
+    pair.target.accept(header, brought={"EUR": 6})
+    observation = pair.observe()
+    assert not observation.is_exact
+    [reason] = observation.partial
+    assert f"{header.call} carries other amounts for its caller than where it is served" in reason
+    header = pair.caller.request("b:80", carries={"EUR": 5, "USD": 0})
+    pair.target.accept(header, brought={"EUR": 5})
+    assert str(header.call) not in str(pair.observe().partial)
 
 
 def test_acknowledged_answers_are_dropped() -> None:

@@ -102,8 +102,9 @@ class AnswersNotKept(Instance):
         self, ticket: int, *, carries: Amounts = calls.NOTHING, has_unknown_amounts: bool = False
     ) -> AnswerHeader:
         header = super().answer(ticket, carries=carries)
-        for kept in tuple(self._kept):
-            self._forget(*kept)
+        for other in self._others.values():
+            for number in tuple(other.kept):
+                self._forget(other, number)
         return header
 
 

@@ -68,10 +68,14 @@ _Item = TypeVar("_Item")
 KEPT_COUNT_MAX = 10_000
 """How many unacknowledged answers, and how many unresolved calls, an instance keeps. Answers are
 acknowledged while a collector is connected; unresolved calls wait for the next observation."""
+DROPPED_SHARE = 100
+"""When there are too many answers, one of so many is dropped."""
 TARGET_COUNT_MAX = 1_000
 """How many targets an instance lists, and how many the collector remembers."""
 OTHER_TARGETS = "another target"
 """The name of those that it does not list."""
+SILENT = "{} has never answered with a header: check that it has an agent, and is in targets"
+"""The reason for a partial observation after calls to such a target."""
 REASON_COUNT_MAX = 20
 """How many names a partial observation has for each reason."""
 UNIT_COUNT_MAX = 100
@@ -416,8 +420,7 @@ class Instance:
         self._targets: dict[str, bool] = {}
         self._serving: dict[int, ServedCall] = {}
         self._ticket_count = 0
-        self._kept: dict[tuple[str, int], None] = {}
-        """The answers that are kept, by caller and number, the oldest first."""
+        self._kept_count = 0
         self._streams: dict[End, _OpenStream] = {}
         self._lost: dict[str, int] = {}
         self._dropped_count = 0
@@ -552,8 +555,8 @@ class Instance:
         other.kept[number] = ServedCall(
             served.call, served.brought, number, carries, stream, served.details
         )
-        self._kept[served.call.caller, number] = None
-        if len(self._kept) > self._kept_count_max:
+        self._kept_count += 1
+        if self._kept_count > self._kept_count_max:
             self._drop_kept()
         self._sent_count += 1
         return AnswerHeader(
@@ -561,11 +564,16 @@ class Instance:
         )
 
     def _drop_kept(self) -> None:
-        """Drop the oldest answer."""
-        caller, number = next(iter(self._kept))
-        other = self._others[caller]
-        other.dropped = max(other.dropped, other.kept[number].call.number)
-        self._forget(caller, number)
+        """Drop answers to the callers with the most, the oldest first: several at a time, because
+        all callers are compared for it."""
+        kept_count = self._kept_count_max - self._kept_count_max // DROPPED_SHARE
+        for other in sorted(self._others.values(), key=lambda one: -len(one.kept)):
+            while other.kept:
+                dropped = other.kept.pop(next(iter(other.kept)))
+                other.dropped = max(other.dropped, dropped.call.number)
+                self._kept_count -= 1
+                if self._kept_count <= kept_count:
+                    return
 
     def acknowledged(self, acknowledgement: Acknowledgement) -> InstanceFragment | None:
         """Drop the answers that a caller has accepted. Return the fragment if this instance has
@@ -575,12 +583,12 @@ class Instance:
         if other is not None:
             received = acknowledgement.received
             for number in [number for number in other.kept if number in received]:
-                self._forget(acknowledgement.caller, number)
+                self._forget(other, number)
         return fragment
 
-    def _forget(self, caller: str, number: int) -> None:
-        if self._others[caller].kept.pop(number, None) is not None:
-            del self._kept[caller, number]
+    def _forget(self, other: _Other, number: int) -> None:
+        if other.kept.pop(number, None) is not None:
+            self._kept_count -= 1
 
     # --- the messages of a streaming call
 
@@ -685,7 +693,7 @@ class Instance:
                 self._unresolved.pop(call.number, None)
         for instance, caller, number in settlement.answers:
             if instance == self.name and caller in self._others:
-                self._forget(caller, number)
+                self._forget(self._others[caller], number)
             if caller == self.name:
                 self._other(instance).receipts.add(number)
         if settlement.streams and self._streams:
@@ -1253,7 +1261,7 @@ class _Conclusion:
         }
         for target in sorted(ledger.targets):
             if not ledger.targets[target]:
-                self._report("{} has never answered with a header", target)
+                self._report(SILENT, target)
 
     def _report(self, reason: str, *names: object, about: str = "") -> None:
         """Give a reason why the cut may not show everything. Of those of one kind, and about one
@@ -1301,6 +1309,16 @@ class _Conclusion:
                 self._report("amounts of call {} were dropped: too many messages", one.call)
             if len(one.served) > 1 and any(stream != NO_STREAM for stream in streams):
                 self._report("call {} has a stream and was accepted twice", one.call)
+        for one in itertools.chain(calls, late):
+            # One that its caller has dropped has no target.
+            if one.record.target and any(
+                _differ(one.record.carries, served.brought) for _, served in one.served
+            ):
+                self._report(
+                    "{} carries other amounts for its caller than where it is served: carries "
+                    "must find the same at both ends",
+                    one.call,
+                )
         for _, served in duplicates:
             if served.stream != NO_STREAM:
                 self._report("call {} has a stream and was accepted twice", served.call)
@@ -1478,6 +1496,12 @@ class _Conclusion:
 def _is_unknown(record: OpenCall | ServedCall) -> bool:
     """Return whether a message of a call carries amounts that are not known."""
     return record.details.has_unknown_amounts
+
+
+def _differ(amounts: Amounts, others: Amounts) -> bool:
+    """Return whether amounts differ; one that is missing is 0."""
+    units = {*amounts, *others}
+    return any(amounts.get(unit, 0) != others.get(unit, 0) for unit in units)
 
 
 def _drop_oldest(items: dict[Any, _Item], count_max: int) -> list[_Item]:

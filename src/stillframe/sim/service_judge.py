@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stillframe.protocol.calls import (
+    SILENT,
     CallId,
     CallPlace,
     Captured,
@@ -646,7 +647,7 @@ class Judge:
             if one.record.was_answered and one.record.target in self._answering
         ]
         silent = self._called - self._answering
-        expected = [f"{target} has never answered with a header" for target in sorted(silent)]
+        expected = [SILENT.format(target) for target in sorted(silent)]
         expected += [f"the amounts of call {call} are not known" for call in sorted(blind)]
         expected += [f"{target} has answered without a header" for target in dict.fromkeys(bare)]
         others = ("too many", "not connected")
