@@ -69,7 +69,7 @@ KEPT_COUNT_MAX = 10_000
 """How many unacknowledged answers, and how many unresolved calls, an instance keeps. Answers are
 acknowledged while a collector is connected; unresolved calls wait for the next observation."""
 DROPPED_SHARE = 100
-"""When there are too many answers, one of so many is dropped."""
+"""The share of kept answers that is dropped when there are too many, as a divisor."""
 TARGET_COUNT_MAX = 1_000
 """How many targets an instance lists, and how many the collector remembers."""
 OTHER_TARGETS = "another target"
