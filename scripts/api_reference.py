@@ -199,7 +199,7 @@ MEMBERS = {
     "ObservedApplication": "",
     "ObservedCalls": "",
     "ObservedChannel": "",
-    "ObservedLock": "acquire release",
+    "ObservedLock": "acquire locked release",
     "ObservedTransport": "",
     "Manifest": "cut record_count duplicate_count unaligned",
     "Outbox": "put",

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from stillframe.detect.call_waits import CallDeadlock, call_deadlock, find_call_deadlock
+from stillframe.detect.call_waits import (
+    CallDeadlock,
+    call_deadlock,
+    find_call_deadlock,
+    waits_of,
+)
 from stillframe.errors import UsageError
 from stillframe.protocol.activities import Lock
 from stillframe.protocol.calls import (
@@ -18,7 +23,7 @@ from stillframe.protocol.calls import (
     Observation,
     RequestHeader,
 )
-from stillframe.services.agent import SERVING, Agent, Message
+from stillframe.services.agent import SERVING, Agent, Message, ObservedLock
 from tests.nightly import Figure, by_night, seeds
 from tests.services.deployment import SECRET
 
@@ -375,7 +380,7 @@ def test_two_copies_of_a_request_are_two_activities() -> None:
         _, text = caller.request(TARGETS["A"], message)
         header = agent.headers.decode(RequestHeader, text or "")
         assert header is not None
-        lock = agent.lock("z")
+        lock = services.locks["A", "z"]
 
         async def serve() -> None:
             agent.accept(header, message)
@@ -416,3 +421,100 @@ def test_a_lock_that_no_task_can_have_is_refused() -> None:
     """When it is made."""
     with pytest.raises(UsageError, match="count_max above 0"):
         Agent("A", dict, secret=SECRET).lock("x", count_max=0)
+
+
+def test_a_second_lock_with_one_name_is_refused() -> None:
+    """Observations could not tell two of them apart, such as one for each request."""
+    agent = Agent("A", dict, secret=SECRET)
+    agent.lock("x")
+    with pytest.raises(UsageError, match="lock 'x' already: make each lock once"):
+        agent.lock("x")
+
+
+async def used(lock: ObservedLock | asyncio.Lock | asyncio.Semaphore, count: int) -> list[object]:
+    """Use a lock that so many tasks can have; return what it says."""
+    found: list[object] = [lock.locked()]
+    found += [await asyncio.wait_for(lock.acquire(), 60) for _ in range(count)]
+    found.append(lock.locked())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(lock.acquire(), 0)
+    waiting = asyncio.create_task(lock.acquire())
+    await asyncio.sleep(0)
+    lock.release()
+    found += [lock.locked(), await waiting, lock.locked()]
+    asyncio.get_running_loop().call_soon(lock.release)
+    async with lock:
+        found.append(lock.locked())
+    for _ in range(count - 1):
+        lock.release()
+    return [*found, lock.locked()]
+
+
+@pytest.mark.parametrize(
+    ("count", "kind"), [(1, asyncio.Lock), (2, lambda: asyncio.Semaphore(2))], ids=["lock", "many"]
+)
+def test_a_lock_is_used_as_those_of_asyncio(
+    count: int, kind: Callable[[], asyncio.Lock | asyncio.Semaphore]
+) -> None:
+    """Another task may acquire it, as in ``wait_for`` before Python 3.12, and any may release
+    it."""
+
+    async def run() -> None:
+        lock = Agent("A", dict, secret=SECRET).lock("x", count_max=count)
+        assert await used(lock, count) == await used(kind(), count)
+        assert not lock.is_held
+        with pytest.raises(RuntimeError, match="the lock 'x' is not acquired"):
+            lock.release()
+
+    asyncio.run(run())
+
+
+def test_a_holder_that_has_ended_is_not_known() -> None:
+    """Another task releases the lock, so who waits for it may be blocked by none."""
+
+    async def run() -> Observation:
+        services = Services(Random(1))
+        lock = services.locks["A", "x"]
+        await asyncio.create_task(lock.acquire())
+        services.begin("A", (("lock", "x"),))
+        await services.settle()
+        observation = await services.observe()
+        lock.release()
+        await asyncio.gather(*services.tasks)
+        assert not lock.is_held
+        return observation
+
+    observation = asyncio.run(run())
+    [lock] = [one for part in observation.fragments.values() for one in part.state.locks]
+    assert (lock.holders, len(lock.waiting)) == (("",), 1)
+    assert waits_of(observation) == {}
+
+
+def test_holders_are_not_known_after_another_task_has_released_a_lock() -> None:
+    """It may have released the one of either, who would be waited for wrongly."""
+
+    async def run() -> list[tuple[str, ...]]:
+        agent = Agent("A", dict, secret=SECRET)
+        lock, done = agent.lock("y", count_max=2), asyncio.Event()
+
+        async def hold() -> None:
+            async with lock:
+                await done.wait()
+
+        holding = [asyncio.create_task(hold()) for _ in range(2)]
+        await asyncio.sleep(0)
+        found = [lock.record().holders]
+        lock.release()
+        found.append(lock.record().holders)
+        await lock.acquire()
+        found.append(lock.record().holders)
+        lock.release()
+        await lock.acquire()
+        done.set()
+        await asyncio.gather(*holding)
+        return found
+
+    both, other, mine = asyncio.run(run())
+    assert len({*both}) == 2
+    assert other == ("",)
+    assert mine[0] == "" != mine[1]

@@ -3,13 +3,14 @@
 An activity is one task, and does nothing while it waits for the answer of a call, for a lock or for
 other tasks. So it is blocked as long as the instance that serves the call has not answered, every
 holder of the lock keeps it, or none of those tasks does anything. Activities that block each other
-in this way stay blocked until a time-out or a cancellation ends one wait. That is true at a
-consistent cut, and it stays true: none of them does anything before another one has (Chandy &
-Lamport 1985, section 4).
+in this way stay blocked until a time-out or a cancellation ends one wait, or a task releases a lock
+that one of them has acquired. That is true at a consistent cut, and it stays true: none of them
+does anything before another one has (Chandy & Lamport 1985, section 4).
 
-What is in transit blocks no activity, nor does a call with an unknown fate. So an alarm is right,
-and a deadlock is found by the first observation after its last request was accepted. Other waits
-are not found: for a lock that no agent made, and for a task in a form that agents do not know.
+What is in transit blocks no activity, nor does a call with an unknown fate, nor a lock with a
+holder that is not known. So an alarm is right, and a deadlock is found by the first observation
+after its last request was accepted. Other waits are not found: for a lock that no agent made, and
+for a task in a form that agents do not know.
 """
 
 import itertools
@@ -92,7 +93,7 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
             )
     for name, fragment in observation.fragments.items():
         for lock in fragment.state.locks:
-            for activity in lock.waiting if lock.holders else ():
+            for activity in lock.waiting if lock.holders and all(lock.holders) else ():
                 waits_for = f"the lock {lock.name!r}, which {' and '.join(lock.holders)} holds"
                 found[activity] = ActivityWait(
                     activity, name, serving.get(activity, ""), waits_for, lock.holders

@@ -51,7 +51,7 @@ class Lock(msgspec.Struct, frozen=True):
 
     Attributes:
         name: its name.
-        holders: the activities that hold it.
+        holders: the activities that hold it, an empty text for each that is not known.
         waiting: the activities that wait until one of the holders releases it.
     """
 

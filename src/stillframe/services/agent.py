@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -349,14 +349,19 @@ class Agent:
         """Return a lock that observations show. Make each one once.
 
         Args:
-            name: its name.
+            name: its name. No other lock of this agent has it.
             count_max: how many tasks can have it at a time.
 
         Raises:
-            UsageError: no task could ever have it.
+            UsageError: no task could ever have it, or there is one with this name.
         """
         if count_max < 1:
             raise UsageError(f"no task could have the lock {name!r}: give a count_max above 0")
+        if any(name == one.name for one in self._locks):
+            raise UsageError(
+                f"the agent has a lock {name!r} already: make each lock once, where the "
+                "application begins, and give each another name"
+            )
         lock = ObservedLock(self, name, count_max)
         self._locks.append(lock)
         return lock
@@ -426,15 +431,19 @@ class Agent:
 
 
 class ObservedLock:
-    """A lock that observations show: `Agent.lock` makes it. It is used as ``asyncio.Lock`` is. The
-    task that has acquired it must release it."""
+    """A lock that observations show: `Agent.lock` makes it. It is used as ``asyncio.Lock`` is, or
+    as ``asyncio.Semaphore`` if several tasks can have it: any task may release it.
+
+    Observations show the task that has acquired it, until a task releases it. A task that has ended
+    since is not known to have it, nor is any if another one has released it.
+    """
 
     def __init__(self, agent: Agent, name: str, count_max: int) -> None:
         self.name = name
         self._agent = agent
         self._count_max = count_max
-        self._semaphore = asyncio.Semaphore(count_max)
-        self._holders: list[asyncio.Task[Any]] = []
+        self._lock = asyncio.Lock() if count_max == 1 else asyncio.Semaphore(count_max)
+        self._holders: list[asyncio.Task[Any] | None] = []
         self._waiting: list[asyncio.Task[Any]] = []
 
     @property
@@ -448,25 +457,40 @@ class ObservedLock:
         name = self._agent.activity_of
         is_taken = len(self._holders) >= self._count_max
         waiting = [task for task in self._waiting if is_taken and is_waiting(task)]
-        return Lock(self.name, tuple(map(name, self._holders)), tuple(map(name, waiting)))
+        # `wait_for` acquires it in a task that ends at once, before Python 3.12.
+        holders = ["" if one is None or one.done() else name(one) for one in self._holders]
+        return Lock(self.name, tuple(holders), tuple(map(name, waiting)))
 
-    async def acquire(self) -> None:
+    def locked(self) -> bool:
+        """Return whether a task that acquires it now has to wait."""
+        return self._lock.locked()
+
+    async def acquire(self) -> Literal[True]:
         """Wait until the current task has it."""
         task = _current_task()
         self._waiting.append(task)
         try:
-            await self._semaphore.acquire()
+            await self._lock.acquire()
         finally:
             self._waiting.remove(task)
         self._holders.append(task)
+        return True
 
     def release(self) -> None:
-        """Release it."""
-        task = _current_task()
-        if task not in self._holders:
-            raise UsageError(f"the lock {self.name!r} is not held by the task that releases it")
-        self._holders.remove(task)
-        self._semaphore.release()
+        """Release it, for the task that has acquired it or for another one.
+
+        Raises:
+            RuntimeError: no task has it.
+        """
+        if not self._holders:
+            raise RuntimeError(f"the lock {self.name!r} is not acquired")
+        task = asyncio.current_task()
+        if task in self._holders:
+            self._holders.remove(task)
+        else:
+            # It may be released for any of those that have it.
+            self._holders = [None] * (len(self._holders) - 1)
+        self._lock.release()
 
     async def __aenter__(self) -> None:
         """Acquire it."""
