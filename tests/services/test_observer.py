@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from stillframe.protocol.calls import (
     ReceivedAnswers,
     RequestHeader,
 )
+from stillframe.runtime.network import connection
 from stillframe.runtime.network.addresses import Address
 from stillframe.services import control
 from stillframe.services.agent import SECRET_BYTES_MIN, Agent, Message
@@ -144,14 +146,22 @@ def test_every_agent_that_is_connected_takes_part() -> None:
 
 
 def test_a_stranger_is_refused() -> None:
-    """An agent with another secret takes part in nothing, and says why."""
+    """An agent with another secret takes part in nothing. It says why, and so does the collector:
+    one sentence for all attempts from an address."""
     collected = Collected()
+    lost: list[object] = []
+    collected.observer.on_lost = lost.append  # type: ignore[assignment, method-assign]
 
     async def body() -> None:
         stranger = agent("A", b"some other secret")
         async with collected.listening(), linked(collected.address, stranger) as warnings:
-            await collected.until(lambda: bool(warnings))
-        assert "does not know the secret" in warnings[0]
+            await collected.until(lambda: len(lost) > 1)
+        [warning] = warnings
+        where = f"the connection to the collector at {collected.address} was closed"
+        assert f"{where}: it has another secret: give this service, as secret=" in warning
+        [sentence] = collected.warnings
+        assert "an agent of 'A' at 127.0.0.1 has closed its connection" in sentence
+        assert "STILLFRAME_SECRET" in sentence
         assert collected.observer.collector.ledger.members == set()
 
     run(body)
@@ -430,6 +440,79 @@ def test_a_collector_that_cannot_be_reached_is_named_once() -> None:
                 await asyncio.sleep(0)
         assert len(warnings) == 1
         assert f"the collector at {nobody} cannot be reached" in warnings[0]
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, ""),
+        (b"", ""),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", r" \(.*this is not Stillframe's wire format.*\)"),
+    ],
+    ids=["silence", "end", "http"],
+)
+def test_an_agent_that_no_collector_answers_says_so_once(
+    answer: bytes | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is another program at this address, or a collector that uses TLS."""
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 0.01)
+    attempts = []
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.append(writer)
+        if answer is not None:
+            writer.write(answer)
+            writer.close()
+
+    async def body() -> None:
+        other = await asyncio.start_server(serve, "127.0.0.1", 0)
+        address = Address(*other.sockets[0].getsockname())
+        async with other, linked(address, agent("A")) as warnings:
+            await Collected().until(lambda: len(attempts) > 2)
+        for one in attempts:
+            one.close()
+        [warning] = warnings
+        begin = f"the connection to {address} was closed before a collector had answered"
+        assert re.fullmatch(f"{begin}{why}: check that 'stillframe observe' .*", warning)
+
+    run(body)
+
+
+def test_an_agent_that_has_warned_says_when_it_is_connected() -> None:
+    """Under its name; again after each time without a collector."""
+    collected = Collected()
+    collected.address = Address("127.0.0.1", free_port())
+
+    async def body() -> None:
+        one = agent("A")
+        async with linked(collected.address, one) as warnings:
+            for _ in range(2):
+                await collected.until(lambda: len(warnings) % 2 == 1)
+                async with collected.listening():
+                    await collected.until(lambda: len(warnings) % 2 == 0)
+                collected.observer = collected.make(collected.observer.collector.ledger)
+        connected = f"connected to the collector at {collected.address} as {one.rules.name}"
+        assert warnings[1::2] == [connected] * 2
+        assert all("cannot be reached" in one for one in warnings[::2])
+
+    run(body)
+
+
+def test_an_agent_that_connects_at_once_says_nothing() -> None:
+    """Also if it must take another name."""
+    collected = Collected()
+
+    async def body() -> None:
+        one = agent("A")
+        one.was_connected = True
+        name = one.rules.name
+        async with collected.listening(), linked(collected.address, one) as warnings:
+            await collected.connected(1)
+            await collected.observer.observe()
+        assert one.rules.name != name
+        assert warnings == []
 
     run(body)
 

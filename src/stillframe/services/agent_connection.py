@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, StillframeError, describe
+from stillframe.errors import ProtocolViolation, Refused, StillframeError, describe
 from stillframe.model import DECODING_ERRORS
 from stillframe.protocol import wire
 from stillframe.protocol.calls import InstanceFragment
+from stillframe.protocol.handshake import Challenge
+from stillframe.protocol.handshake import Welcome as Greeted
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import explain_unreadable
 from stillframe.runtime.network.connection import Credentials, OutboundConnection, protocol_of
@@ -30,15 +32,23 @@ _decode: Callable[[bytes], control.ToAgent] = msgspec.msgpack.Decoder(control.To
 
 
 class _CollectorConnection(OutboundConnection):
-    """One connection to the collector."""
+    """One connection to the collector. `welcomed` is called when the agent takes part."""
 
-    def __init__(self, me: Credentials, agent: Agent, waiting: deque[InstanceFragment]) -> None:
+    def __init__(
+        self,
+        me: Credentials,
+        agent: Agent,
+        waiting: deque[InstanceFragment],
+        welcomed: Callable[[], None],
+    ) -> None:
         super().__init__(me, None)
         self.closed = asyncio.Event()
         self.error: StillframeError | None = None
+        self.was_answered = False
         self.must_rename = False
         self._agent = agent
         self._waiting = waiting
+        self._welcomed = welcomed
 
     def take(self, frame: wire.Frame) -> None:
         """Act on a message of the collector."""
@@ -48,7 +58,8 @@ class _CollectorConnection(OutboundConnection):
             except DECODING_ERRORS as error:
                 raise ProtocolViolation(f"the message cannot be read: {error}") from error
             self._act(message)
-        elif self.greet(frame) is not None:
+        elif self._greeted(frame) is not None:
+            self.was_answered = True
             self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
             agent = self._agent
             self.send(
@@ -60,11 +71,24 @@ class _CollectorConnection(OutboundConnection):
                 )
             )
 
+    def _greeted(self, frame: wire.Frame) -> Greeted | None:
+        """Take a frame of the handshake."""
+        try:
+            return self.greet(frame)
+        except Refused:
+            if isinstance(frame, Challenge):
+                raise Refused(
+                    "it has another secret: give this service, as secret=, the one that "
+                    "'stillframe observe' has in STILLFRAME_SECRET or the file of --secret-file"
+                ) from None
+            raise
+
     def _act(self, message: control.ToAgent) -> None:
         agent = self._agent
         match message:
             case control.Welcome():
                 self.is_open = agent.was_connected = True
+                self._welcomed()
                 self.flush()
             case control.Rename():
                 self.must_rename = True
@@ -115,7 +139,8 @@ class CollectorLink:
         agent: the agent; its `on_fragment` becomes this one's.
         collector: the address of the collector.
         certificates: the directory of certificates; needed unless the address is a loopback one.
-        warn: takes a sentence about a connection that failed.
+        warn: takes a sentence about a connection that failed, and then one when the agent is
+            connected.
     """
 
     def __init__(
@@ -171,10 +196,8 @@ class CollectorLink:
                 self._connection = None
                 if connection.must_rename:
                     self._agent.rename()
-                elif connection.error is not None:
-                    self._warn_once(
-                        f"the connection to the collector was closed: {connection.error}"
-                    )
+                elif (why := self._failure(connection)) is not None:
+                    self._warn_once(why)
                 if self._agent.was_connected:
                     retry_s = RETRY_S_MIN
             await asyncio.sleep(retry_s)
@@ -184,7 +207,7 @@ class CollectorLink:
         agent = self._agent
         # A certificate is for a service: its instances have new names whenever they start.
         me = Credentials(agent.service, 0, PROTOCOL, agent.secret, self._certificates)
-        connection = _CollectorConnection(me, agent, self._waiting)
+        connection = _CollectorConnection(me, agent, self._waiting, self._welcomed)
         try:
             protocol = protocol_of(connection, self._certificates, is_listening=False)
         except OSError as error:
@@ -202,6 +225,25 @@ class CollectorLink:
             return None
         self._connection = connection
         return connection
+
+    def _failure(self, connection: _CollectorConnection) -> str | None:
+        """Return why a connection has failed; None if it has not."""
+        error = connection.error
+        if connection.was_answered or isinstance(error, Refused):
+            where = f"the connection to the collector at {self._address} was closed"
+            return None if error is None else f"{where}: {error}"
+        why = "" if error is None else f" ({error})"
+        return (
+            f"the connection to {self._address} was closed before a collector had answered{why}: "
+            "check that 'stillframe observe' listens at this address, and that both ends have "
+            "certificates, or neither"
+        )
+
+    def _welcomed(self) -> None:
+        """Say that the agent is connected, if there was a warning."""
+        if self._last_warning:
+            self._last_warning = ""
+            self._warn(f"connected to the collector at {self._address} as {self._agent.rules.name}")
 
     def _warn_once(self, warning: str) -> None:
         """Warn, unless the last warning was the same."""

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -27,17 +28,20 @@ from stillframe.protocol.calls import (
     Settlement,
     check_fragment,
 )
-from stillframe.protocol.handshake import NONCE_BYTES, Listener
+from stillframe.protocol.handshake import NONCE_BYTES, Hello, Listener
 from stillframe.protocol.handshake import Welcome as Greeted
 from stillframe.runtime.network.acceptor import Acceptor
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import InboundConnection
 from stillframe.services import control
+from stillframe.services.agent import NAME_LENGTH_MAX
 from stillframe.services.agent_connection import PROTOCOL
 from stillframe.services.headers import COLOUR_MAX
 
 UNSENT_BYTES_MAX = 2**24
 """An agent that has so much to read is sent no more acknowledgements."""
+UNPROVED_COUNT_MAX = 100
+"""How many agents that have another secret are remembered, so that each is reported once."""
 Membership = Literal["joined", "left"]
 _decode: Callable[[bytes], control.FromAgent] = msgspec.msgpack.Decoder(control.FromAgent).decode
 
@@ -69,12 +73,15 @@ class _AgentConnection(InboundConnection):
         self.instance: str | None = None
         self.has_joined = False
         self._observer = observer
+        self._claimed = ""
         self._service: str | None = None
 
     def take(self, frame: wire.Frame) -> None:
         """Pass on a message of the agent."""
         if not isinstance(frame, wire.Control):
             name = self.authenticate(frame)
+            if isinstance(frame, Hello):
+                self._claimed = frame.source
             if name is not None:
                 self._service = name
                 self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
@@ -109,7 +116,10 @@ class _AgentConnection(InboundConnection):
         self._observer.warn(f"a bug in stillframe: {describe(error)}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record that the agent is disconnected."""
+        """Record that the agent is disconnected. One with another secret says nothing before."""
+        is_ours = self._is_aborted or self.transport is None
+        if self._claimed and self._service is None and not is_ours:
+            self._observer.on_unproved(self._claimed, self.peer.rpartition(":")[0])
         super().connection_lost(exc)
         self._observer.on_lost(self)
 
@@ -155,6 +165,7 @@ class Observer:
         self._connections: dict[str, _AgentConnection] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._ended = asyncio.Event()
+        self._unproved: deque[str] = deque(maxlen=UNPROVED_COUNT_MAX)
         self._publishing: asyncio.Task[None] | None = None
         self._postponed: list[tuple[_AgentConnection | None, Callable[[], None]]] = []
 
@@ -342,6 +353,18 @@ class Observer:
         origin.close()
 
     # --- disconnections
+
+    def on_unproved(self, service: str, host: str) -> None:
+        """Report an agent that has not proved that it knows the secret: once for its address,
+        unless there were many others since."""
+        sentence = (
+            f"an agent of {service[:NAME_LENGTH_MAX]!a} at {host} has closed its connection before "
+            "it had proved that it knows the secret: give it, as secret=, the one that this "
+            "collector has in STILLFRAME_SECRET or the file of --secret-file"
+        )
+        if sentence not in self._unproved:
+            self._unproved.append(sentence)
+            self.acceptor.refused(sentence)
 
     def on_lost(self, connection: _AgentConnection) -> None:
         """Record that an agent is disconnected."""
