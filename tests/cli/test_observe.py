@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stillframe.cli.observe import (
     SECRET_VARIABLE,
@@ -56,10 +57,15 @@ def stored(number: int, *partial: str) -> ObservationStored:
             ],
         ),
         (
-            [stored(1, NOT_HEARD), stored(2), stored(3, NOT_HEARD)],
+            [
+                stored(1, NOT_HEARD),
+                replace(stored(2), is_exact=False),  # a call is unknown
+                *(stored(3), stored(4), stored(5, NOT_HEARD), stored(6, NOT_HEARD)),
+            ],
             [
                 f"observation 1 is partial: {NOT_HEARD}",
-                f"observation 3 is partial: {NOT_HEARD}",
+                "observation 3 is exact",
+                f"observation 5 is partial: {NOT_HEARD}",
             ],
         ),
         (

@@ -104,9 +104,9 @@ class ObservationPrinter:
     """Prints the events of a collector, and with `is_json` also writes each to stdout.
 
     Of observations that are stored it prints the first one, those that are partial although the one
-    before was not, and how many were abandoned before. Of those that are abandoned in a row it
-    prints one for each cause. A sentence is not repeated directly. If an event cannot be written to
-    stdout, `unwritten` says why, and `on_unwritten` is called once.
+    before was not, the first exact one after it, and how many were abandoned before. Of those that
+    are abandoned in a row it prints one for each cause. A sentence is not repeated directly. If an
+    event cannot be written to stdout, `unwritten` says why, and `on_unwritten` is called once.
     """
 
     def __init__(self, *, is_json: bool) -> None:
@@ -116,6 +116,7 @@ class ObservationPrinter:
         self._instances: set[str] = set()
         self._has_stored = False
         self._is_partial = False
+        self._was_exact = True
         self._abandoned_count = 0
         self._cause = ""
         self._last = ""
@@ -172,7 +173,11 @@ class ObservationPrinter:
             self._abandoned_count, self._cause = 0, ""
         was_partial, self._is_partial = self._is_partial, bool(event.partial)
         if event.partial and not was_partial:
+            self._was_exact = False
             lines.append(f"observation {event.number} is partial: {'; '.join(event.partial)}")
+        elif event.is_exact and not self._was_exact:
+            self._was_exact = True
+            lines.append(f"observation {event.number} is exact")
         elif not self._has_stored:
             took = quantities.duration(max(0.0, event.completed_at - event.initiated_at))
             count = quantities.count(event.instance_count, "instance")
