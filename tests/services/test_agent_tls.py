@@ -77,7 +77,7 @@ def test_an_application_with_the_wrong_certificate_does_not_start() -> None:
     with pytest.raises(UsageError, match=r"B/cert\.pem is for B.*, not for A\.process\.stillframe"):
         connected_agent(
             service="A",
-            state=dict,
+            state={},
             collector="collector",
             secret=SECRET,
             certificates=str(papers() / "B"),
@@ -109,4 +109,4 @@ def test_a_collector_on_another_machine_needs_certificates(collector: str) -> No
     """As `observe` does on such an address. The agent says so at once, not when it cannot
     connect."""
     with pytest.raises(UsageError, match="TLS is required; give a directory of certificates"):
-        connected_agent(service="A", state=dict, collector=collector, secret=SECRET)
+        connected_agent(service="A", state={}, collector=collector, secret=SECRET)

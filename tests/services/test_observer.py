@@ -520,7 +520,7 @@ def test_an_agent_that_connects_at_once_says_nothing() -> None:
 def test_a_second_event_loop_connects_when_the_first_is_closed() -> None:
     """``asyncio.run`` may be called twice."""
     address = Address("127.0.0.1", free_port())
-    one = connected_agent(service="A", state=dict, collector=str(address), secret=SECRET)
+    one = connected_agent(service="A", state={}, collector=str(address), secret=SECRET)
     for _ in range(2):
         collected = Collected()
         collected.address = address
@@ -539,7 +539,7 @@ def test_a_second_event_loop_connects_when_the_first_is_closed() -> None:
 def test_a_second_event_loop_at_the_same_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Once in the log, and in each observation until one of them is closed."""
     address = Address("127.0.0.1", free_port())
-    one = connected_agent(service="A", state=dict, collector=str(address), secret=SECRET)
+    one = connected_agent(service="A", state={}, collector=str(address), secret=SECRET)
     collected = Collected()
     collected.address = address
 

@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Collection
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,8 @@ def connected_agent(
 ) -> Agent:
     """Return an agent that connects to the collector, for middleware of other servers. The
     arguments are those of `attach`."""
-    if not isinstance(collector, str):
-        raise UsageError(f"collector is {collector!r}: give an address as host:port")
-    address = Address.parse(collector, port=COLLECTOR_PORT)
+    _check_state(state)
+    address = _address_of(collector)
     if certificates is not None:
         check_own(Path(certificates), service)
     elif not address.is_loopback:
@@ -139,6 +139,40 @@ def connected_agent(
     link = CollectorLink(agent, address, certificates=certificates, warn=_log.warning)
     agent.start = _Started(agent, link).start
     return agent
+
+
+def _check_state(state: object) -> None:
+    """Refuse a state that no observation could show."""
+    if state is None or isinstance(state, type | Number | str | bytes | list | tuple):
+        raise UsageError(
+            f"state is {state!r}: give an object whose fields are the state, or a function that "
+            "returns the state"
+        )
+    conserved = getattr(state, "conserved", None)
+    if conserved is not None and not callable(conserved):
+        raise UsageError(
+            f"the conserved of state is {conserved!r}: make it a method that returns amounts by "
+            "unit, or give it another name"
+        )
+
+
+def _address_of(collector: str) -> Address:
+    """Return the address of the collector."""
+    example = f"write for example 127.0.0.1:{COLLECTOR_PORT}"
+    if not isinstance(collector, str):
+        raise UsageError(f"collector is {collector!r}: {example}")
+    scheme, separator, _ = collector.partition("://")
+    if separator:
+        raise UsageError(
+            f"collector is {collector!r}: leave out {scheme + separator!r}, and {example}"
+        )
+    address = Address.parse(collector, port=COLLECTOR_PORT)
+    if not address.port:
+        raise UsageError(
+            f"collector is {collector!r}: give the port at which 'stillframe observe' listens; "
+            f"{example}"
+        )
+    return address
 
 
 def _hooked(app: Any) -> Callable[[Scope], bool] | None:

@@ -48,7 +48,8 @@ class Address(msgspec.Struct, frozen=True):
         if not colon:
             number = port
         if not is_written or not _can_be_looked_up(host) or number is None:
-            example = "10.0.0.1:8640" if port is None else "10.0.0.1 or 10.0.0.1:8640"
+            example = f"10.0.0.1:{port or COORDINATOR_PORT}"
+            example = example if port is None else f"10.0.0.1 or {example}"
             raise UsageError(f"{text!r} is not an address: write for example {example}")
         if number > _PORT_MAX:
             raise UsageError(f"{text!r}: the highest port is {_PORT_MAX}")
