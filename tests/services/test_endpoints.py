@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fastapi.middleware import Middleware
 from fastapi.responses import Response, StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -615,6 +616,133 @@ def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:
     asyncio.run(run())
     capture(watched)
     assert reasons == [("an error of /it is not answered yet",), ()]
+
+
+def leaving_a_dependency(watched: Watched, _: Callable[[], None]) -> None:
+    """Add an endpoint with a dependency that ends before the answer."""
+
+    async def ends() -> AsyncIterator[int]:
+        yield 1
+        capture(watched)
+
+    @watched.app.post("/it")
+    async def it(given: Annotated[int, fastapi.Depends(ends, scope="function")]) -> int:
+        return given
+
+
+def refusing(watched: Watched, captured: Callable[[], None]) -> None:
+    """Add one whose refusal passes a dependency."""
+
+    def ends() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            captured()
+
+    @watched.app.post("/it")
+    async def it(given: Annotated[int, fastapi.Depends(ends)]) -> int:
+        raise fastapi.HTTPException(409, str(given))
+
+
+def refusing_in_step(watched: Watched, captured: Callable[[], None]) -> None:
+    """Add one that refuses in a step of a thread."""
+
+    def ends() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            captured()
+
+    @watched.app.post("/it")
+    def it(given: Annotated[int, fastapi.Depends(ends)]) -> int:
+        with watched.agent.step():
+            raise fastapi.HTTPException(409, str(given))
+
+
+def handling_in_thread(watched: Watched, captured: Callable[[], None]) -> None:
+    """Add one whose error becomes an answer in a thread."""
+
+    @watched.app.post("/it")
+    async def it() -> None:
+        raise LookupError
+
+    @watched.app.exception_handler(LookupError)
+    def answer(_: fastapi.Request, __: Exception) -> Response:
+        captured()
+        return Response(status_code=404)
+
+
+def passing_a_route(watched: Watched, _: Callable[[], None]) -> None:
+    """Add one whose route does something with the answer."""
+
+    class Timed(APIRoute):
+        def get_route_handler(self) -> Callable[[fastapi.Request], Any]:
+            handler = super().get_route_handler()
+
+            async def handled(request: fastapi.Request) -> Any:
+                response = await handler(request)
+                capture(watched)
+                return response
+
+            return handled
+
+    router = fastapi.APIRouter(route_class=Timed)
+    router.post("/it")(Marking(watched).it)
+    watched.app.include_router(router)
+
+
+def sending_late(watched: Watched, _: Callable[[], None]) -> None:
+    """Add one whose answer does something before it is sent."""
+
+    class Late(Response):
+        async def __call__(self, *arguments: Any) -> None:
+            capture(watched)
+            await super().__call__(*arguments)
+
+    @watched.app.post("/it")
+    async def it() -> Response:
+        return Late()
+
+
+ANSWERED_LATER = [
+    leaving_a_dependency,
+    refusing,
+    refusing_in_step,
+    handling_in_thread,
+    passing_a_route,
+    sending_late,
+]
+
+
+@pytest.mark.parametrize("add", ANSWERED_LATER)
+def test_what_runs_between_an_endpoint_and_its_answer_may_suspend(
+    add: Callable[[Watched, Callable[[], None]], None],
+) -> None:
+    """What the answer gives back is in no state then, and in no message."""
+    assert _reasons_before_answer(add, lambda _: {}) == [
+        ("the answer of /it is not made yet",),
+        (),
+    ]
+
+
+def test_an_answer_that_carries_nothing_may_be_made_late() -> None:
+    """Since it gives nothing back."""
+    assert _reasons_before_answer(sending_late, None) == [(), ()]
+
+
+def _reasons_before_answer(
+    add: Callable[[Watched, Callable[[], None]], None], carries: Any
+) -> list[tuple[str, ...]]:
+    watched = Watched(carries=carries)
+    reasons = reasons_while(watched)
+
+    async def run() -> None:
+        add(watched, capturing_in_thread(watched))
+        await call(watched, "/it")
+
+    asyncio.run(run())
+    capture(watched)
+    return reasons
 
 
 def test_an_application_has_one_agent() -> None:

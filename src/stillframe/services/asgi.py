@@ -11,6 +11,10 @@ is in transit. An endpoint that runs in a thread and makes steps (`Agent.step`) 
 step. Observations are partial while one runs that makes none, while FastAPI passes a request on to
 something that is not called so, and always if there is other middleware inside, which may suspend.
 
+Something may suspend between the end of an endpoint of FastAPI and its answer, such as the end of a
+dependency or a handler of errors. What the answer gives back is then in no state and in no message,
+so observations are partial if messages carry amounts.
+
 If the caller has disconnected early, a server reports that in place of the request, and frameworks
 call an endpoint that does not read it all the same. Then the request is accepted there. Where
 nothing tells whether the endpoint began, the request is accepted, too.
@@ -166,6 +170,8 @@ class ObservedApplication:
             return f"{path} is not a function that FastAPI calls, so it may act before it accepts"
         if _runs_in_thread(endpoint, scope["method"]) and not call.is_between_steps:
             return f"{path} runs in a thread, so the state may be torn"
+        if call.is_answer_late:
+            return f"the answer of {path} is not made yet"
         return ""
 
 
@@ -197,6 +203,7 @@ class _ServedCall:
         self._sending: asyncio.Task[None] | None = None
         self._task = asyncio.current_task()
         self._thread: ThreadCall | None = None
+        self._has_ended = False
 
     @property
     def is_between_steps(self) -> bool:
@@ -207,6 +214,17 @@ class _ServedCall:
     @property
     def _has_stepped(self) -> bool:
         return self._thread is not None and self._thread.has_stepped
+
+    @property
+    def is_answer_late(self) -> bool:
+        """Whether the endpoint has ended, and something suspends before the answer, so what that
+        gives back is in no state and in no message."""
+        is_answered = self._incoming is None
+        return self._has_ended and not is_answered and self._agent.unread_amounts() is None
+
+    def end_endpoint(self) -> None:
+        """Record that the endpoint has ended. Its answer follows, usually in the same step."""
+        self._has_ended = True
 
     def accept(self) -> None:
         """Accept the request, unless it is accepted."""
@@ -374,6 +392,8 @@ def endpoint_begins(function: object, *, is_in_thread: bool) -> Iterator[None]:
     """Accept the request that the current task serves, in the step in which its endpoint begins.
     The body runs the endpoint.
 
+    The steps of one that runs in a thread declare what it holds until the answer, unless it raises.
+
     Args:
         function: the endpoint.
         is_in_thread: whether it runs in a thread: then its first `Agent.step` may accept.
@@ -383,10 +403,17 @@ def endpoint_begins(function: object, *, is_in_thread: bool) -> Iterator[None]:
         yield
     elif is_in_thread:
         with call.in_thread(function):
-            yield
+            try:
+                yield
+            except BaseException:
+                call.end_endpoint()
+                raise
     else:
         call.accept()
-        yield
+        try:
+            yield
+        finally:
+            call.end_endpoint()
 
 
 def _middleware_of(endpoint: object, routes: Iterable[Any]) -> str:
