@@ -804,6 +804,29 @@ def test_the_rest_of_a_body_may_wait_for_an_answer() -> None:
     assert activities == [""]
 
 
+def test_a_request_of_a_mounted_application_is_accepted_once() -> None:
+    """By the outer application. Each agent has a state, and the states are not captured in one
+    step, so observations are partial."""
+    outer, inner = Watched(), Watched()
+    in_router(inner)
+    outer.app.mount("/inner", inner.app)
+    fragments: list[InstanceFragment] = []
+    outer.agent.on_fragment = inner.agent.on_fragment = fragments.append
+
+    async def run() -> None:
+        for path in ("/inner/it", "/inner/it"):
+            await call(outer, path)
+        capture(outer)
+        capture(inner)
+
+    asyncio.run(run())
+    partial = "an application and one that is mounted in it have an agent each: attach once"
+    assert [(one.partial, len(one.served)) for one in fragments] == [
+        ((partial,), 2),
+        ((partial,), 0),
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

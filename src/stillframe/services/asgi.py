@@ -56,6 +56,9 @@ _FailedCall = tuple[IncomingCall, Message]
 """A call whose application has ended without an answer, and its request."""
 _FAILED = "stillframe.failed"
 """The name in a scope of the list of calls whose application has ended without an answer."""
+_AGENT = "stillframe.agent"
+"""The name in a scope of the agent that the request takes part by."""
+_TWO_AGENTS = "an application and one that is mounted in it have an agent each: attach once"
 _SERVED: ContextVar["_ServedCall | None"] = ContextVar("stillframe_served", default=None)
 _OF_FRAMEWORKS = ("starlette.middleware.exceptions", "fastapi.middleware.asyncexitstack")
 """The modules of middleware that does not suspend."""
@@ -83,11 +86,18 @@ class ObservedApplication:
         self._agent = agent
         self._accepts_in_endpoint = accepts_in_endpoint
         self._inner = _inner_middleware(application)
+        self._two_agents = contextlib.ExitStack()
+        self._has_outer = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection or a request."""
         self._agent.start()
         kind = scope["type"]
+        if (outer := scope.get(_AGENT)) is not None:
+            self._note_outer(outer)
+            await self._application(scope, receive, send)
+            return
+        scope[_AGENT] = self._agent
         if kind == "websocket":
             with self._agent.partial_while(
                 lambda: f"a WebSocket on {scope['path']} crosses the cut"
@@ -103,6 +113,14 @@ class ObservedApplication:
             finally:
                 _SERVED.reset(tokens[0])
                 IN_THREAD.reset(tokens[1])
+
+    def _note_outer(self, outer: Agent) -> None:
+        """Make all observations of two agents partial: the outer one takes part in the request, and
+        the state of the other one is not captured in the same step."""
+        if outer is not self._agent and not self._has_outer:
+            self._has_outer = True
+            for agent in (outer, self._agent):
+                self._two_agents.enter_context(agent.partial_while(lambda: _TWO_AGENTS))
 
     def _header(self, scope: Scope) -> RequestHeader | None:
         for name, value in scope["headers"]:
