@@ -138,6 +138,13 @@ async def call(watched: Watched, path: str, body: dict[str, int] | None = None) 
     return response
 
 
+async def call_from_outside(watched: Watched) -> None:
+    """Call an endpoint as a client without an agent does."""
+    transport = httpx.ASGITransport(watched.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
+        assert (await client.post("/it")).status_code == 200
+
+
 def plain_dependency() -> int:
     """A dependency that FastAPI runs in a thread."""
     return 1
@@ -575,12 +582,7 @@ def test_what_a_step_holds_needs_an_endpoint_in_a_thread() -> None:
         with watched.agent.step(EUR=2):
             pass
 
-    async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(watched.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
-            return await client.post("/it")
-
-    assert asyncio.run(run()).status_code == 200
+    asyncio.run(call_from_outside(watched))
     with watched.agent.step():
         pass
     reasons = reasons_while(watched)
@@ -589,6 +591,31 @@ def test_what_a_step_holds_needs_an_endpoint_in_a_thread() -> None:
         with watched.agent.step(EUR=2):
             pass
     assert reasons == [(), ("step was given amounts where no endpoint runs in a thread: use held",)]
+
+
+def test_what_a_step_holds_for_a_request_without_a_header_is_held_until_its_answer() -> None:
+    """With which it leaves the system."""
+    watched = Watched()
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+
+    async def capture_later() -> None:
+        capture(watched)
+
+    async def run() -> None:
+        captured = capturing_in_thread(watched)
+
+        @watched.app.post("/it")
+        def it(tasks: fastapi.BackgroundTasks) -> None:
+            tasks.add_task(capture_later)
+            with watched.agent.step(EUR=2):
+                pass
+            captured()
+
+        await call_from_outside(watched)
+
+    asyncio.run(run())
+    assert [one.state.held for one in fragments] == [{"EUR": 2}, {}]
 
 
 def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:

@@ -435,20 +435,27 @@ def test_a_handler_in_a_thread_that_makes_steps_is_not_torn(kind: str) -> None:
     ]
     torn, held = (f"/{SERVICE}/{kind} runs in a thread, so the state may be torn",), {"EUR": 2}
     if kind in STREAMS:
-        assert seen == [(torn, 1, {})] * 4 + [((), 0, {})]
+        assert seen == [(torn, 1, {}), (torn, 1, held)] * 2 + [((), 0, {})]
     else:
         assert seen == [(torn, 1, {}), ((), 1, held), ((), 0, {}), ((), 1, held), ((), 0, {})]
 
 
 def test_a_step_of_a_handler_in_a_thread_needs_no_header() -> None:
-    """What it holds for the answer to a stranger leaves the system."""
+    """What it holds for the answer to a stranger leaves the system with it."""
     server = Agent("S", dict, secret=SECRET)
 
-    def unary_unary(request: Int64Value, _: Any) -> Int64Value:
-        with server.step(EUR=2):
+    async def run() -> Int64Value:
+        loop = asyncio.get_running_loop()
+
+        async def capture() -> dict[str, int]:
+            return dict(captured(server).state.held)
+
+        def unary_unary(request: Int64Value, _: Any) -> Int64Value:
+            with server.step(EUR=2):
+                pass
+            helds.append(asyncio.run_coroutine_threadsafe(capture(), loop).result())
             return request
 
-    async def run() -> Int64Value:
         async with (
             served({"unary_unary": unary_unary}, [ObservedCalls(server)]) as at,
             grpc.aio.insecure_channel(at) as channel,
@@ -456,8 +463,9 @@ def test_a_step_of_a_handler_in_a_thread_needs_no_header() -> None:
             answer: Int64Value = await method_of(channel, "unary_unary")(ONE)
             return answer
 
+    helds: list[dict[str, int]] = []
     assert asyncio.run(run()) == ONE
-    assert captured(server).state.held == {}
+    assert [*helds, captured(server).state.held] == [{"EUR": 2}, {}]
 
 
 def test_an_error_of_a_handler_in_a_thread_is_an_answer() -> None:

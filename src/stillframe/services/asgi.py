@@ -41,7 +41,7 @@ import msgspec
 from stillframe.protocol.calls import RequestHeader
 from stillframe.services.agent import BODY_BYTES_MAX, SERVING, Agent, IncomingCall, Message
 from stillframe.services.headers import NAME
-from stillframe.services.thread_steps import IN_THREAD, UNOBSERVED, ThreadCall
+from stillframe.services.thread_steps import IN_THREAD, ThreadCall
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -103,16 +103,12 @@ class ObservedApplication:
                 lambda: f"a WebSocket on {scope['path']} crosses the cut"
             ):
                 await self._application(scope, receive, send)
-        elif kind == "http" and (header := self._header(scope)) is not None:
+        elif kind != "http":
+            await self._application(scope, receive, send)
+        elif (header := self._header(scope)) is not None:
             await self._serve(scope, receive, send, header)
         else:
-            # Not a part of a call that the task serves, whose endpoint may have made this request.
-            tokens = _SERVED.set(None), IN_THREAD.set(UNOBSERVED)
-            try:
-                await self._application(scope, receive, send)
-            finally:
-                _SERVED.reset(tokens[0])
-                IN_THREAD.reset(tokens[1])
+            await self._serve_unobserved(scope, receive, send)
 
     def _note_outer(self, outer: Agent) -> None:
         """Make all observations of two agents partial: the outer one takes part in the request, and
@@ -130,6 +126,24 @@ class ObservedApplication:
                     self._agent.ignored_count += 1
                 return header
         return None
+
+    async def _serve_unobserved(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request without a header. It is not a part of a call that the task serves, whose
+        endpoint may have made this request."""
+        threads = self._agent.threads
+        call = threads.begin()
+        tokens = _SERVED.set(None), IN_THREAD.set(call)
+
+        async def answer(event: Event) -> None:
+            threads.end(call)
+            await send(event)
+
+        try:
+            await self._application(scope, receive, answer)
+        finally:
+            _SERVED.reset(tokens[0])
+            IN_THREAD.reset(tokens[1])
+            threads.end(call)
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, header: RequestHeader

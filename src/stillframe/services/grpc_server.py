@@ -27,7 +27,7 @@ from stillframe.protocol.calls import RequestHeader
 from stillframe.services.agent import SERVING, Agent, IncomingCall, Message
 from stillframe.services.grpc_messages import Messages, header_in
 from stillframe.services.headers import NAME
-from stillframe.services.thread_steps import IN_THREAD, UNOBSERVED, ThreadCall
+from stillframe.services.thread_steps import IN_THREAD, ThreadCall
 
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -73,7 +73,7 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(handler_call_details)
         header = header_in(agent, RequestHeader, handler_call_details.invocation_metadata)
         if header is None:
-            return handler and _unobserved(handler)
+            return handler and _unobserved(agent, handler)
         path = handler_call_details.method
         served = _ServedCall(agent, header, path, handler or _UNIMPLEMENTED)
         if has_others:
@@ -81,18 +81,20 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return served.handler()
 
 
-def _unobserved(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+def _unobserved(agent: Agent, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     """Return a handler for a call without a header, in whose thread steps can declare amounts."""
     function = handler.unary_unary
     if function is None or inspect.iscoroutinefunction(function):
         return handler
 
     def run(request: Any, context: Any) -> Any:
-        token = IN_THREAD.set(UNOBSERVED)
+        call = agent.threads.begin()
+        token = IN_THREAD.set(call)
         try:
             return function(request, context)
         finally:
             IN_THREAD.reset(token)
+            agent.threads.end(call)
 
     return grpc.unary_unary_rpc_method_handler(
         run,
@@ -181,10 +183,10 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-            self.in_loop(self._accept)
+            self.in_loop(self._begin_streamed)
         else:
             self.in_loop(self._begin_in_thread)
-        tokens = IN_THREAD.set(self._in_thread or UNOBSERVED), SERVING.set(self._header.call)
+        tokens = IN_THREAD.set(self._in_thread), SERVING.set(self._header.call)
         try:
             response = self._function(request, observed)
             self.in_loop(self._finish, observed, response)
@@ -200,9 +202,9 @@ class _ServedCall:
         observed = _ContextInThread(self, context)
         if self._is_streamed:
             request = self._requests_in_thread(request)
-        self.in_loop(self._accept)
+        self.in_loop(self._begin_streamed)
         # Not reset: another thread may run the rest. All of them are those of grpc.
-        IN_THREAD.set(UNOBSERVED)
+        IN_THREAD.set(self._in_thread)
         try:
             for response in self._function(request, observed):
                 yield self.in_loop(self.messages.send, response)
@@ -249,6 +251,9 @@ class _ServedCall:
                 lambda: torn if self._is_accepted and not call.has_stepped else ""
             )
         )
+
+    def _begin_streamed(self) -> None:
+        self._in_thread = self._agent.threads.begin(self._accept, None)
 
     def _end_in_thread(self) -> None:
         """Accept the request, unless it is accepted. It is answered in the same step."""

@@ -44,10 +44,6 @@ def _nothing() -> None:
     """Accept nothing."""
 
 
-UNOBSERVED = ThreadCall(_nothing, None)
-"""A request without a header: what its endpoint holds for the answer leaves the system."""
-
-
 class ThreadSteps:
     """The steps of the threads of one instance.
 
@@ -72,7 +68,7 @@ class ThreadSteps:
         with self._lock:
             if call is None:
                 self.has_lost_amounts |= bool(amounts)
-            elif call is not UNOBSERVED:
+            else:
                 call.has_stepped = True
                 held = dict(call.held) if self._depth else {}
                 add_amounts(held, amounts)
@@ -85,12 +81,13 @@ class ThreadSteps:
 
     # --- in the event loop
 
-    def begin(self, accept: Callable[[], None], function: object) -> ThreadCall:
+    def begin(self, accept: Callable[[], None] = _nothing, function: object = None) -> ThreadCall:
         """Begin a call that a function serves in a thread, and accept it unless the function is
-        known to make steps. The host sets `IN_THREAD`.
+        known to make steps. The host sets `IN_THREAD`. Without arguments any thread can do so.
 
         Args:
-            accept: accepts the request, unless it is accepted.
+            accept: accepts the request, unless it is accepted. A request without a header is not
+                accepted: what its function holds for the answer leaves the system with it.
             function: the function; None if it is not known.
         """
         call = ThreadCall(accept, function)
@@ -119,10 +116,11 @@ class ThreadSteps:
     def between(self) -> Iterator[list[Amounts]]:
         """Let no thread make a step while the body runs. Yield the amounts that threads hold."""
         with self._lock:
-            for call in self._calls:
+            calls = list(self._calls)  # in one step: a thread may begin a call
+            for call in calls:
                 if call.has_stepped:
                     call.accept()
-            yield [call.held for call in self._calls]
+            yield [call.held for call in calls]
 
 
 def _plain(function: Any) -> Any:
