@@ -618,6 +618,25 @@ def test_what_a_step_holds_for_a_request_without_a_header_is_held_until_its_answ
     assert [one.state.held for one in fragments] == [{"EUR": 2}, {}]
 
 
+@pytest.mark.parametrize("has_header", [True, False])
+def test_what_a_step_holds_after_the_answer_is_lost(has_header: bool) -> None:
+    """Since nothing tells when it is held no more."""
+    watched = Watched()
+    reasons = reasons_while(watched)
+
+    def later() -> None:
+        with watched.agent.step(EUR=2):
+            pass
+
+    @watched.app.post("/it")
+    def it(tasks: fastapi.BackgroundTasks) -> None:
+        tasks.add_task(later)
+
+    asyncio.run(call(watched, "/it") if has_header else call_from_outside(watched))
+    capture(watched)
+    assert reasons == [("step was given amounts where no endpoint runs in a thread: use held",)]
+
+
 def test_an_error_that_middleware_outside_has_not_answered_is_noted() -> None:
     """What its answer gives back is in no state then."""
 

@@ -48,8 +48,8 @@ class ThreadSteps:
     """The steps of the threads of one instance.
 
     Attributes:
-        has_lost_amounts: whether a thread that serves no call has declared amounts in a step. It is
-            not known when it holds them no more.
+        has_lost_amounts: whether a thread that serves no call, or one that has ended, has declared
+            amounts in a step. It is not known when it holds them no more.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ThreadSteps:
         """Make a step while the body runs; from then on the thread holds these amounts."""
         call = IN_THREAD.get()
         with self._lock:
-            if call is None:
+            if call not in self._calls:
                 self.has_lost_amounts |= bool(amounts)
             else:
                 call.has_stepped = True
