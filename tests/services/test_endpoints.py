@@ -557,6 +557,37 @@ def test_a_request_that_a_thread_sends_is_a_step_of_it() -> None:
     assert [(one.partial, len(one.served)) for one in fragments] == [((), 2)]
 
 
+def test_an_endpoint_in_a_thread_is_torn_once_a_call_has_made_no_step() -> None:
+    """Until then the request is in transit before its first step. So an observation that met the
+    first such call had its effect too early, and the next one says so."""
+    watched = Watched()
+    seen: list[tuple[tuple[str, ...], int]] = []
+    watched.agent.on_fragment = lambda fragment: seen.append(
+        (fragment.partial, sum(not served.number for served in fragment.served))
+    )
+
+    async def run() -> None:
+        captured = capturing_in_thread(watched)
+
+        @watched.app.post("/it")
+        def it(makes_step: bool) -> None:
+            if makes_step:
+                with watched.agent.step():
+                    return
+            captured()
+
+        for makes_step in (1, 0, 1, 0):
+            await call(watched, f"/it?makes_step={makes_step}")
+            if not makes_step:
+                capture(watched)
+
+    asyncio.run(run())
+    torn = "/it runs in a thread, so the state may be torn"
+    name = f"{run.__qualname__}.<locals>.it"
+    early = f"{name} made no step, so an earlier observation may have its effect too early"
+    assert seen == [((), 0), ((early,), 0), ((torn,), 1), ((), 0)]
+
+
 def test_a_step_inside_of_a_step_adds_to_what_is_held() -> None:
     """Since both are one step."""
     watched = Watched()

@@ -397,7 +397,12 @@ class Agent:
         partial = [f"{name} is shared outside of calls" for name in self._shared]
         partial += [*self._once, *(reason() for reason in self._reasons.values())]
         partial += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
+        partial += [
+            f"{name} made no step, so an earlier observation may have its effect too early"
+            for name in self.threads.early
+        ]
         self._once.clear()
+        self.threads.early.clear()
         if self.threads.has_lost_amounts:
             partial.append("step was given amounts where no endpoint runs in a thread: use held")
         if self._renamed is not None:

@@ -4,8 +4,8 @@ A capture can be between any two instructions of a thread. So a thread changes t
 and captures wait for the end of a step.
 
 A function that serves a call in a thread accepts the request in its first step: until then the
-request is in transit. Whether a function makes steps is known when it has made some, so before its
-first call it is accepted when the function begins.
+request is in transit. Whether a function makes steps is known when it has made some. Before that
+the request is accepted when the function begins, and so it is once a call has made none.
 """
 
 import contextlib
@@ -30,6 +30,9 @@ class ThreadCall:
 
     Attributes:
         has_stepped: whether the thread has made a step.
+        is_in_transit: whether the request is in transit until the first step.
+        is_early: whether an observation has begun while it was. If the thread makes no step, its
+            effect is in that observation too early.
         held: the amounts that the thread holds since its last step.
     """
 
@@ -37,6 +40,8 @@ class ThreadCall:
         self.accept = accept
         self.function = function
         self.has_stepped = False
+        self.is_in_transit = False
+        self.is_early = False
         self.held: Amounts = NOTHING
 
 
@@ -50,6 +55,8 @@ class ThreadSteps:
     Attributes:
         has_lost_amounts: whether a thread that serves no call, or one that has ended, has declared
             amounts in a step. It is not known when it holds them no more.
+        early: the names of functions that have made no step in a call, for which the request was in
+            transit for an observation.
     """
 
     def __init__(self) -> None:
@@ -57,7 +64,9 @@ class ThreadSteps:
         self._lock = threading.RLock()
         self._depth = 0
         self._calls: set[ThreadCall] = set()
-        self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.early: set[str] = set()
+        self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._not_always: weakref.WeakSet[Any] = weakref.WeakSet()
 
     # --- in a thread
 
@@ -82,8 +91,10 @@ class ThreadSteps:
     # --- in the event loop
 
     def begin(self, accept: Callable[[], None] = _nothing, function: object = None) -> ThreadCall:
-        """Begin a call that a function serves in a thread, and accept it unless the function is
-        known to make steps. The host sets `IN_THREAD`. Without arguments any thread can do so.
+        """Begin a call that a function serves in a thread, and accept it unless the function has
+        made a step in each of its calls. The host sets `IN_THREAD`.
+
+        Without arguments any thread can begin one.
 
         Args:
             accept: accepts the request, unless it is accepted. A request without a header is not
@@ -91,7 +102,9 @@ class ThreadSteps:
             function: the function; None if it is not known.
         """
         call = ThreadCall(accept, function)
-        if _plain(function) not in self._functions:
+        plain = _plain(function)
+        call.is_in_transit = plain in self._stepping and plain not in self._not_always
+        if not call.is_in_transit:
             accept()
         self._calls.add(call)
         return call
@@ -100,9 +113,13 @@ class ThreadSteps:
         """End a call, in the step in which it is answered. Doing so twice changes nothing."""
         self._calls.discard(call)
         call.accept = _nothing  # it refers to the host, which refers to the call
-        if call.has_stepped and call.function is not None:
-            with contextlib.suppress(TypeError):  # no weak reference is possible
-                self._functions.add(_plain(call.function))
+        if call.function is None:
+            return
+        plain = _plain(call.function)
+        with contextlib.suppress(TypeError):  # no weak reference is possible
+            (self._stepping if call.has_stepped else self._not_always).add(plain)
+        if call.is_early and not call.has_stepped:
+            self.early.add(getattr(plain, "__qualname__", type(plain).__name__))
 
     def send(self) -> None:
         """Record that the current context sends a request: that is a step of a function that serves
@@ -120,6 +137,8 @@ class ThreadSteps:
             for call in calls:
                 if call.has_stepped:
                     call.accept()
+                elif call.is_in_transit:
+                    call.is_early = True
             yield [call.held for call in calls]
 
 
