@@ -7,6 +7,7 @@ suspends; so a callback that was run between two moments shows that they are not
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, Any
@@ -586,6 +587,22 @@ def test_an_endpoint_in_a_thread_is_torn_once_a_call_has_made_no_step() -> None:
     name = f"{run.__qualname__}.<locals>.it"
     early = f"{name} made no step, so an earlier observation may have its effect too early"
     assert seen == [((), 0), ((early,), 0), ((torn,), 1), ((), 0)]
+
+
+def test_an_endpoint_may_have_no_hash() -> None:
+    """Then it is never known that it makes steps."""
+
+    @dataclasses.dataclass
+    class It:
+        step: Callable[[], contextlib.AbstractContextManager[None]]
+
+        def __call__(self) -> None:
+            with self.step():
+                pass
+
+    watched = Watched()
+    watched.app.post("/it")(It(watched.agent.step))
+    assert asyncio.run(call(watched, "/it")).status_code == 200
 
 
 def test_a_step_inside_of_a_step_adds_to_what_is_held() -> None:

@@ -103,7 +103,8 @@ class ThreadSteps:
         """
         call = ThreadCall(accept, function)
         plain = _plain(function)
-        call.is_in_transit = plain in self._stepping and plain not in self._not_always
+        with contextlib.suppress(TypeError):  # it has no hash
+            call.is_in_transit = plain in self._stepping and plain not in self._not_always
         if not call.is_in_transit:
             accept()
         self._calls.add(call)
@@ -116,7 +117,7 @@ class ThreadSteps:
         if call.function is None:
             return
         plain = _plain(call.function)
-        with contextlib.suppress(TypeError):  # no weak reference is possible
+        with contextlib.suppress(TypeError):  # no weak reference is possible, or it has no hash
             (self._stepping if call.has_stepped else self._not_always).add(plain)
         if call.is_early and not call.has_stepped:
             self.early.add(getattr(plain, "__qualname__", type(plain).__name__))
