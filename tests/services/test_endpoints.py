@@ -621,6 +621,20 @@ def test_a_step_inside_of_a_step_adds_to_what_is_held() -> None:
     assert seen[0].state.held == {"EUR": 5, "USD": 1}
 
 
+def test_a_step_of_the_event_loop_must_not_wait() -> None:
+    """A capture can be inside of it then, and says so."""
+    watched = Watched()
+    reasons = reasons_while(watched)
+
+    async def run() -> None:
+        with watched.agent.step():
+            capture(watched)
+
+    asyncio.run(run())
+    capture(watched)
+    assert reasons == [("a step of the event loop waits for something: use held there",), ()]
+
+
 def test_what_a_step_holds_needs_an_endpoint_in_a_thread() -> None:
     """Otherwise it is not known when it is held no more. The request may have no header."""
     watched = Watched()

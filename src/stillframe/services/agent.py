@@ -405,6 +405,8 @@ class Agent:
         self.threads.early.clear()
         if self.threads.has_lost_amounts:
             partial.append("step was given amounts where no endpoint runs in a thread: use held")
+        if self.threads.is_in_step:
+            partial.append("a step of the event loop waits for something: use held there")
         if self._renamed is not None:
             partial.append("it has another name since calls began that were open then")
         encoded, conserved = _EMPTY_MAP, NOTHING

@@ -68,6 +68,12 @@ class ThreadSteps:
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()
         self._not_always: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step is being made. In the body of `between` the event loop makes it itself: it
+        has not ended, and waits for something."""
+        return self._depth > 0
+
     # --- in a thread
 
     @contextlib.contextmanager
@@ -132,7 +138,7 @@ class ThreadSteps:
 
     @contextlib.contextmanager
     def between(self) -> Iterator[list[Amounts]]:
-        """Let no thread make a step while the body runs. Yield the amounts that threads hold."""
+        """Let no other thread make a step while the body runs. Yield what the threads hold."""
         with self._lock:
             calls = list(self._calls)  # in one step: a thread may begin a call
             for call in calls:
