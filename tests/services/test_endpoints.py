@@ -635,6 +635,31 @@ def test_a_step_of_the_event_loop_must_not_wait() -> None:
     assert reasons == [("a step of the event loop waits for something: use held there",), ()]
 
 
+def test_a_step_that_raises_holds_nothing_of_its_own() -> None:
+    """The thread holds what it held before."""
+    watched = Watched()
+    fragments: list[InstanceFragment] = []
+    watched.agent.on_fragment = fragments.append
+
+    async def run() -> None:
+        captured = capturing_in_thread(watched)
+
+        @watched.app.post("/it")
+        def it() -> None:
+            step, caught = watched.agent.step, contextlib.suppress(LookupError)
+            with step(EUR=2), caught, step(EUR=3):
+                raise LookupError
+            captured()
+            with caught, step(USD=1):
+                raise LookupError
+            captured()
+
+        await call(watched, "/it")
+
+    asyncio.run(run())
+    assert [one.state.held for one in fragments] == [{"EUR": 2}] * 2
+
+
 def test_what_a_step_holds_needs_an_endpoint_in_a_thread() -> None:
     """Otherwise it is not known when it is held no more. The request may have no header."""
     watched = Watched()

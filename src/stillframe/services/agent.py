@@ -375,7 +375,8 @@ class Agent:
 
         Args:
             held: the amounts that such a function holds for its answer from this step on, by unit.
-                The next step replaces them, and a step inside of this one adds to them.
+                The next step replaces them, and a step inside of this one adds to them. After a
+                step that raises an error, the endpoint holds what it held before.
 
         In other threads use `held`. If amounts are given there, all later observations are partial.
 

@@ -78,9 +78,11 @@ class ThreadSteps:
 
     @contextlib.contextmanager
     def step(self, amounts: Amounts) -> Iterator[None]:
-        """Make a step while the body runs; from then on the thread holds these amounts."""
+        """Make a step while the body runs; from then on the thread holds these amounts. If the body
+        raises an error, it holds those from before the step."""
         call = IN_THREAD.get()
         with self._lock:
+            before = NOTHING if call is None else call.held
             if call not in self._calls:
                 self.has_lost_amounts |= bool(amounts)
             else:
@@ -91,6 +93,10 @@ class ThreadSteps:
             self._depth += 1
             try:
                 yield
+            except BaseException:
+                if call is not None:
+                    call.held = before
+                raise
             finally:
                 self._depth -= 1
 
