@@ -157,7 +157,10 @@ def test_tls_to_who_speaks_none_ends_with_words(tmp_path: Path) -> None:
             reason = await knock(me, system.address, None)
             assert reason in {"", "it does not use TLS 1.3: both ends need --tls"}
             await system.until(lambda: bool(system.troubles()))
-            assert "it speaks TLS, we do not: both ends need --tls" in system.troubles()[0]
+            assert (
+                "the other end uses TLS and this one does not: both need certificates"
+                in system.troubles()[0]
+            )
 
     asyncio.run(main())
 

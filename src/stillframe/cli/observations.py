@@ -265,7 +265,7 @@ def _put(found: StoredObservation) -> None:
         output.put_table("open calls", call_columns, calls, texts=texts, limit=CALL_COUNT_MAX)
     if unresolved := unresolved_of(observation):
         rows = [(one.kind, one.call, one.name, one.known) for one in unresolved]
-        columns = ("kind", "call", "name", "it")
+        columns = ("kind", "call", "name", "outcome")
         output.put_table("unresolved calls", columns, rows, texts=4, limit=CALL_COUNT_MAX)
     if amounts := amounts_of(observation):
         units = [name.replace("_", " ") for name in amounts[0]]

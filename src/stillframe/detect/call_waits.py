@@ -94,7 +94,8 @@ def waits_of(observation: Observation) -> dict[str, ActivityWait]:
     for name, fragment in observation.fragments.items():
         for lock in fragment.state.locks:
             for activity in lock.waiting if lock.holders and all(lock.holders) else ():
-                waits_for = f"the lock {lock.name!r}, which {' and '.join(lock.holders)} holds"
+                hold = "hold" if len(lock.holders) > 1 else "holds"
+                waits_for = f"the lock {lock.name!r}, which {' and '.join(lock.holders)} {hold}"
                 found[activity] = ActivityWait(
                     activity, name, serving.get(activity, ""), waits_for, lock.holders
                 )

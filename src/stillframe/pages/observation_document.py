@@ -146,7 +146,10 @@ def _instance(fragment: InstanceFragment, budget: Budget) -> dict[str, Any]:
         fields.append({"name": "(variables of handlers)"} | show(state.held, budget))
     if state.locks:
         locks = {
-            lock.name: {"held by": lock.holders, "waiting": lock.waiting}
+            lock.name: {
+                "held by": [one or "unknown" for one in lock.holders],
+                "waiting": lock.waiting,
+            }
             for lock in islice(state.locks, LOCKS_MAX)
         }
         fields.append({"name": "(locks)"} | show(locks, budget))

@@ -197,7 +197,9 @@ class FrameReader:
 
     def _bad_head(self, length: int, kind: int) -> ProtocolViolation:
         if length >> 16 == _TLS_HANDSHAKE:
-            return ProtocolViolation("it speaks TLS, we do not: both ends need --tls")
+            return ProtocolViolation(
+                "the other end uses TLS and this one does not: both need certificates (--tls)"
+            )
         if kind not in self._kinds:
             allowed = ", ".join(Kind(k).name for k in sorted(self._kinds))
             return ProtocolViolation(

@@ -409,7 +409,7 @@ class Agent:
         if self.threads.is_in_step:
             partial.append("a step of the event loop waits for something: use held there")
         if self._renamed is not None:
-            partial.append("it has another name since calls began that were open then")
+            partial.append("it was renamed while calls were open that have not ended")
         encoded, conserved = _EMPTY_MAP, NOTHING
         try:
             fields = _encoder.encode(self._fields())
