@@ -135,7 +135,7 @@ class Services:
                 held.append(lock)
             elif kind in JOINS:
                 assert not isinstance(what, str)
-                await JOINS[kind]([self._run(agent, (step,)) for step in what])
+                await JOINS[kind]([self._run(agent, (one,)) for one in what])
             elif kind == "aside":
                 assert not isinstance(what, str)
                 self.tasks.append(asyncio.create_task(self._run(agent, (("call", what),))))
@@ -432,7 +432,7 @@ def test_a_second_lock_with_one_name_is_refused() -> None:
 
 
 async def used(lock: ObservedLock | asyncio.Lock | asyncio.Semaphore, count: int) -> list[object]:
-    """Use a lock that so many tasks can have; return what it says."""
+    """Use a lock that `count` tasks can have at a time; return what its methods return."""
     found: list[object] = [lock.locked()]
     found += [await asyncio.wait_for(lock.acquire(), 60) for _ in range(count)]
     found.append(lock.locked())

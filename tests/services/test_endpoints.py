@@ -763,8 +763,8 @@ def leaving_a_dependency(watched: Watched, _: Callable[[], None]) -> None:
         return given
 
 
-def refusing(watched: Watched, captured: Callable[[], None]) -> None:
-    """Add one whose refusal passes a dependency."""
+def ending_with(captured: Callable[[], None]) -> Callable[[], Iterator[int]]:
+    """Return a dependency whose end is `captured`."""
 
     def ends() -> Iterator[int]:
         try:
@@ -772,22 +772,22 @@ def refusing(watched: Watched, captured: Callable[[], None]) -> None:
         finally:
             captured()
 
+    return ends
+
+
+def refusing(watched: Watched, captured: Callable[[], None]) -> None:
+    """Add one whose refusal passes a dependency."""
+
     @watched.app.post("/it")
-    async def it(given: Annotated[int, fastapi.Depends(ends)]) -> int:
+    async def it(given: Annotated[int, fastapi.Depends(ending_with(captured))]) -> int:
         raise fastapi.HTTPException(409, str(given))
 
 
 def refusing_in_step(watched: Watched, captured: Callable[[], None]) -> None:
     """Add one that refuses in a step of a thread."""
 
-    def ends() -> Iterator[int]:
-        try:
-            yield 1
-        finally:
-            captured()
-
     @watched.app.post("/it")
-    def it(given: Annotated[int, fastapi.Depends(ends)]) -> int:
+    def it(given: Annotated[int, fastapi.Depends(ending_with(captured))]) -> int:
         with watched.agent.step():
             raise fastapi.HTTPException(409, str(given))
 

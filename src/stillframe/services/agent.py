@@ -149,7 +149,9 @@ class Agent:
         """Connects this process to the collector, unless it is connected. Middleware calls it in
         the event loop."""
         self._stored_fields = tuple(stored_fields)
-        self._shared = tuple(shared)
+        self._always: dict[str, None] = {}
+        for name in shared:
+            self.mark_partial(f"{name} is shared outside of calls")
         self._activities: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = (
             weakref.WeakKeyDictionary()
         )
@@ -324,6 +326,10 @@ class Agent:
         finally:
             del self._reasons[key]
 
+    def mark_partial(self, reason: str) -> None:
+        """Make all later observations partial."""
+        self._always[reason] = None
+
     def report(self, fragment: InstanceFragment | None) -> None:
         """Pass on a fragment, if there is one."""
         if fragment is not None:
@@ -395,8 +401,7 @@ class Agent:
         held: dict[str, int] = {}
         for amounts in (*self._held.values(), *held_by_threads):
             add_amounts(held, amounts)
-        partial = [f"{name} is shared outside of calls" for name in self._shared]
-        partial += [*self._once, *(reason() for reason in self._reasons.values())]
+        partial = [*self._always, *self._once, *(reason() for reason in self._reasons.values())]
         partial += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         partial += [
             f"{name} made no step, so an earlier observation may have its effect too early"

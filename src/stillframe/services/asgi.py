@@ -86,15 +86,16 @@ class ObservedApplication:
         self._agent = agent
         self._accepts_in_endpoint = accepts_in_endpoint
         self._inner = _inner_middleware(application)
-        self._two_agents = contextlib.ExitStack()
-        self._has_outer = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection or a request."""
         self._agent.start()
         kind = scope["type"]
         if (outer := scope.get(_AGENT)) is not None:
-            self._note_outer(outer)
+            if outer is not self._agent:
+                # The outer one takes part, and the state of this one is captured in another step.
+                outer.mark_partial(_TWO_AGENTS)
+                self._agent.mark_partial(_TWO_AGENTS)
             await self._application(scope, receive, send)
             return
         scope[_AGENT] = self._agent
@@ -109,14 +110,6 @@ class ObservedApplication:
             await self._serve(scope, receive, send, header)
         else:
             await self._serve_unobserved(scope, receive, send)
-
-    def _note_outer(self, outer: Agent) -> None:
-        """Make all observations of two agents partial: the outer one takes part in the request, and
-        the state of the other one is not captured in the same step."""
-        if outer is not self._agent and not self._has_outer:
-            self._has_outer = True
-            for agent in (outer, self._agent):
-                self._two_agents.enter_context(agent.partial_while(lambda: _TWO_AGENTS))
 
     def _header(self, scope: Scope) -> RequestHeader | None:
         for name, value in scope["headers"]:
