@@ -1,20 +1,25 @@
 """Run a command and measure the CPU time of all its descendants.
 
-``python scripts/cpu.py [--limit MINUTES] COMMAND...``
+``python scripts/cpu.py [--compare] COMMAND...``
 
 A process that is killed before it waited for its children takes their figures with it. Therefore
 this program becomes the "child subreaper" of its descendants (prctl(2)): a process that loses its
 parent becomes a child of this one, and the kernel adds its CPU time here when it is waited for. It
 belongs to the test file that the process was started in, which its environment names.
 
-The exit code is the command's; or 1 if the command succeeded and its descendants used more than the
-limit, in which case the test files that grew against ``tests/costs.json`` are named. SIGTERM and
-SIGHUP end all descendants, then this program.
+How much CPU time the same work needs depends on the machine, and on what else runs there. So a
+short piece of work, the calibration, runs again and again beside the command; the mean of what it
+needed is the unit. With ``--compare``, ``build/costs.json`` gets that unit, and the report compares
+the run, in units, with the one recorded in ``tests/costs.json`` and names the test files that grew.
+
+The exit code is the command's. SIGTERM and SIGHUP end all descendants, then this program.
 """
 
 import argparse
 import ctypes
+import hashlib
 import json
+import mmap
 import os
 import resource
 import select
@@ -22,10 +27,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 ROOT = Path(__file__).parent.parent
 BASELINE = ROOT / "tests" / "costs.json"
@@ -33,12 +39,24 @@ MEASURED = ROOT / "build" / "costs.json"
 PR_SET_CHILD_SUBREAPER = 36
 PARENT = 1
 """Where the parent stands in ``/proc/PID/stat`` behind the program's name (proc(5))."""
+FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 ORPHAN_WAIT_S = 10.0
 """How long descendants have to end after the command or a signal, in seconds."""
 LOOK_EVERY_S = 0.1
 """How often new orphans are asked for their test, in seconds: one that has ended says nothing."""
 CURRENT_TEST = b"PYTEST_CURRENT_TEST="
 """The variable in which pytest names the test that runs (``FILE::NAME (PHASE)``)."""
+CALIBRATE_EVERY_S = 5.0
+"""How long the calibration, which takes about 0.1 s, rests between two runs, in seconds."""
+TOUCHED_BYTES = 2**23
+"""How much fresh memory a calibration writes to, in bytes."""
+UNIT = "unit_s"
+"""Where a file of costs has the CPU time of one calibration, in seconds; only after a whole
+check."""
+CPU = "cpu_s"
+"""Where a file of costs has the CPU time of each test file, in seconds."""
+REST = "everything else"
+"""What was used outside of test files: static checks, servers, what is set up."""
 GROWTH_S = 2.0
 """A file's growth below this is noise, in seconds."""
 NAMED_COUNT_MAX = 10
@@ -96,10 +114,61 @@ def started_in(pid: int) -> str:
     return named.removeprefix(CURRENT_TEST).partition(b"::")[0].decode(errors="replace")
 
 
+class Calibration:
+    """Runs the same short work every few seconds, as long as it is entered, and measures the CPU
+    time of each."""
+
+    def __init__(self) -> None:
+        self.used_s: list[float] = []
+        self._stopped = threading.Event()
+        self._running = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        """Begin with the first calibration."""
+        self._running.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._running.join()
+
+    @property
+    def unit_s(self) -> float:
+        """The mean CPU time of a calibration, in seconds."""
+        return sum(self.used_s) / len(self.used_s)
+
+    def _run(self) -> None:
+        while True:
+            began = time.thread_time()
+            calibrate()
+            self.used_s.append(time.thread_time() - began)
+            if self._stopped.wait(CALIBRATE_EVERY_S):
+                return
+
+
+def calibrate() -> None:
+    """Do what tests do, always the same: bytecode and small objects, fresh pages, hashes."""
+    rows = sorted((str(number), {"number": number}) for number in range(20_000))
+    with mmap.mmap(-1, TOUCHED_BYTES) as memory:
+        for offset in range(0, TOUCHED_BYTES, mmap.PAGESIZE):
+            memory[offset] = 1
+        hashlib.sha256(memory).digest()
+    json.loads(json.dumps(rows))
+
+
 def run(command: list[str], orphans: Orphans) -> int:
     """Run `command`, wait for it and for the orphans that end meanwhile; return its exit code, as a
-    shell does for one that was ended by a signal."""
-    child = subprocess.Popen(command)
+    shell does for one that was ended by a signal.
+
+    A program in the background, or under nohup, ignores signals of the terminal, and its children
+    inherit that: tests that send such a signal would wait for ever. The command gets a session of
+    its own instead, which the terminal does not reach, and meets each signal as usual.
+    """
+    is_apart = any(signal.getsignal(number) is signal.SIG_IGN for number in FROM_TERMINAL)
+    if is_apart:
+        names = ",".join(number.name.removeprefix("SIG") for number in FROM_TERMINAL)
+        command = ["env", f"--default-signal={names}", *command]
+    child = subprocess.Popen(command, start_new_session=is_apart)
     # Ctrl-C reaches the command too: it decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
@@ -174,27 +243,53 @@ def cpu_s() -> float:
     return ended.ru_utime + ended.ru_stime
 
 
-def add_to_files(used_s: dict[str, float]) -> None:
-    """Add what orphans used to the figures of the test files."""
+def keep(used_s: float, orphans_s: dict[str, float], unit_s: float | None) -> None:
+    """Complete the costs that pytest wrote, if it did: add what orphans used to their files, and
+    what is in no file. `unit_s` is None if the run cannot be compared."""
     if MEASURED.exists():
-        figures: dict[str, float] = json.loads(MEASURED.read_text())
-        for file, seconds in used_s.items():
-            figures[file] = round(figures.get(file, 0.0) + seconds, 1)
-        MEASURED.write_text(json.dumps(dict(sorted(figures.items())), indent=0) + "\n")
+        figures: dict[str, float] = read(MEASURED)[CPU]
+        for file, seconds in orphans_s.items():
+            figures[file] = figures.get(file, 0.0) + seconds
+        figures[REST] = used_s - sum(figures.values())
+        rounded = {file: round(seconds, 1) for file, seconds in sorted(figures.items())}
+        unit = {} if unit_s is None else {UNIT: round(unit_s, 6)}
+        MEASURED.write_text(json.dumps(unit | {CPU: rounded}, indent=0) + "\n")
 
 
-def grown() -> list[str]:
-    """Return a line for each test file that needs more CPU time than in the baseline, the ones that
-    grew most first."""
-    if not MEASURED.exists() or not BASELINE.exists():
-        return []
-    baseline, now = (json.loads(path.read_text()) for path in (BASELINE, MEASURED))
+def read(costs: Path) -> dict[str, Any]:
+    """Return what a file of costs holds."""
+    found: dict[str, Any] = json.loads(costs.read_text())
+    return found
+
+
+def growth(before: dict[str, Any], now: dict[str, Any]) -> float:
+    """Return how many times the recorded CPU time a run needed, each in its own units."""
+    first, second = (float(sum(costs[CPU].values()) / costs[UNIT]) for costs in (before, now))
+    return second / first
+
+
+def grown(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return a line for each test file that needs more CPU time than recorded, the ones that grew
+    most first, in seconds of the machine on which it ran now."""
+    scale = now[UNIT] / before[UNIT]
+    recorded = {file: seconds * scale for file, seconds in before[CPU].items()}
     lines = {
-        file: (seconds - before, f"  {file}: {before:.1f} s -> {seconds:.1f} s")
-        for file, seconds in now.items()
-        if seconds > (before := baseline.get(file, 0.0)) + GROWTH_S
+        file: (seconds - earlier, f"  {file}: {earlier:.1f} s -> {seconds:.1f} s")
+        for file, seconds in now[CPU].items()
+        if seconds > (earlier := recorded.get(file, 0.0)) + GROWTH_S * scale
     }
     return [line for _, line in sorted(lines.values(), reverse=True)][:NAMED_COUNT_MAX]
+
+
+def comparison() -> list[str]:
+    """Return what there is to say of a run beside the recorded one."""
+    if not MEASURED.exists():
+        return ["cpu: there is nothing to compare: no test ran to its end"]
+    before, now = read(BASELINE), read(MEASURED)
+    lines = [f"cpu: {growth(before, now):.2f} times the units recorded in tests/costs.json"]
+    if files := grown(before, now):
+        lines += ["cpu: what grew, in seconds of this machine:", *files]
+    return lines
 
 
 def _children() -> Iterator[int]:
@@ -225,25 +320,28 @@ def _command_line(pid: int) -> str:
 
 
 def main() -> int:
-    """Run, measure, compare."""
+    """Run, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=float, metavar="MINUTES", help="fail above this")
+    parser.add_argument(
+        "--compare", action="store_true", help="compare with what tests/costs.json records"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     MEASURED.unlink(missing_ok=True)
     adopt_orphans()
-    with Orphans() as orphans:
+    with Orphans() as orphans, Calibration() as calibration:
         end_by_signal(orphans)
         code = run(options.command, orphans)
         report(end_orphans(orphans))
-    add_to_files(orphans.used_s)
-    used_s = cpu_s()
-    limit = "" if options.limit is None else f" (limit {options.limit:.0f} min)"
-    print(f"cpu: {used_s:.1f} s = {used_s / 60:.1f} min in all processes{limit}", file=sys.stderr)
-    if code == 0 and options.limit is not None and used_s > 60 * options.limit:
-        print("cpu: FAILED: more than the limit; files that grew:", file=sys.stderr)
-        print("\n".join(grown()) or "  none: everything became a little slower", file=sys.stderr)
-        return 1
+    used_s, unit_s = cpu_s(), calibration.unit_s
+    keep(used_s, orphans.used_s, unit_s if options.compare else None)
+    print(
+        f"cpu: {used_s:.1f} s = {used_s / 60:.1f} min in all processes = {used_s / unit_s:,.0f} "
+        f"units of {1000 * unit_s:.1f} ms (mean of {len(calibration.used_s)} calibrations)",
+        *(comparison() if options.compare else ()),
+        sep="\n",
+        file=sys.stderr,
+    )
     return code
 
 

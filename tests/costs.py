@@ -4,8 +4,8 @@ Three pytest processes share the tests (pytest-xdist). All tests of one file run
 so do those of files that share something costly (``SHARED``). The files that took longest when
 ``tests/costs.json`` was written begin first, so that all end at about the same time.
 
-``scripts/cpu.py`` measures the whole run, compares it with its limit, and names the files that grew
-against ``tests/costs.json``.
+``scripts/cpu.py`` measures the whole run, compares it with ``tests/costs.json``, and names what
+grew.
 """
 
 import contextlib
@@ -18,11 +18,8 @@ from typing import Any
 
 import pytest
 
-from scripts.cpu import started_in
+from scripts.cpu import BASELINE, CPU, MEASURED, ROOT, read, started_in
 
-ROOT = Path(__file__).parent.parent
-BASELINE = ROOT / "tests" / "costs.json"
-MEASURED = ROOT / "build" / "costs.json"
 TICKS = os.sysconf("SC_CLK_TCK")
 UTIME = 11
 """Where ``utime`` stands in ``/proc/PID/stat`` behind the program's name; the next three are
@@ -93,7 +90,7 @@ class Costs:
         else:
             MEASURED.parent.mkdir(exist_ok=True)
             costs = {file: round(seconds, 1) for file, seconds in sorted(self.by_file.items())}
-            MEASURED.write_text(json.dumps(costs, indent=0))
+            MEASURED.write_text(json.dumps({CPU: costs}, indent=0))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -132,7 +129,7 @@ def group(items: list[pytest.Item]) -> None:
 
 def put_longest_first(items: list[pytest.Item]) -> None:
     """Order the tests by the cost of their group, the costliest first: xdist hands them out so."""
-    baseline: dict[str, float] = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    baseline: dict[str, float] = read(BASELINE)[CPU] if BASELINE.exists() else {}
     cost: dict[str, float] = {}
     for name, file in {(group_of(item), file_of(item)) for item in items}:
         cost[name] = cost.get(name, 0.0) + baseline.get(file, 0.0)
