@@ -162,6 +162,8 @@ PYTHON_INTRO = """# Python
 Everything that is public, except for [Python on Spark](api-spark.md).
 The commands are in [the command line](cli.md).
 What `stillframe` exports is imported when it is first used, so `import stillframe` is cheap.
+`stillframe.__version__` is the version of the installed package, such as `0.2.0`.
+Call with `await` what is shown as `async def`.
 """
 SPARK_INTRO = """# Python on Spark
 
@@ -189,8 +191,8 @@ MEMBERS = {
     "Counting": "condition counts ranges",
     "Dataflow": "participants log topic",
     "Due": "items after",
-    "JoinedService": "append boundary leave receive",
-    "JoinedTopicService": "append boundary leave receive",
+    "JoinedService": "append boundary leave receive __iter__",
+    "JoinedTopicService": "append boundary leave receive __iter__",
     "KafkaRecord": "label",
     "Keyed": "",
     "Label": "",
@@ -199,7 +201,7 @@ MEMBERS = {
     "ObservedApplication": "",
     "ObservedCalls": "",
     "ObservedChannel": "",
-    "ObservedLock": "acquire locked release",
+    "ObservedLock": "acquire locked release __aenter__",
     "ObservedTransport": "",
     "Manifest": "cut record_count duplicate_count unaligned",
     "Outbox": "put",
@@ -212,6 +214,10 @@ MEMBERS = {
     "World": "steps pending trace state recorded take",
 }
 """The public members of classes that have others, which only this package calls."""
+
+
+SYNTAX = ("__aenter__", "__aiter__", "__enter__", "__iter__")
+"""What ``with`` and ``for`` call: the reference says what they give."""
 
 
 def page(name: str) -> str:
@@ -284,7 +290,8 @@ def _members(kind: type[Any]) -> Iterator[tuple[str, Any]]:
         for name, member in vars(base).items():
             function = getattr(member, "fget", None) or getattr(member, "func", None)
             function = function or getattr(member, "__func__", member)
-            if name.startswith("_") or name in seen or not inspect.isfunction(function):
+            is_public = not name.startswith("_") or name in SYNTAX
+            if not is_public or name in seen or not inspect.isfunction(function):
                 continue
             if shown is not None and name not in shown:
                 continue
@@ -328,6 +335,8 @@ def _signature(name: str, found: Any, *, is_method: bool = False) -> str:
         result = re.sub(r"^Async(?:Iterator|Generator)", "AsyncContextManager", result)
         result = re.sub(r"^(?:Iterator|Generator)", "ContextManager", result)
     end = f") -> {result}" if result and not name.startswith("class ") else ")"
+    if inspect.iscoroutinefunction(found):
+        name = f"async def {name}"
     line = f"{name}({', '.join(shown)}{end}"
     if len(line) <= WIDTH:
         return line

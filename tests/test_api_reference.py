@@ -62,9 +62,22 @@ def test_paths_are_also_text_and_snapshots_also_ids(name: str) -> None:
     assert re.findall(rf"\b(?:{snapshots}): str\b", signatures) == []
 
 
+def test_what_must_be_awaited_is_shown_as_a_coroutine() -> None:
+    """A program that calls it without ``await`` does nothing."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    awaited_count = 0
+    for section in text.split("\n### `")[1:]:
+        home, _, name = section.partition("`")[0].rpartition(".")
+        for awaited, member in re.findall(rf"(?m)^(async def )?{name}\.(\w+)\(", section):
+            kind = getattr(importlib.import_module(home), name)
+            assert inspect.iscoroutinefunction(getattr(kind, member)) == bool(awaited)
+            awaited_count += bool(awaited)
+    assert awaited_count
+
+
 ELSEWHERE = frozenset(
     """
-    AbstractContextManager Any AsyncBaseTransport AsyncContextManager Awaitable
+    AbstractContextManager Any AsyncBaseTransport AsyncContextManager AsyncIterator Awaitable
     Callable Collection ContextManager DataFrame Expression False Item Iterable Iterator Key
     Literal Mapping MutableMapping None Path RecordBatch Records Schema Self Sequence
     SparkSession StreamingQuery Table True Union Value

@@ -3,11 +3,21 @@
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stillframe
-from stillframe import SnapshotEntry, SnapshotId
+from stillframe import (
+    ExternalProcess,
+    Pipeline,
+    SnapshotEntry,
+    SnapshotId,
+    Topology,
+    cuts,
+    sim,
+    tracefile,
+)
 from stillframe.errors import (
     ApplicationError,
     Damaged,
@@ -17,8 +27,11 @@ from stillframe.errors import (
     Unavailable,
     UsageError,
 )
+from stillframe.importer import JsonPaths, read_log
+from stillframe.pipeline import channel
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.run_file import find_running
+from stillframe.services import connected_agent
 from stillframe.store.history import SnapshotPublished
 from stillframe.store.store import Store
 from stillframe.store.writer import local
@@ -81,6 +94,60 @@ def test_a_damaged_file_names_file_snapshot_and_remedy(store: Store) -> None:
             assert fields(caught.value) == (str(path), None, "A-1")
             assert caught.value.remedy is not None
             assert str(caught.value).endswith(f": {caught.value.remedy}")
+
+
+def _agent_with(name: str, value: Any) -> object:
+    settings: dict[str, Any] = {"collector": "127.0.0.1:1", "secret": bytes(16)}
+    return connected_agent(**{"service": "a", "state": {"n": 1}, **settings, name: value})
+
+
+def test_a_value_of_another_kind_is_refused(store: Store, tmp_path: Path) -> None:
+    """Whatever takes an id, a name, a path or a part of a system says what it wants instead."""
+    opened = stillframe.open_store(store.path)
+    bank = Topology({"A": programs.Sink()}, [])
+    world = sim.World(bank)
+    view = cuts.CutView(world.trace(), (0,))
+    shop = Pipeline.create(tmp_path / "shop", queries=["q"], channels=[])
+    small = sim.SmallSystem(topology=bank)
+    calls: list[Callable[[Any], object]] = [
+        *(opened.load, opened.entry, opened.verify, SnapshotId.parse),
+        *(stillframe.open_store, lambda wrong: stillframe.open_store(store.path, topology=wrong)),
+        *(
+            lambda wrong: stillframe.run("examples.bank:bank", store=wrong),
+            lambda wrong: stillframe.run(wrong, store="x"),
+        ),
+        *(Topology.mesh, Topology.ring, lambda wrong: Topology(wrong, [])),
+        *(
+            lambda wrong: Topology({"A": wrong}, []),
+            lambda wrong: Topology({wrong: programs.Sink()}, []),
+        ),
+        *(
+            lambda wrong: Topology(bank.processes, wrong),
+            lambda wrong: Topology(bank.processes, [wrong]),
+        ),
+        lambda wrong: ExternalProcess(state=wrong),
+        *(stillframe.for_all, stillframe.for_any),
+        *(Pipeline, lambda wrong: Pipeline.create(wrong, queries=["q"], channels=[])),
+        lambda wrong: Pipeline.create(tmp_path / "x", queries=wrong, channels=[]),
+        lambda wrong: Pipeline.create(tmp_path / "x", queries=["q"], channels=[wrong]),
+        lambda wrong: channel("a", wrong, source="q"),
+        *(shop.find, shop.view, shop.restore, shop.savepoint, shop.delete, shop.records),
+        *(shop.timeline, shop.topic_records, shop.topic_filter),
+        *(lambda wrong: shop.fork(wrong, tmp_path), lambda wrong: shop.fork("x", wrong)),
+        lambda wrong: shop.join_service(wrong, state=None).__enter__(),
+        *(world.take, world.recorded, sim.World, sim.parse_choice, sim.parse_script, sim.play_text),
+        *(lambda wrong: sim.play(wrong, []), lambda wrong: sim.play(bank, [(0, wrong)])),
+        *(lambda wrong: sim.replay(small, [wrong]), lambda wrong: sim.initiations(bank, wrong)),
+        *(view.trace.event, view.trace.cut_of, view.trace.check_cut, view.count, view.last),
+        *(view.events, view.in_transit, lambda wrong: cuts.explain(view.trace, wrong)),
+        *(tracefile.read, lambda wrong: tracefile.write(wrong, view.trace)),
+        *(read_log, JsonPaths.parse),
+    ]
+    names = ("service", "collector", "targets", "stored_fields", "shared", "certificates")
+    calls += (functools.partial(_agent_with, name) for name in names)
+    for call in calls:
+        with pytest.raises(UsageError, match="42"):
+            call(42)
 
 
 def test_a_lost_snapshot_is_named(store: Store) -> None:

@@ -1,6 +1,7 @@
 """The public names: where they are, what they are, and what the last release called them."""
 
 import importlib
+import importlib.metadata
 import inspect
 import re
 import subprocess
@@ -84,6 +85,11 @@ def test_a_notebook_completes_names_that_are_not_imported_yet() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert set(stillframe.__all__) <= set(done.stdout.split())
+
+
+def test_the_package_has_its_version() -> None:
+    """It is read when it is used."""
+    assert stillframe.__version__ == importlib.metadata.version("stillframe")
 
 
 def test_a_service_needs_only_what_it_uses() -> None:

@@ -111,12 +111,24 @@ _MODULES = {
     "stillframe.waiting": "Waiting for_all for_any",
 }
 
+__version__: str
+
 if not TYPE_CHECKING:  # a type checker knows the names above, and no others
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is used: executors of a cluster import this package, and
         have only Arrow and PySpark."""
+        if name == "__version__":
+            return _version()
         return public_attribute(__name__, name, _MODULES)
+
+    def _version() -> str:
+        import importlib.metadata  # noqa: PLC0415 - it takes longer than the rest of this module
+
+        try:
+            return importlib.metadata.version(__name__)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise AttributeError(f"{__name__} is not installed, so it has no version") from error
 
     def __dir__() -> list[str]:
         """Return all names, for completion in a notebook."""

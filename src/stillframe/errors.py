@@ -16,6 +16,7 @@ Expected outcomes are values, not errors: a snapshot that could not be completed
 """
 
 import math
+from types import UnionType
 
 
 class StillframeError(Exception):
@@ -92,15 +93,21 @@ class Unavailable(StillframeError):
     """A dependency is missing: a running system, Java, a free port."""
 
 
+def check_kind(argument: str, value: object, kind: type | UnionType, wanted: str) -> None:
+    """Raise a UsageError that asks for what is `wanted`, unless `value` is of that kind."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{argument} is {value!r}: give {wanted}")
+
+
 def check_seconds(argument: str, seconds: float) -> None:
     """Raise a UsageError unless the value of `argument` is a length of time."""
-    if not 0 < seconds < math.inf:
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise UsageError(f"{argument} is {seconds}: give a number of seconds above 0")
 
 
 def check_count(argument: str, count: int, least: int) -> None:
     """Raise a UsageError if the value of `argument` is below `least`."""
-    if count < least:
+    if not isinstance(count, int) or count < least:
         raise UsageError(f"{argument} is {count}: give {least} or more")
 
 

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_kind
 from stillframe.topology import Topology
 
 
@@ -50,6 +50,7 @@ def load_function(reference: str) -> Callable[..., Any]:
 def reference_of(topology: Topology) -> str:
     """Return where a topology is defined, ``module:attribute``: the processes of a system import it
     from there. UsageError if no imported module has it, or only the program itself."""
+    check_kind("topology", topology, Topology, "a Topology, or MODULE:ATTRIBUTE")
     found = [
         (name, attribute)
         for name, module in sorted(sys.modules.items())

@@ -77,7 +77,7 @@ class SnapshotId(msgspec.Struct, frozen=True, order=True):
         Raises:
             UsageError: `text` is not a snapshot id.
         """
-        initiator, dash, number = text.rpartition("-")
+        initiator, dash, number = str(text).rpartition("-")
         plain = number.isascii() and number.isdigit() and len(number) <= 18
         if not dash or not plain or _PROCESS_ID.fullmatch(initiator) is None:
             raise UsageError(f"{text!r} is not a snapshot id, which looks like P1-17")

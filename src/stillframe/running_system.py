@@ -337,7 +337,7 @@ def _found(store: Store, snapshot: SnapshotId | str) -> SnapshotId | None:
                 remedy="take one first, or leave out restore for a fresh start",
             )
         return None
-    return snapshot if isinstance(snapshot, SnapshotId) else store.find(snapshot)
+    return snapshot if isinstance(snapshot, SnapshotId) else store.find(str(snapshot))
 
 
 def run(

@@ -11,7 +11,14 @@ import msgspec
 import pyarrow as pa
 
 from stillframe.detect.view import SnapshotView, view_of
-from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
+from stillframe.errors import (
+    Damaged,
+    NotConsistent,
+    StoreError,
+    Unavailable,
+    UsageError,
+    check_kind,
+)
 from stillframe.imports import load_topology
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, Reason, Snapshot, SnapshotId
 from stillframe.storage.location import Location, locate
@@ -176,9 +183,10 @@ class SnapshotStore:
                     f"the store {path} does not record where its topology is defined: pass the "
                     "topology itself"
                 )
-        self.topology: Topology | None = (
-            load_topology(topology) if isinstance(topology, str) else topology
-        )
+        if isinstance(topology, str):
+            topology = load_topology(topology)
+        check_kind("topology", topology, Topology | None, "a Topology, or MODULE:ATTRIBUTE")
+        self.topology = topology
 
     def __repr__(self) -> str:
         return f"<store {self.path}>"
@@ -228,7 +236,7 @@ class SnapshotStore:
             return self._reader.entry(snapshot)
         if snapshot == NEWEST:
             return self._newest()
-        return self._reader.entry(self._reader.find(snapshot))
+        return self._reader.entry(self._reader.find(str(snapshot)))
 
     def load(self, snapshot: SnapshotId | str = NEWEST) -> LoadedSnapshot:
         """Read a snapshot into memory, verified.

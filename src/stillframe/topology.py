@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_kind
 from stillframe.keyed import Keyed
 from stillframe.model import Channel, ProcessId, ProcessState, check_process_id, natural_order
 from stillframe.process import Message, Process, accepted_messages, field_types, receive_annotation
@@ -265,8 +265,13 @@ class ExternalProcess:
     """
 
     def __init__(self, *, state: type, accepts: Any = None) -> None:
+        check_kind("state", state, type, "the class whose fields are recorded")
         self.state = state
         self.accepts = accepts
+
+
+_PROCESSES = "a mapping from names to processes"
+_CHANNELS = "pairs of names (source, target)"
 
 
 class Topology:
@@ -290,6 +295,7 @@ class Topology:
         *,
         redistribute: Redistribute | None = None,
     ) -> None:
+        check_kind("processes", processes, Mapping, _PROCESSES)
         if not processes:
             raise UsageError("a topology needs at least one process")
         self.processes: dict[ProcessId, Process | ExternalProcess] = {
@@ -311,6 +317,7 @@ class Topology:
         redistribute: Redistribute | None = None,
     ) -> Self:
         """Connect every process to every other."""
+        check_kind("processes", processes, Mapping, _PROCESSES)
         pairs = [(a, b) for a in processes for b in processes if a != b]
         return cls(processes, pairs, redistribute=redistribute)
 
@@ -323,6 +330,7 @@ class Topology:
     ) -> Self:
         """Connect each process to the next, in the order given, and the last to the
         first."""
+        check_kind("processes", processes, Mapping, _PROCESSES)
         names = list(processes)
         if len(names) < 2:
             raise UsageError("a ring needs at least two processes")
@@ -335,7 +343,11 @@ class Topology:
 
     def _check_channels(self, pairs: Iterable[tuple[ProcessId, ProcessId]]) -> list[Channel]:
         channels: set[Channel] = set()
-        for source, target in pairs:
+        check_kind("channels", pairs, Iterable, _CHANNELS)
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise UsageError(f"a channel is {pair!r}: give {_CHANNELS}")
+            source, target = pair
             channel = Channel(source, target)
             for end in (source, target):
                 if end not in self.processes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import NotConsistent, UsageError, check_kind
 from stillframe.model import Channel, ProcessId, SnapshotId
 
 __all__ = ["Cut", "Event", "MarkerStep", "MessageId", "Position", "Step", "Trace"]
@@ -194,6 +194,7 @@ class Trace:
 
     def event(self, position: Position) -> Event:
         """Return the event at `position`; UsageError if there is none."""
+        check_kind("position", position, Position, "a Position")
         events = self.lines.get(position.process, ())
         if 1 <= position.index <= len(events):
             return events[position.index - 1]
@@ -258,6 +259,7 @@ class Trace:
 
     def check_cut(self, cut: Cut) -> None:
         """Raise a UsageError unless `cut` has a possible count for each process."""
+        check_kind("cut", cut, tuple | list, "the number of events of each process")
         if len(cut) != len(self.processes):
             raise UsageError(
                 f"a cut gives each of the {len(self.processes)} processes the number of its events "

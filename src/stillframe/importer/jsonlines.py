@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_kind
 from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
 from stillframe.importer.execution import Imported, build, name_files, no_progress
 
@@ -45,6 +45,7 @@ class JsonPaths(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> "JsonPaths":
         """Read ``host=a.b,clock=c``; what is not named stays as it is."""
+        check_kind("text", text, str, "a string")
         named: dict[str, str] = {}
         for part in text.split(","):
             name, equals, path = part.strip().partition("=")

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_kind
 from stillframe.model import check_process_id
 from stillframe.protocol.aligner import Mode
 
@@ -238,7 +238,12 @@ def dataflow(
     *, queries: Iterable[str], services: Mapping[str, type], channels: Iterable[Log | Topic]
 ) -> Dataflow:
     """Return a dataflow, with its names sorted and checked; arguments as ``Pipeline.create``."""
-    every: list[Log | Topic] = sorted(channels, key=lambda channel: channel.name)
+    check_kind("queries", queries, Iterable, "a list of names")
+    check_kind("services", services, Mapping, "a mapping from names to the classes of states")
+    channels = [*channels]
+    for one in channels:
+        check_kind("a channel", one, Log | Topic, "what channel or kafka_channel has returned")
+    every = sorted(channels, key=lambda channel: channel.name)
     described = Dataflow(
         queries=tuple(sorted(check_process_id(name, "a query") for name in queries)),
         services={
@@ -365,6 +370,7 @@ def kafka_channel(
 
 def encode_schema(schema: pa.Schema) -> str:
     """Return an Arrow schema as text: its IPC message in base 64, without metadata."""
+    check_kind("schema", schema, pa.Schema, "a pyarrow.Schema")
     bare = schema.remove_metadata()
     return base64.b64encode(bare.serialize().to_pybytes()).decode("ascii")
 

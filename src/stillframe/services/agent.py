@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stillframe.errors import UsageError, describe
+from stillframe.errors import UsageError, check_kind, describe
 from stillframe.model import DECODING_ERRORS, check_process_id
 from stillframe.protocol.activities import (
     NUMBER_MAX,
@@ -361,6 +361,7 @@ class Agent:
         Raises:
             UsageError: no task could ever have it, or there is one with this name.
         """
+        check_kind("the name of the lock", name, str, "a string")
         if count_max < 1:
             raise UsageError(f"no task could have the lock {name!r}: give a count_max above 0")
         if any(name == one.name for one in self._locks):

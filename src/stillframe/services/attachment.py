@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Collection
 from numbers import Number
-from pathlib import Path
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -18,6 +17,7 @@ from stillframe.runtime.network.certificates import check_own
 from stillframe.services.agent import Agent, Carries
 from stillframe.services.agent_connection import CollectorLink
 from stillframe.services.asgi import ObservedApplication, ObservedErrors, Scope
+from stillframe.storage.location import local_path
 
 COLLECTOR_PORT = 8650
 _SECOND_LOOP = "it is served by a second event loop, whose steps are not observed as one"
@@ -120,7 +120,7 @@ def connected_agent(
     _check_state(state)
     address = _address_of(collector)
     if certificates is not None:
-        check_own(Path(certificates), service)
+        check_own(local_path(certificates), service)
     elif not address.is_loopback:
         raise UsageError(
             f"the collector {address} can be on another machine: on addresses other than 127.0.0.1 "

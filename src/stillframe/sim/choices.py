@@ -140,7 +140,7 @@ def parse_choice(text: str) -> Choice:
     """Read what ``str`` writes of a choice. Raises UsageError if it is none; the forms are
     listed."""
     for kind, form in _PATTERNS:
-        if found := form.fullmatch(text.strip()):
+        if found := form.fullmatch(str(text).strip()):
             fields = {name: _FIELDS[name].read(value) for name, value in found.groupdict().items()}
             return kind(**fields)
     raise UsageError(f"{text!r} is not a choice; choices are: {FORMS}")

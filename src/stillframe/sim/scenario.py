@@ -33,7 +33,7 @@ from itertools import groupby, takewhile
 
 import msgspec
 
-from stillframe.errors import StillframeError, UsageError
+from stillframe.errors import StillframeError, UsageError, check_kind
 from stillframe.sim import choices
 from stillframe.sim.narration import Narrator, unrecorded_news
 from stillframe.sim.scripted_process import (
@@ -98,6 +98,7 @@ class Played(msgspec.Struct, frozen=True):
 def play_text(text: str) -> Played:
     """Play the text of a ``.run`` file. Raises UsageError if it cannot be read, or something in it
     is not possible; the line is named."""
+    check_kind("text", text, str, "a string")
     if len(text) > FILE_CHARACTER_MAX:
         raise UsageError(f"a .run file has at most {FILE_CHARACTER_MAX:,} characters")
     blocks, tail = _parse_blocks(text)

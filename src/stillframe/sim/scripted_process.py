@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from stillframe.errors import StillframeError, UsageError
+from stillframe.errors import StillframeError, UsageError, check_kind
 from stillframe.model import Channel, ProcessId, check_process_id
 from stillframe.process import Message, Process, every
 from stillframe.protocol.lai_yang import LaiYangRecorder
@@ -186,6 +186,7 @@ def parse_script(text: str, first_line: int = 1) -> Script:
     Raises:
         UsageError: a line is wrong; its number is named.
     """
+    check_kind("text", text, str, "a string")
     draft = _Draft()
     for line, content in enumerate(map(str.strip, text.split("\n")), first_line):
         if content and not content.startswith("#"):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from stillframe.errors import ApplicationError, StillframeError, UsageError
+from stillframe.errors import ApplicationError, StillframeError, UsageError, check_kind
 from stillframe.model import Channel
 from stillframe.protocol.recorder import Recorder
 from stillframe.sim import choices
@@ -61,13 +61,14 @@ def play(
             or the run does not end; the error names the tick.
         ApplicationError: a handler raised; the error names the tick and the process.
     """
+    check_kind("system", system, Topology | Script, "a Topology, or a Script")
     script = system if isinstance(system, Script) else None
     if script is not None:
         network, recorder = script.network, RULES[script.rules]
     topology = system if isinstance(system, Topology) else scripted_topology(system)
     world = World(topology, network=network, recorder=recorder)
     taken = [
-        (number, choices.parse_choice(action) if isinstance(action, str) else action)
+        (number, action if isinstance(action, choices.Choice) else choices.parse_choice(action))
         for number, action in actions
     ]
     if isinstance(delays, Mapping):

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, Refused, UsageError
+from stillframe.errors import ProtocolViolation, Refused, UsageError, check_kind
 from stillframe.model import (
     Abandoned,
     Batch,
@@ -178,6 +178,7 @@ class World:
         timeout_s: float = 1.0,
         batch_count_max: int = 1,
     ) -> None:
+        check_kind("topology", topology, Topology, "a Topology")
         self.topology = topology
         self.description = topology.description
         self.network = network
@@ -279,7 +280,7 @@ class World:
         """Take `choice`, or the one with this text; a channel or recorder that detects a violation
         of its rules ends the run: see `refusal`. UsageError if it is not enabled now, or a handler
         did what is not allowed."""
-        if isinstance(choice, str):
+        if not isinstance(choice, choices.Choice):
             choice = choices.parse_choice(choice)
         if reason := disabled_reason(self, choice):
             raise UsageError(f"{choice}: {reason}")

@@ -2,13 +2,14 @@
 
 import abc
 import errno
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 from stillframe.durable_files import disk_advice
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_kind
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(.*)", re.DOTALL)
 """A scheme has at least two letters, so ``C:/x`` is a path; ``Path("s3://x")`` keeps one slash."""
@@ -125,6 +126,7 @@ def locate(where: str | Location) -> Location:
     """
     if isinstance(where, ObjectPath):
         return where
+    check_kind("the path", where, str | os.PathLike, "a string, a Path or an ObjectPath")
     text = str(where)
     found = _ADDRESS.fullmatch(text)
     if found is None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, check_kind
 
 LOOPBACK = "127.0.0.1"
 COORDINATOR_PORT = 8640
@@ -35,6 +35,7 @@ class Address(msgspec.Struct, frozen=True):
         """Read ``10.0.0.1:8640``, ``[fd00::1]:8640``, ``bank.example:8640``; or without a port,
         which is `port` then: None if one must be written. It `may_be_any` if 0.0.0.0 or :: are
         allowed, all addresses of this machine. A UsageError says that it is no address."""
+        check_kind("the address", text, str, "a string")
         host, colon, digits = text.rpartition(":")
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stillframe.errors import Refused, UsageError
+from stillframe.errors import Refused, UsageError, check_kind
 from stillframe.model import Channel, ProcessId
 from stillframe.process import Message
 from stillframe.public_names import public_attribute
@@ -137,6 +137,7 @@ async def join(
         Refused: the system runs another topology, the process has already joined, or a
             certificate was refused.
     """
+    check_kind("topology", topology, Topology, "the Topology that the system was started with")
     topology.description.check_process(process)
     place = topology.processes[process]
     if not isinstance(place, ExternalProcess):
