@@ -54,8 +54,10 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         [("a", {"a": 1}), ("b", {"b": 1}), ("a", {"a": 1})],
         (
             "log, line 3, host 'a': the clock has 1 for its own host, as line 1 has: each event "
-            "of a host has a different number. If the log has several executions, give their "
-            "separator with --delimiter"
+            "of a host has a different number. Likely causes: the log has several executions "
+            "(split it, and import each alone); two processes have one name (give each its "
+            "own); or a process restarted and counted from 1 again (give it a new name, or import "
+            "the log of each start separately)"
         ),
     ),
     (

@@ -1,5 +1,8 @@
 """The form of a log is known by its name, or by what the caller says."""
 
+import bz2
+import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,11 @@ TEXT = 'a {"a": 1}\nx\n'
     [
         ("a.ndjson", JSON, {}),
         ("a.JSONL", JSON, {}),
+        ("a.json", JSON, {}),
+        ("bom.jsonl", f"\ufeff{JSON}", {}),
+        ("bom.log", f"\ufeff{TEXT}", {}),
+        ("crlf.jsonl", f"{JSON}\n\n".replace("\n", "\r\n"), {}),
+        ("text-clock.jsonl", JSON.replace('{"a": 1}', r'"{\"a\": 1}"'), {}),
         ("a.txt", JSON, {"json_paths": JsonPaths()}),
         ("a.log", TEXT, {}),
         ("a.ndjson", TEXT, {"regex": r"^(?<host>\S*) (?<clock>{.*})\n(?<event>.*)"}),
@@ -37,3 +45,64 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         read_log(tmp_path / "a.ndjson", tmp_path / "b.log")
     with pytest.raises(UsageError, match="--regex and --delimiter are for text"):
         read_log(tmp_path / "a.ndjson", delimiter="x")
+
+
+@pytest.mark.parametrize(
+    ("begin", "sentence"),
+    [
+        (gzip.compress(b"x", mtime=0), "is compressed: uncompress it first, with gunzip"),
+        (bz2.compress(b"x"), "bunzip2"),
+        (lzma.compress(b"x"), "unxz"),
+        (b"\x28\xb5\x2f\xfd", "unzstd"),
+        (b"PK\x03\x04", "is a zip file: .* unzip"),
+        (TEXT.encode("utf-16"), "is UTF-16, not UTF-8: convert it with iconv -t UTF-8 -f UTF-16"),
+        (TEXT.encode("utf-16-le"), "UTF-16LE"),
+        (TEXT.encode("utf-16-be"), "UTF-16BE"),
+        (TEXT.encode("utf-32"), "is UTF-32"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.log", "a.ndjson"])
+def test_a_file_in_another_form_is_named(
+    tmp_path: Path, name: str, begin: bytes, sentence: str
+) -> None:
+    """With the command that converts it, whatever its name says."""
+    path = tmp_path / name
+    path.write_bytes(begin)
+    with pytest.raises(UsageError, match=sentence):
+        read_log(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        (
+            "a.json",
+            "[\n{}]",
+            r"line 1: it begins a JSON array, .* jq -c '\.\[\]' a\.json > a-lines",
+        ),
+        ("a.log", '[ {"node": 1}]', r"if it is a JSON array of events, write them with: jq -c"),
+        (
+            "a.json",
+            '{\n"node": 1}',
+            r"several lines, or share one, write them with: jq -c \. a\.json",
+        ),
+        ("a.json", JSON[:-1] * 2, "line 1: it is malformed JSON .* share one, write them with: jq"),
+        ("a.json", JSON + JSON[:9], r"line 2: it is malformed JSON \(Input data was truncated\)$"),
+        (
+            "a b.json",
+            '{"x": [{}]}',
+            r"""array 'x' has the events, .* '\.\["x"\]\[\]' 'a b.json' >""",
+        ),
+        ("a.json", JSON.replace("1", '1, "a": 2'), r"line 1: .* \(it has host 'a' twice\)"),
+        ("a.log", TEXT.replace("1", '1, "a": 2'), r"line 1, .* \(it has host 'a' twice\)"),
+    ],
+)
+def test_json_in_another_form_is_named(
+    tmp_path: Path, name: str, content: str, sentence: str
+) -> None:
+    """An array, an object over several lines, several in one line, a host twice: with the command
+    that makes lines of it."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=sentence):
+        read_log(path)

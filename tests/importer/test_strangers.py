@@ -17,6 +17,7 @@ PIECES = st.sampled_from(
         *(b"a", b"b", b" ", b"\n", b"{", b"}", b'"', b":", b",", b"1", b"2", b"0", b"-", b"\xff"),
         *(b'{"a":1}', b'\na {"a":1}\n', b'{"a":2,"b":1}', b"null", b"[", b"]", b"1e999"),
         *(b'{"node":"a","event":"<","pkt":{"vc":{"a":1},"snd":"a"}}\n', b'"stillframe_trace":1,'),
+        *(b"\xef\xbb\xbf", b"\xff\xfe", b"=== Execution #1 ===\n", b'{"a":1,"a":1}', b"{\n"),
         b'{"node":"b","event":">","pkt":{"vc":{"a":1,"b":1},"rcv":"a"}}\n',
         b'{"stillframe_trace":1,"processes":["a","b"],"channels":[]}\n',
         b'{"type":"event","process":"a","sent":[{"channel":{"source":"a","target":"b"},"number":1}]}\n',

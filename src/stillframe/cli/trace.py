@@ -87,8 +87,8 @@ def import_(
     paths: list[Path] = argument(
         "LOG...",
         "Log with vector clocks: text as for ShiViz, or JSON lines in files that "
-        "end in .ndjson or .jsonl. Several files, such as one per host, are "
-        "merged execution by execution.",
+        "end in .ndjson, .jsonl or .json. Several files, such as one per host, "
+        "are merged execution by execution.",
     ),
     regex: str | None = option(
         "REGEX",

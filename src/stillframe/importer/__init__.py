@@ -15,7 +15,7 @@ from stillframe.storage.location import local_path
 
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
 
-JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl"})
+JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl", ".json"})
 
 
 def read_log(
@@ -29,9 +29,9 @@ def read_log(
     themselves.
 
     Args:
-        paths: the log: newline-delimited JSON if its name ends in ``.ndjson`` or ``.jsonl``, else
-            text as ShiViz reads it. Several files, such as one of each host, have the events of
-            each execution together.
+        paths: the log: newline-delimited JSON if its name ends in ``.ndjson``, ``.jsonl`` or
+            ``.json``, else text as ShiViz reads it. Several files, such as one of each host, have
+            the events of each execution together.
         regex: finds one event in text, with groups ``host``, ``clock`` and ``event``; others become
             its fields. By default the first line of a file for ShiViz; else an event and its host
             with the clock take two lines, in the order that fits.
@@ -60,6 +60,6 @@ def read_log(
     if regex is not None or delimiter is not None:
         raise UsageError(
             "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or a "
-            "name that ends in .ndjson or .jsonl): leave out one or the other"
+            "name that ends in .ndjson, .jsonl or .json): leave out one or the other"
         )
     return read_json_lines(*files, paths=json_paths, progress=progress)

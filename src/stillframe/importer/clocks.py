@@ -12,6 +12,7 @@ The order of the lines does not matter. Clocks are kept in flat arrays, 12 bytes
 log of a million events fits into memory.
 """
 
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -28,6 +29,21 @@ _SHOWN_CHARS_MAX = 80
 PROGRESS_STEP = 20_000
 Progress = Callable[[str, int, int], None]
 """Called now and then with what is being done, how much of it is done, and how much there is."""
+
+
+_decode_clock = msgspec.json.Decoder(dict[str, int]).decode
+
+
+def decode_clock(text: str) -> dict[str, int]:
+    """Decode a vector clock; msgspec.DecodeError if `text` is none, or has a host twice."""
+    clock = _decode_clock(text)
+    # Few hosts have a comma in their names: only such a clock, or one with doubles, is read again.
+    if text.count(",") >= len(clock) > 0:
+        hosts = [host for host, _ in json.loads(text, object_pairs_hook=list)]
+        if len(hosts) > len(clock):
+            twice = next(host for number, host in enumerate(hosts) if host in hosts[:number])
+            raise msgspec.ValidationError(f"it has host {show_host(twice)} twice")
+    return clock
 
 
 class ClockedEvent(msgspec.Struct):
@@ -67,7 +83,7 @@ class Step(msgspec.Struct, gc=False):
 
 class Clocks:
     """All clocks of one execution: ``add`` every event, then ``sort``, then ``walk``. Errors call
-    the log `where`, or by the file of an event.
+    the log `where`, or by the file of an event; `separation` is how to separate its executions.
 
     For each event, `owners` has the index of its host, `owns` its number among the events of that,
     from 1, and `totals` how many events happened before it, itself counted in: more than for any of
@@ -75,12 +91,13 @@ class Clocks:
     host.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, separation: str = "") -> None:
         self.owners = array("H")
         self.owns = array("q")
         self.totals = array("q")
         self.order: list[array[int]] = []
         self._where = where
+        self._separation = separation
         self._index_of: dict[str, int] = {}
         self._columns = array("H")
         self._values = array("q")
@@ -153,8 +170,10 @@ class Clocks:
                     event,
                     f"the clock has {own} for its own host, as "
                     f"{self._line(line[own - 1], event)} has: each event of a host has a "
-                    "different number. If the log has several executions, give their separator "
-                    "with --delimiter",
+                    "different number. Likely causes: the log has several executions "
+                    f"({self._separation}); two processes have one name (give each its own); or a "
+                    "process restarted and counted from 1 again (give it a new name, or import "
+                    "the log of each start separately)",
                 )
             if own > len(line) + 1:
                 self.refuse(

@@ -172,16 +172,22 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def build(
-    events: Iterable[ClockedEvent], *, where: str, label: str = "", progress: Progress = no_progress
+    events: Iterable[ClockedEvent],
+    *,
+    where: str,
+    label: str = "",
+    separation: str = "split it, and import each alone",
+    progress: Progress = no_progress,
 ) -> Execution:
     """Check the clocks of one execution, which the log calls `label`, and make a trace of it.
-    Errors call the log `where`; `progress` is called with the number of checked events.
+    Errors call the log `where`, and say by `separation` how to separate executions; `progress` is
+    called with the number of checked events.
 
     Takes time and memory for the entries of all clocks. The trace does not depend on the order of
     the events. NotConsistent: the clocks contradict each other or the stated messages, and log,
     line and host are named; UsageError: there is no event, or there are too many hosts.
     """
-    clocks = Clocks(where)
+    clocks = Clocks(where, separation)
     messages = Messages(clocks)
     labels: list[str] = []
     fields: list[dict[str, Any] | None] = []

@@ -2,6 +2,7 @@
 it sent or received."""
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,14 +11,23 @@ from typing import Any, BinaryIO, NoReturn
 import msgspec
 
 from stillframe.errors import UsageError, check_kind
-from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
+from stillframe.importer.clocks import (
+    PROGRESS_STEP,
+    ClockedEvent,
+    Progress,
+    decode_clock,
+    show_host,
+)
 from stillframe.importer.execution import Imported, build, name_files, no_progress
+from stillframe.importer.file_forms import BOM, check_form
 
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})
 _RECEIVE = frozenset({"<", "receive", "received", "recv"})
 _FIELDS_SHOWN_MAX = 8
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_text = msgspec.json.Decoder(str).decode
 
 
 class JsonPaths(msgspec.Struct, frozen=True):
@@ -25,7 +35,7 @@ class JsonPaths(msgspec.Struct, frozen=True):
 
     Attributes:
         host: a string or a number.
-        clock: the vector clock, an object from host to count.
+        clock: the vector clock, an object from host to count, or a string with such an object.
         kind: ``>``, ``send`` or ``sent`` for an event that sends to the target; ``<``, ``receive``,
             ``received`` or ``recv`` for one that receives from the source; others do neither.
         source: the host from which it receives.
@@ -95,6 +105,8 @@ class _Reading:
 
     def __init__(self, name: str, file: BinaryIO, paths: JsonPaths, progress: Progress) -> None:
         self.ignored_line_count = 0
+        self._event_count = 0
+        self._hint = ""
         self._where = name
         self._file = file
         self._size = os.fstat(file.fileno()).st_size
@@ -105,39 +117,43 @@ class _Reading:
 
     def events(self) -> Iterator[ClockedEvent]:
         """Yield the events of the file."""
-        event_count = 0
         lines = iter(lambda: self._file.readline(LINE_BYTES_MAX + 1), b"")
         for line, text in enumerate(lines, 1):
+            if line == 1:
+                check_form(self._where, text)
+                text = text.removeprefix(BOM)  # noqa: PLW2901 - it is no part of the line
             if len(text) > LINE_BYTES_MAX:
                 self._refuse(line, f"it has more than {LINE_BYTES_MAX:,} bytes")
-            if text.isspace():
+            if not text.strip():
                 continue
             event = self._event(line, text)
             if event is None:
                 self.ignored_line_count += 1
             else:
-                event_count += 1
+                self._event_count += 1
                 yield event
             if not line % PROGRESS_STEP:
                 self._progress("reading", self._file.tell(), self._size)
-        if not event_count:
+        if not self._event_count:
             if not self.ignored_line_count:
                 raise UsageError(f"{self._where} is empty: there is no event in it")
             raise UsageError(
                 f"{self._where} has no event: no line has host at {self._place('host')} and "
-                f"clock at {self._place('clock')}; give their paths with --json-paths"
+                f"clock at {self._place('clock')}; give their paths with --json-paths{self._hint}"
             )
 
     def _event(self, line: int, text: bytes) -> ClockedEvent | None:
         try:
             document = _decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            is_other = isinstance(error, msgspec.ValidationError)
-            what = "no JSON object" if is_other else "malformed JSON"
-            self._refuse(line, f"it is {what} ({str(error)[:200]})")
+            self._refuse_line(line, text.strip(), error)
         host = self._host(line, document, "host")
-        clock = self._take_clock(line, document)
+        clock = self._take_clock(line, document, text)
         if host is None and clock is None:
+            arrays = [name for name, value in document.items() if isinstance(value, list)]
+            if arrays and not self._hint:
+                advice = to_lines(self._where, f".[{msgspec.json.encode(arrays[0]).decode()}][]")
+                self._hint = f". If the array {show_host(arrays[0])} has the events, {advice}"
             return None
         if host is None or clock is None:
             missing = "host" if host is None else "clock"
@@ -161,14 +177,37 @@ class _Reading:
         event.content = _find(document, self._paths["content"])
         return event
 
-    def _take_clock(self, line: int, document: dict[str, Any]) -> dict[str, int] | None:
+    def _refuse_line(self, line: int, text: bytes, error: Exception) -> NoReturn:
+        if isinstance(error, msgspec.ValidationError):
+            what = f"it is no JSON object ({str(error)[:200]})"
+        else:
+            what = f"it is malformed JSON ({str(error)[:200]})"
+        if not self._event_count and text.startswith(b"["):
+            what = (
+                "it begins a JSON array, but JSON lines have an object in each line: "
+                f"{to_lines(self._where, '.[]')}"
+            )
+        elif text in {b"{", b"}"} or (not self._event_count and text.startswith(b"{")):
+            what += (
+                ". JSON lines have one whole object in each line. If objects of this file take "
+                f"several lines, or share one, {to_lines(self._where, '.')}"
+            )
+        self._refuse(line, what)
+
+    def _take_clock(
+        self, line: int, document: dict[str, Any], text: bytes
+    ) -> dict[str, int] | None:
         *parents, last = self._paths["clock"]
         holder = _find(document, parents)
         if not isinstance(holder, dict) or last not in holder:
             return None
+        is_text = isinstance(holder.pop(last), str)
+        raw = memoryview(text)
+        for key in (*parents, last):
+            raw = memoryview(_decode_raw(raw)[key])
         try:
-            return msgspec.convert(holder.pop(last), dict[str, int])
-        except msgspec.ValidationError as error:
+            return decode_clock(_decode_text(raw) if is_text else str(raw, "utf-8"))
+        except msgspec.DecodeError as error:
             self._refuse(
                 line,
                 f'at {self._place("clock")} it has no vector clock ({error}), such as {{"a": '
@@ -200,6 +239,13 @@ class _Reading:
 
     def _refuse(self, line: int, sentence: str) -> NoReturn:
         raise UsageError(f"{self._where}, line {line}: {sentence}")
+
+
+def to_lines(name: str, selected: str) -> str:
+    """Return how to write what is `selected` of a JSON document in file `name` as JSON lines."""
+    out = f"{name.partition('.')[0] or 'log'}-lines.ndjson"
+    command = shlex.join(["jq", "-c", selected, name])
+    return f"write them with: {command} > {shlex.quote(out)}"
 
 
 def _find(document: Any, path: Iterable[str]) -> Any:

@@ -25,8 +25,16 @@ from pathlib import Path
 import msgspec
 
 from stillframe.errors import UsageError
-from stillframe.importer.clocks import PROGRESS_STEP, ClockedEvent, Progress, show_host
+from stillframe.importer.clocks import (
+    PROGRESS_STEP,
+    ClockedEvent,
+    Progress,
+    decode_clock,
+    show_host,
+)
 from stillframe.importer.execution import Imported, build, name_files, no_progress
+from stillframe.importer.file_forms import check_form
+from stillframe.importer.jsonlines import to_lines
 
 EVENT_FIRST = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})[ \t]*$"
 """An event, and on the next line its host and clock: the expression that ShiViz shows at first.
@@ -54,19 +62,22 @@ for begin, end in spans:
     for match in re.compile(regex, flags).finditer(text, begin, end):
         pass
 """
-_GZIP_BEGIN = b"\x1f\x8b"
 _LINE_END = r"[ \t]*$"
+EXECUTIONS = "^=== (?<trace>.*?) +===$"
+"""What separates executions in the logs of GoVector and in the examples of ShiViz."""
+_EXECUTION_LINE = re.compile("^=== (?P<trace>.*?) +===[ \\t]*$", re.MULTILINE)
+_SEPARATION = "give what separates them with --delimiter"
 _LABELS_SHOWN_MAX = 5
 _NEEDED = ("host", "clock", "event")
 _TIMES = ("date", "time", "timestamp")
 """Groups of a physical time; of several the texts together are one."""
 _Span = tuple[str, int, int]
 """The label of an execution, and where in the text it begins and ends."""
+_IS_ARRAY = re.compile(r"\[\s*\{")
 _IS_EXPRESSION = re.compile(r"\(\?P?<clock>")
 _GROUP_OPENINGS = re.compile(
     r"\\k<(\w+)>|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(\(\?<)(?![=!])", re.DOTALL
 )
-_decode_clock = msgspec.json.Decoder(dict[str, int]).decode
 
 
 def read_shiviz(
@@ -101,13 +112,15 @@ def read_shiviz(
             raise UsageError(
                 f"{name} has other executions than {names[0]}: {_list_labels(log)}, and "
                 f"{_list_labels(logs[0])}. Several files need the same ones in the same order: "
-                "import this file alone, or split it"
+                "import this file alone, or split it. If only their names differ, give a "
+                "--delimiter without (?<trace>...)"
             )
     executions = tuple(
         build(
             chain.from_iterable(log.events(*log.spans[number][1:]) for log in logs),
             where=", ".join(names),
             label=label,
+            separation=next(filter(None, (log.separation for log in logs)), _SEPARATION),
             progress=progress,
         )
         for number, label in enumerate(logs[0].labels)
@@ -148,8 +161,15 @@ def _open(
         pattern = _compile_events(f"^{first}{_LINE_END}", what)
         _try(pattern, what, "--regex", text, spans)
     else:
-        pattern = _choose_layout(name, text, spans)
-    return _Reading(name, text, spans, pattern, progress)
+        likely = separator or _EXECUTION_LINE
+        pattern = _choose_layout(name, text, [*_spans(text, likely, log_begin)])
+    reading = _Reading(name, text, spans, pattern, progress)
+    if separator is not None:
+        reading.separation = "give a --delimiter that matches whatever separates them"
+    elif found := _EXECUTION_LINE.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        reading.separation = f"--delimiter '{EXECUTIONS}' separates them, as in line {line}"
+    return reading
 
 
 def _split_header(text: str) -> tuple[str, str, int]:
@@ -224,7 +244,8 @@ def _choose_layout(where: str, text: str, spans: Sequence[_Span]) -> re.Pattern[
 
 
 class _Reading:
-    """Reads a text once, from start to end: the executions that `spans` name."""
+    """Reads a text once, from start to end: the executions that `spans` name. `separation` is how
+    to separate those that it may have within one of them."""
 
     def __init__(
         self,
@@ -237,6 +258,7 @@ class _Reading:
         self.text = text
         self.spans = spans
         self.ignored_line_count = 0
+        self.separation = ""
         self._where = where
         self._pattern = pattern
         self._progress = progress
@@ -273,7 +295,9 @@ class _Reading:
         if not text:
             return f"{self._where} is empty: there is no event in it"
         hint = ""
-        if text.startswith(("{", "[")):
+        if _IS_ARRAY.match(text):
+            hint = f"; if it is a JSON array of events, {to_lines(self._where, '.[]')}"
+        elif text.startswith(("{", "[")):
             hint = "; for JSON lines use a name that ends in .ndjson, or give --json-paths"
         return (
             f"{self._where}: the regular expression finds no event from line "
@@ -292,7 +316,7 @@ class _Reading:
         # TLC prints an object of JSON as a string, with backslashes before the quotes in it.
         plain = clock.replace('\\"', '"') if '{\\"' in clock else clock
         try:
-            decoded = _decode_clock(plain)
+            decoded = decode_clock(plain)
         except msgspec.DecodeError as error:
             raise UsageError(
                 f"{self._where}, line {line}, host {show_host(host)}: {clock[:200]!r} is not a "
@@ -354,7 +378,6 @@ def _read_text(path: Path) -> str:
             f"{path} is too large: at most {TEXT_BYTES_MAX:,} bytes can be searched with a regular "
             "expression; split it, or write it as newline-delimited JSON"
         )
-    if log.startswith(_GZIP_BEGIN):
-        raise UsageError(f"{path} is compressed: uncompress it first, with gunzip")
+    check_form(str(path), log)
     # A log from elsewhere may hold any bytes: what is no UTF-8 is no reason to refuse its clocks.
     return io.TextIOWrapper(io.BytesIO(log), encoding="utf-8-sig", errors="replace").read()
