@@ -14,7 +14,10 @@ PACKAGE = ROOT / "src" / "stillframe"
 
 LAYERS = (
     ("channel_accounting", "errors", "model"),
-    tuple("trace cuts waiting process keyed outbox state_codec keyed_changes topology".split()),
+    (
+        *"trace cuts waiting process keyed outbox state_codec keyed_changes topology".split(),
+        "ordered_sets",
+    ),
     ("protocol",),
     ("durable_files", "imports", "public_names"),
     ("storage", "secret_files"),

@@ -33,6 +33,7 @@ from stillframe.model import (
     ProcessState,
     Snapshot,
 )
+from stillframe.ordered_sets import with_ordered_sets
 from stillframe.outbox import Outbox, no_commit
 from stillframe.process import Message, Process
 from stillframe.protocol.action_runner import union_of
@@ -106,7 +107,8 @@ class Fields:
             if name in sources:
                 raw = recorded[sources[name]]
                 try:
-                    values[name] = msgspec.Raw(_encode(self._decoders[name].decode(raw)))
+                    value = with_ordered_sets(self._decoders[name].decode(raw))
+                    values[name] = msgspec.Raw(_encode(value))
                 except (*DECODING_ERRORS, TypeError, ValueError) as error:
                     raise Misfit(f"{name} was {shown(raw)}: {error}") from error
                 if not _keeps(_plain(raw), _plain(values[name])):
@@ -666,7 +668,7 @@ def _channels(after: Recorded, recorded: Description, topology: Topology) -> lis
 
 def _encoded(value: object, what: str) -> bytes:
     try:
-        return _encode_plain(value)
+        return _encode_plain(with_ordered_sets(value))
     except CANNOT_ENCODE as error:
         raise _wrong(f"returned a value that cannot be encoded: {what}: {error}") from error
 

@@ -27,6 +27,7 @@ import msgspec
 
 from stillframe.errors import UsageError
 from stillframe.model import DECODING_ERRORS, SnapshotId
+from stillframe.ordered_sets import with_ordered_sets
 
 Item = TypeVar("Item")
 
@@ -212,7 +213,7 @@ class Outbox(Generic[Item]):
                 f"{self.name} is full: {self.count_max:,} entries wait (count_max), because {cause}"
             )
         try:
-            encoded = _encode(item)
+            encoded = _encode(with_ordered_sets(item))  # a repeated put has the same key
             kept: Item = (
                 msgspec.msgpack.decode(encoded, type=type(item))
                 if self._decode is None

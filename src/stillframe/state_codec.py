@@ -11,6 +11,7 @@ import msgspec
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.model import DECODING_ERRORS, KeyedChange
+from stillframe.ordered_sets import may_hold_set, with_ordered_sets
 from stillframe.outbox import Outbox, no_commit, outbox_struct
 from stillframe.process import ATTACHED, field_types, is_immutable
 
@@ -63,6 +64,7 @@ class StateCodec:
                 )
                 for name, both in self.keyed.items()
             }
+            self._names_with_sets = [name for name, kind in others if may_hold_set(kind)]
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"class {kind.__name__}: its fields cannot be recorded: {error}"
@@ -140,7 +142,8 @@ class StateCodec:
     def encode(self, values: dict[str, Any]) -> bytes:
         """Return fields as a MessagePack map; a UsageError names one that cannot be encoded."""
         try:
-            return self._encode(values)
+            sets = {name: with_ordered_sets(values[name]) for name in self._names_with_sets}
+            return self._encode(values | sets)
         except _ENCODING_ERRORS as error:
             field = self._find_unencodable(values)
             raise UsageError(f"{self.kind.__name__}.{field} cannot be recorded: {error}") from error
@@ -222,7 +225,7 @@ class StateCodec:
     def _find_unencodable(self, values: dict[str, Any]) -> str:
         for name, value in values.items():
             try:
-                self._encode(value)
+                self._encode(with_ordered_sets(value))
             except _ENCODING_ERRORS:
                 return name
         return "?"

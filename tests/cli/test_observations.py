@@ -2,6 +2,7 @@
 commands refuse them."""
 
 import json
+import math
 import secrets
 import shutil
 from pathlib import Path
@@ -16,7 +17,13 @@ from stillframe.protocol.calls import SILENT
 from stillframe.sim.service_judge import UNIT
 from stillframe.storage.location import ObjectPath
 from stillframe.store.layout import OBSERVATIONS
-from stillframe.store.observation_tables import INSTANCES, amounts_of, fragments_in, to_tables
+from stillframe.store.observation_tables import (
+    INSTANCES,
+    amounts_of,
+    fragments_in,
+    state_of,
+    to_tables,
+)
 from stillframe.store.observations import ObservationReader, ObservationWriter
 from tests.cli.conftest import Call
 from tests.cli.test_snapshot_page import document_in
@@ -364,6 +371,32 @@ def test_diff_names_instances_that_came_or_left() -> None:
     )
     assert difference(observation, fewer)["left"] == [name]
     assert difference(fewer, observation)["joined"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        (math.nan, math.nan, True),
+        ({"a": [math.nan], "b": 1}, {"b": 1, "a": [math.nan]}, True),
+        (1, True, False),
+        (0.0, -0.0, False),
+        ({1: 2}, {"1": 2}, False),
+        ([1, 2], [2, 1], False),
+    ],
+)
+def test_a_value_is_compared_with_its_types(one: Any, other: Any, is_same: bool) -> None:
+    """As recorded; only the order of keys does not count."""
+    observation = observed(KIND, SEED)[0][0]
+    name, fragment = next(iter(observation.fragments.items()))
+
+    def holding(value: Any) -> Any:
+        state = msgspec.structs.replace(
+            state_of(fragment), encoded=msgspec.msgpack.encode({"value": value})
+        )
+        changed = {name: msgspec.structs.replace(fragment, state=state)}
+        return msgspec.structs.replace(observation, fragments=changed)
+
+    assert difference(holding(one), holding(other))["is_equal"] is is_same
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from stillframe.protocol.activities import service_of
 from stillframe.protocol.calls import Located, Observation
 from stillframe.storage.location import Location
 from stillframe.storage.opened import requests_to
+from stillframe.store.diff import is_same
 from stillframe.store.layout import first_names, has_observations
 from stillframe.store.observation_tables import (
     amounts_of,
@@ -408,7 +409,7 @@ def difference(one: Observation, other: Observation) -> Fields:
                 "after": new.get(field),
             }
             for field in old | new
-            if (field in old) != (field in new) or old[field] != new[field]
+            if (field in old) != (field in new) or not is_same(old[field], new[field])
         ]
     befores, afters = ({located.call: located for located in o.calls} for o in (one, other))
     calls = []

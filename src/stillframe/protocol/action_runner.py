@@ -15,6 +15,7 @@ import msgspec
 
 from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, ProcessState, SnapshotId
+from stillframe.ordered_sets import with_ordered_sets
 from stillframe.outbox import Due
 from stillframe.process import Message, Process, attach
 from stillframe.topology import Topology
@@ -196,7 +197,7 @@ class ActionRunner:
                 f"not {type(message).__name__}; add it to the annotation of its receive()"
             )
         try:
-            self._sent.append((target, self._encode(message)))
+            self._sent.append((target, self._encode(with_ordered_sets(message))))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise UsageError(
                 f"channel {Channel(self.id, target)}: {message!r} cannot be encoded: {error}"

@@ -181,9 +181,7 @@ class Replay:
 
 def compare(recorded: GlobalState, replayed: GlobalState) -> None:
     """Check that two global states are the same: process states by their bytes, counts, and
-    messages one by one, whatever their batches. NotConsistent with the first that differs. Sets are
-    recorded in Python's order, which for text differs between runs of Python: states with such
-    fields are comparable within one run only."""
+    messages one by one, whatever their batches. NotConsistent with the first that differs."""
     recorded.check_books()
     replayed.check_books()
     _check_parts([s.process for s in recorded.processes], [s.process for s in replayed.processes])

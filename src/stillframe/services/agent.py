@@ -17,6 +17,7 @@ import msgspec
 
 from stillframe.errors import UsageError, check_kind, describe
 from stillframe.model import DECODING_ERRORS, check_process_id
+from stillframe.ordered_sets import with_ordered_sets
 from stillframe.protocol.activities import (
     NUMBER_MAX,
     CallDetails,
@@ -418,7 +419,7 @@ class Agent:
             partial.append("it was renamed while calls were open that have not ended")
         encoded, conserved = _EMPTY_MAP, NOTHING
         try:
-            fields = _encoder.encode(self._fields())
+            fields = _encoder.encode(with_ordered_sets(self._fields()))
             msgspec.msgpack.decode(fields, type=dict[str, msgspec.Raw])
             if hasattr(self._state, "conserved"):
                 conserved = amounts_in(self._state.conserved())

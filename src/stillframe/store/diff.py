@@ -78,6 +78,20 @@ def _field_differences(
                 yield FieldDifference(process, name, *values)
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same but for the order of the keys of mappings. A NaN is
+    the same as itself; 1, 1.0 and True differ."""
+    if _encode(one) == _encode(other):
+        return True
+    match one, other:
+        case dict(), dict():
+            old, new = ({_encode(key): d[key] for key in d} for d in (one, other))
+            return old.keys() == new.keys() and all(is_same(old[key], new[key]) for key in old)
+        case list(), list():
+            return len(one) == len(other) and all(map(is_same, one, other))
+    return False
+
+
 def _keyed_fields(
     store: StoreReader, snapshots: Iterable[SnapshotId]
 ) -> frozenset[tuple[str, str]]:

@@ -19,6 +19,7 @@ import msgspec
 
 from stillframe.errors import ProtocolViolation, UsageError
 from stillframe.model import DECODING_ERRORS, Batch, Channel, Marker, ProcessId
+from stillframe.ordered_sets import may_hold_set, with_ordered_sets
 from stillframe.process import Message, is_immutable
 from stillframe.protocol import wire
 from stillframe.protocol.session import ReceiveSession, SendSession
@@ -247,6 +248,8 @@ def _enqueuer(
     if is_immutable(kind):
         return pending.append
     encode = msgspec.msgpack.Encoder().encode
+    if may_hold_set(kind):
+        return lambda message: pending.append(msgspec.Raw(encode(with_ordered_sets(message))))
     return lambda message: pending.append(msgspec.Raw(encode(message)))
 
 

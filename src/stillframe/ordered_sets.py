@@ -1,0 +1,80 @@
+"""Record sets in one order, so that equal sets have equal bytes.
+
+Python iterates over a set in an order that depends on its history and, for texts, on the start of
+Python. Everything that is recorded is compared as bytes: in a ``diff``, a replay, an exploration.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+_encode = msgspec.msgpack.Encoder().encode
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_SORTED_DIRECTLY = ({str}, {int}, {bytes})
+
+
+def may_hold_set(kind: Any) -> bool:
+    """Return whether a value of this type can be or contain a set, according to its annotations:
+    one of ``Any``, or of a ``list`` of unknown items, can."""
+    seen: set[int] = set()
+    pending: list[Any] = [inspect.type_info(kind)]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, inspect.SetType | inspect.FrozenSetType | inspect.AnyType):
+            return True
+        if isinstance(found, tuple):
+            pending += found
+        elif isinstance(found, inspect.Type | inspect.Field) and id(found) not in seen:
+            seen.add(id(found))
+            pending += (
+                getattr(found, name)
+                for name in found.__struct_fields__
+                if name not in ("default", "default_factory")
+            )
+    return False
+
+
+def with_ordered_sets(value: Any) -> Any:
+    """Return what is encoded as `value` is, with the items of every set in it in one order; `value`
+    itself stays as it is. What cannot be encoded can raise the errors of msgspec."""
+    if type(value) in _SCALARS:
+        return value
+    match value:
+        case set() | frozenset():
+            return tuple(_ordered(map(with_ordered_sets, value)))
+        case dict():
+            return {with_ordered_sets(k): with_ordered_sets(item) for k, item in value.items()}
+        case tuple():  # also a key of a dict
+            return tuple(map(with_ordered_sets, value))
+        case list():
+            return list(map(with_ordered_sets, value))
+    names = _field_names(type(value))
+    parts = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    ordered = {name: with_ordered_sets(part) for name, part in parts.items()}
+    if all(ordered[name] is part for name, part in parts.items()):
+        return value
+    made = copy.copy(value)
+    put = msgspec.structs.force_setattr if isinstance(value, msgspec.Struct) else object.__setattr__
+    for name, part in ordered.items():
+        put(made, name, part)
+    return made
+
+
+def _ordered(items: Iterable[Any]) -> list[Any]:
+    listed = list(items)
+    # Others may have no order: 1 and "1", NaN, or members of an Enum.
+    is_direct = set(map(type, listed)) in _SORTED_DIRECTLY
+    return sorted(listed, key=None if is_direct else _encode)
+
+
+def _field_names(kind: type) -> Iterable[str]:
+    """Return the fields that msgspec encodes of a class of the user's."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return [field.name for field in getattr(kind, "__attrs_attrs__", ())]
