@@ -17,14 +17,17 @@ from stillframe.process import (
     Action,
     Message,
     Process,
+    Reporting,
     accepted_messages,
     attach,
     every,
     field_types,
     is_immutable,
+    names_of,
     receive_annotation,
 )
 from stillframe.state_codec import StateCodec
+from stillframe.topology import Topology
 
 
 class Coin(Message):
@@ -139,12 +142,82 @@ def test_recorded_fields_are_the_declared_ones() -> None:
     assert field_types(int) == {}
 
 
-@pytest.mark.parametrize("name", ["id", "incoming", "outgoing", "send", "snapshot"])
-def test_names_of_ours_are_taken(name: str) -> None:
-    """A field that would hide what the host attaches is refused."""
-    odd = type("Odd", (Process,), {"__annotations__": {name: int}, name: 0})
-    with pytest.raises(UsageError, match=f"class Odd: a field cannot be called '{name}'"):
-        field_types(odd)
+def _answer(self: object) -> None:
+    """Stand in for a method."""
+
+
+def attach_nothing(process: Process) -> None:
+    """Attach a process to a host that does nothing."""
+    attach(
+        process,
+        process_id="A",
+        incoming=(),
+        outgoing=(),
+        send=lambda *_: None,
+        snapshot=lambda: None,
+        append=lambda *_: None,
+    )
+
+
+def declare(base: type, name: str, value: object, *, is_field: bool) -> type:
+    """Declare a class called Odd in which `name` is `value`."""
+    bases = () if base is object else (base,)
+    annotations = {"__annotations__": {name: Any}} if is_field else {}
+    return type(base)("Odd", bases, {**annotations, name: value})
+
+
+OF_PROCESS = names_of(Process)
+
+
+@pytest.mark.parametrize("name", OF_PROCESS)
+def test_what_hides_a_name_of_a_process_is_refused_where_it_is_declared(name: str) -> None:
+    """As a field, a value, a property, or from a class that it is mixed with."""
+    words = rf"class Odd: a field cannot be called '{name}', which Stillframe uses: rename it"
+    for value, is_field in ((0, True), (_answer, True), (0, False), (property(_answer), False)):
+        with pytest.raises(UsageError, match=words):
+            declare(Process, name, value, is_field=is_field)
+    mixed = dataclasses.make_dataclass("Mixed", [(name, int, 0)])
+    for bases in ((mixed, Process), (Purse, mixed)):
+        with pytest.raises(UsageError, match=words):
+            type("Odd", bases, {})
+
+
+def test_a_method_may_replace_a_method_but_not_what_a_host_attaches() -> None:
+    """A host would hide a method called ``send`` again. So says the type checker, too."""
+    refused = []
+    for name in OF_PROCESS:
+        try:
+            declare(Process, name, _answer, is_field=False)
+        except UsageError as error:
+            assert f"class Odd: a method cannot be called '{name}'" in str(error)  # noqa: PT017
+            refused.append(name)
+    purse, attached = Purse(), ["append", "id", "incoming", "outgoing", "send", "snapshot"]
+    attach_nothing(purse)
+    assert sorted(vars(purse).keys() - vars(Purse()).keys() - {"_stillframe_attached"}) == attached
+    assert sorted(refused) == ["actions", *attached]
+
+
+def test_a_message_has_no_field_that_hides_a_method() -> None:
+    """It is refused where the class is declared."""
+    for value, is_field in ((0, True), (0, False), (property(_answer), False)):
+        with pytest.raises(UsageError, match="class Odd: a field cannot be called 'conserved'"):
+            declare(Message, "conserved", value, is_field=is_field)
+    odd = declare(Message, "conserved", _answer, is_field=False)
+    assert vars(odd)["conserved"] is _answer
+
+
+@pytest.mark.parametrize("name", names_of(Reporting))
+def test_a_state_of_a_joined_program_hides_no_method_that_is_called_on_it(name: str) -> None:
+    """Dataclass or Struct; the other names of a process are free there."""
+    for kind in (
+        dataclasses.make_dataclass("Odd", [(name, int)]),
+        msgspec.defstruct("Odd", [(name, int)]),
+    ):
+        with pytest.raises(UsageError, match=f"class Odd: a field cannot be called '{name}'"):
+            StateCodec(kind)
+    free = sorted({*OF_PROCESS} - {*names_of(Reporting)})
+    kind = dataclasses.make_dataclass("Free", [(one, int) for one in free])
+    assert list(StateCodec(kind).types) == free
 
 
 def test_annotations_that_do_not_resolve_are_named() -> None:
@@ -315,6 +388,22 @@ def test_an_attribute_that_was_not_declared_is_not_lost_in_silence() -> None:
     purse.late = 1  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"Purse\.late was set but is not declared.*'_late'"):
         StateCodec(Purse).capture(purse)
+    with pytest.raises(UsageError, match=r"Purse\.late was set but is not declared"):
+        Topology({"A": purse}, [])
+
+
+@pytest.mark.parametrize("name", OF_PROCESS)
+def test_an_attribute_with_a_name_of_a_process_is_not_lost_in_silence(name: str) -> None:
+    """Set by a handler, also over what a host has attached; in a program's state it is free."""
+    purse = Purse()
+    attach_nothing(purse)
+    setattr(purse, name, [])
+    with pytest.raises(UsageError, match=rf"Purse\.{name} was set, and Stillframe uses that name"):
+        StateCodec(Purse).capture(purse)
+    books = dataclasses.make_dataclass("Books", [])()
+    setattr(books, name, [])
+    with pytest.raises(UsageError, match=rf"Books\.{name} was set but is not declared"):
+        StateCodec(type(books)).capture(books)
 
 
 @pytest.mark.parametrize("value", [object(), 2**64, "\ud800", math.sin, Ellipsis])

@@ -13,7 +13,7 @@ import inspect
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import msgspec
 
@@ -29,9 +29,33 @@ _PERIOD_ATTRIBUTE = "_stillframe_period_ms"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+_ATTACHED_ATTRIBUTE = "_stillframe_attached"
+
+
+class Reporting:
+    """The methods that are called on any state, if it has them: that of a joined program too."""
+
+    def is_passive(self) -> bool:
+        """See ``Process``."""
+        raise NotImplementedError
+
+    def waits_for(self) -> Waiting | None:
+        """See ``Process``."""
+        raise NotImplementedError
+
+    def conserved(self) -> Quantities:
+        """See ``Process``."""
+        raise NotImplementedError
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class _MessageMeta(msgspec.StructMeta):
     """Lets type checkers know what msgspec does anyway: subclasses are frozen."""
+
+    def __init__(self, name: str, bases: tuple[type, ...], *rest: Any, **config: Any) -> None:
+        super().__init__(name, bases, *rest)
+        if any(isinstance(base, _MessageMeta) for base in bases):
+            check_names(self, Message)
 
 
 class Message(
@@ -80,7 +104,8 @@ class Process:
 
     Subclass it, declare fields as in a dataclass, and implement ``receive``. Handlers run one at a
     time; one call, ``async`` or not, is one atomic action: no snapshot records a state in the
-    middle of it. Attributes that begin with an underscore are yours and are not recorded.
+    middle of it. Attributes that begin with an underscore are yours and are not recorded. A field
+    cannot have the name of one of these attributes and methods.
 
     Attributes:
         id: the name of this process.
@@ -100,6 +125,7 @@ class Process:
             dataclasses.dataclass(eq=False)(cls)
         except (TypeError, ValueError) as error:
             raise UsageError(f"class {cls.__name__}: {error}") from error
+        check_names(cls, Process)
         cls.actions = tuple(
             Action(name, period)
             for name in dir(cls)
@@ -165,6 +191,7 @@ class Process:
         name: ``{"EUR": self.balance}``, or ``{"token 7": 1}`` for a single thing."""
         return {}
 
+    @final
     def send(self, target: ProcessId, message: Message) -> None:
         """Send `message` on the channel to `target`. It is encoded immediately and sent at the end
         of this turn of the event loop.
@@ -175,6 +202,7 @@ class Process:
         """
         raise UsageError(f"{type(self).__name__}.send(): this process is not running yet")
 
+    @final
     def append(self, log: str, records: Any) -> None:
         """Append a ``pyarrow.Table`` to a log of the pipeline in which this process is a service.
 
@@ -186,6 +214,7 @@ class Process:
             "system with --pipeline"
         )
 
+    @final
     def snapshot(self) -> None:
         """Request a snapshot that this process initiates; it starts after the current action.
 
@@ -209,19 +238,64 @@ def attach(
     They become attributes of the instance: a call of ``self.send`` then costs one lookup and no
     second Python frame, which would otherwise be most of the cost of sending.
     """
-    vars(process).update(
-        id=process_id, incoming=incoming, outgoing=outgoing, send=send, snapshot=snapshot
-    )
+    attached = {
+        "id": process_id,
+        "incoming": incoming,
+        "outgoing": outgoing,
+        "send": send,
+        "snapshot": snapshot,
+    }
     if append is not None:
-        vars(process)["append"] = append
+        attached["append"] = append
+    vars(process).update(attached)
+    vars(process)[_ATTACHED_ATTRIBUTE] = attached
 
 
-ATTACHED = frozenset({"id", "incoming", "outgoing", "send", "snapshot", "append"})
+def check_names(kind: type, base: type) -> None:
+    """Raise a UsageError if a class declares a field that hides a public name of `base`, or
+    redefines what a host attaches. A method may replace a method."""
+    own = [one for one in kind.__mro__ if one is kind or base not in one.__mro__]
+    annotated = {name for one in own for name in inspect.get_annotations(one)}
+    for name in names_of(base):
+        if name not in annotated and not any(name in vars(one) for one in own):
+            continue
+        usual = getattr(base, name, None)
+        is_method = name not in annotated and callable(getattr(kind, name))
+        if not is_method or not callable(usual) or hasattr(usual, "__final__"):
+            raise UsageError(
+                f"class {kind.__name__}: a {'method' if is_method else 'field'} cannot be called "
+                f"{name!r}, which Stillframe uses: rename it"
+            )
+
+
+def names_of(base: type) -> list[str]:
+    """Return the public names that a class declares, sorted."""
+    names = {*vars(base), *inspect.get_annotations(base)}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def check_attributes(process: object, declared: Mapping[str, Any]) -> None:
+    """Raise a UsageError if an object has an attribute that no snapshot would record: one that is
+    neither `declared` nor attached, and does not begin with an underscore."""
+    attributes = getattr(process, "__dict__", {})
+    attached = attributes.get(_ATTACHED_ATTRIBUTE, {})
+    for name, value in attributes.items():
+        if name in declared or name.startswith("_"):
+            continue
+        if name in attached and attached[name] is value:
+            continue
+        where = f"{type(process).__name__}.{name}"
+        if isinstance(process, Process) and name in names_of(Process):
+            raise UsageError(f"{where} was set, and Stillframe uses that name: call it otherwise")
+        raise UsageError(
+            f"{where} was set but is not declared: a snapshot would lose it. Declare it ('{name}: "
+            f"<type>') or, if it must not be recorded, call it '_{name}'"
+        )
 
 
 def field_types(kind: type) -> dict[str, Any]:
     """Return the recorded fields of a process class (or of any dataclass or Struct), with types.
-    UsageError if a type cannot be resolved, or a field has a reserved name."""
+    UsageError if a type cannot be resolved."""
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError) as error:
@@ -234,12 +308,6 @@ def field_types(kind: type) -> dict[str, Any]:
         names = tuple(field.name for field in dataclasses.fields(kind))
     else:
         names = ()
-    taken = sorted(ATTACHED.intersection(names)) if issubclass(kind, Process) else []
-    if taken:
-        raise UsageError(
-            f"class {kind.__name__}: a field cannot be called {taken[0]!r}, which Stillframe "
-            "uses: rename it"
-        )
     return {name: hints[name] for name in names if not name.startswith("_")}
 
 

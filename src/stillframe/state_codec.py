@@ -13,7 +13,14 @@ from stillframe.keyed import Keyed
 from stillframe.model import DECODING_ERRORS, KeyedChange
 from stillframe.ordered_sets import may_hold_set, with_ordered_sets
 from stillframe.outbox import Outbox, no_commit, outbox_struct
-from stillframe.process import ATTACHED, field_types, is_immutable
+from stillframe.process import (
+    Process,
+    Reporting,
+    check_attributes,
+    check_names,
+    field_types,
+    is_immutable,
+)
 
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _LOOKALIKES = (bytearray, memoryview, dict)
@@ -29,6 +36,8 @@ class StateCodec:
     keyed fields are dicts there. A UsageError names a field whose type cannot be recorded."""
 
     def __init__(self, kind: type) -> None:
+        if not issubclass(kind, Process):
+            check_names(kind, Reporting)
         self.kind = kind
         self.types = field_types(kind)
         self.keyed = {
@@ -78,14 +87,7 @@ class StateCodec:
 
     def others(self, process: object) -> dict[str, Any]:
         """Return the current values of the fields that are not keyed, by name."""
-        known = self.types.keys() | ATTACHED
-        for name in getattr(process, "__dict__", ()):
-            if name not in known and not name.startswith("_"):
-                raise UsageError(
-                    f"{self.kind.__name__}.{name} was set but is not declared: a snapshot would "
-                    f"lose it. Declare it ('{name}: <type>') or, if it must not be recorded, call "
-                    f"it '_{name}'"
-                )
+        check_attributes(process, self.types)
         try:
             values = {name: getattr(process, name) for name in self._other_names}
         except AttributeError as error:

@@ -19,7 +19,14 @@ import msgspec
 from stillframe.errors import UsageError, check_kind
 from stillframe.keyed import Keyed
 from stillframe.model import Channel, ProcessId, ProcessState, check_process_id, natural_order
-from stillframe.process import Message, Process, accepted_messages, field_types, receive_annotation
+from stillframe.process import (
+    Message,
+    Process,
+    accepted_messages,
+    check_attributes,
+    field_types,
+    receive_annotation,
+)
 from stillframe.state_codec import StateCodec
 
 COLUMN_KINDS: dict[Any, str] = {
@@ -404,7 +411,10 @@ def _inspect(
                 f"process {name!r} is {process!r}: give an instance of a stillframe.Process "
                 "subclass, or stillframe.ExternalProcess(...)"
             )
-    return StateCodec(kind), accepted_messages(annotation, f"process {name!r} ({kind.__name__})")
+    codec = StateCodec(kind)
+    if isinstance(process, Process):
+        check_attributes(process, codec.types)
+    return codec, accepted_messages(annotation, f"process {name!r} ({kind.__name__})")
 
 
 def _tag(message: type[Message]) -> str:

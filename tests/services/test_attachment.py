@@ -1,6 +1,8 @@
 """Arguments of `attach` and `connected_agent` that are refused at once."""
 
+from dataclasses import make_dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -38,11 +40,21 @@ def test_a_state_with_fields_is_taken(state: object) -> None:
 
 def test_amounts_in_the_state_are_returned_by_a_method() -> None:
     """A field or property has those of one moment only."""
-    state = SimpleNamespace(conserved={"EUR": 5})
-    with pytest.raises(
-        UsageError, match=r"^the conserved of state is \{'EUR': 5\}: make it a method"
+    declared = make_dataclass("Declared", [("conserved", Any, None)])
+    for state, why in (
+        (
+            SimpleNamespace(conserved={"EUR": 5}),
+            r"^the conserved of state is \{'EUR': 5\}: make it a",
+        ),
+        (SimpleNamespace(conserved=None), "^the conserved of state is None: make it a method"),
+        (declared(), "^class Declared: a field cannot be called 'conserved'"),
+        (
+            type("Shown", (), {"conserved": property(len)})(),
+            "^class Shown: a field cannot be called",
+        ),
     ):
-        connected_agent(service="S", state=state, collector="127.0.0.1", secret=SECRET)
+        with pytest.raises(UsageError, match=why):
+            connected_agent(service="S", state=state, collector="127.0.0.1", secret=SECRET)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from stillframe.model import (
     Snapshot,
     SnapshotId,
 )
-from stillframe.process import Message, Process, Quantities
+from stillframe.process import Message, Process, Quantities, Reporting
 from stillframe.protocol.action_runner import ActionRunner, union_of
 from stillframe.public_names import public_attribute
 from stillframe.topology import Topology
@@ -154,7 +154,7 @@ def yes_or_no(function: Callable[[Any], bool], view: object, name: str, where: s
 def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:
     """Return whether a process says that it is passive; one without that method is active. Raises
     an ApplicationError, which says `where` and `snapshot`, if its answer is invalid."""
-    answer = _answer(owner, "is_passive", where, snapshot, absent=False)
+    answer = _answer(owner, Reporting.is_passive, where, snapshot, absent=False)
     if not isinstance(answer, bool):
         raise _wrong(where, "is_passive", answer, snapshot, "True or False")
     return answer
@@ -162,7 +162,7 @@ def is_passive(owner: object, where: str, snapshot: SnapshotId) -> bool:
 
 def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None:
     """Return the processes that a process waits for; errors as for ``is_passive``."""
-    answer = _answer(owner, "waits_for", where, snapshot, absent=None)
+    answer = _answer(owner, Reporting.waits_for, where, snapshot, absent=None)
     if not isinstance(answer, Waiting | None):
         raise _wrong(where, "waits_for", answer, snapshot, "for_all(...), for_any(...) or None")
     return answer
@@ -171,7 +171,7 @@ def waits_for(owner: object, where: str, snapshot: SnapshotId) -> Waiting | None
 def conserved(owner: object, where: str, snapshot: SnapshotId | None) -> Quantities:
     """Return the conserved quantities of a process or message, in a snapshot or (None) a running
     one; errors as for ``is_passive``."""
-    answer = _answer(owner, "conserved", where, snapshot, absent={})
+    answer = _answer(owner, Reporting.conserved, where, snapshot, absent={})
     if not isinstance(answer, Mapping) or not all(
         isinstance(name, str) and _is_amount(amount) for name, amount in answer.items()
     ):
@@ -186,9 +186,15 @@ def _is_amount(amount: object) -> bool:
 
 
 def _answer(
-    owner: object, method: str, where: str, snapshot: SnapshotId | None, *, absent: object
+    owner: object,
+    asked: Callable[..., object],
+    where: str,
+    snapshot: SnapshotId | None,
+    *,
+    absent: object,
 ) -> object:
     """Return the result of a method without arguments; `absent` if there is none."""
+    method = asked.__name__
     found = getattr(owner, method, _ABSENT)
     if found is _ABSENT:
         return absent

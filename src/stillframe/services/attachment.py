@@ -12,6 +12,7 @@ from typing import Any
 from starlette.middleware import Middleware
 
 from stillframe.errors import UsageError
+from stillframe.process import Message, check_names, names_of
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.services.agent import Agent, Carries
@@ -148,12 +149,13 @@ def _check_state(state: object) -> None:
             f"state is {state!r}: give an object whose fields are the state, or a function that "
             "returns the state"
         )
-    conserved = getattr(state, "conserved", None)
-    if conserved is not None and not callable(conserved):
-        raise UsageError(
-            f"the conserved of state is {conserved!r}: make it a method that returns amounts by "
-            "unit, or give it another name"
-        )
+    check_names(type(state), Message)
+    for name in names_of(Message):
+        if name in getattr(state, "__dict__", ()):
+            raise UsageError(
+                f"the {name} of state is {vars(state)[name]!r}: make it a method of its class that "
+                "returns amounts by unit, or rename it"
+            )
 
 
 def _address_of(collector: str) -> Address:
