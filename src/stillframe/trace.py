@@ -57,6 +57,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
         sent: the messages sent.
         at: a time in seconds for display, if known.
         fields: further values from a log, or the arguments of the handler.
+        is_filled: whether the log leaves it out, and the importer filled it in.
     """
 
     process: ProcessId
@@ -66,6 +67,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag="event", omit_defaults=Tr
     sent: tuple[MessageId, ...] = ()
     at: float | None = None
     fields: dict[str, Any] | None = None
+    is_filled: bool = False
 
 
 class MarkerStep(msgspec.Struct, frozen=True, gc=False, tag="marker", omit_defaults=True):
@@ -176,6 +178,12 @@ class Trace:
     def event_count(self) -> int:
         """The number of events, of all processes."""
         return sum(map(len, self.lines.values()))
+
+    @property
+    def filled_count(self) -> int:
+        """The number of events that the log leaves out. What they learned is unknown: some cuts
+        with such events may not be consistent, and messages may have arrived in them."""
+        return sum(event.is_filled for events in self.lines.values() for event in events)
 
     @property
     def message_count(self) -> int:

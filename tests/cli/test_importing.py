@@ -50,6 +50,28 @@ def test_a_contradiction_is_a_no(call: Call, log: Path) -> None:
     assert not out.exists()
 
 
+def test_events_that_are_left_out_are_filled_in_if_that_is_wanted(call: Call, log: Path) -> None:
+    """How many is said at the import, and nothing that depends on them is said to be exact."""
+    log.write_text(LOG + 'lost\nb {"42[main]":1, "b":4}\n', encoding="utf-8")
+    assert "log leaves out events, give --fill-gaps" in call("trace", "import", log).stderr
+    out = log.with_name("a.trace")
+    result = call("trace", "import", log, "--fill-gaps", "--out", out)
+    assert "2 events filled in, which the log leaves out" in result.stderr.splitlines()
+    assert result.stdout.splitlines()[-1].split() == "1 2 5 possibly 1 unknown".split()
+    (row,) = json.loads(call("trace", "import", log, "--fill-gaps", "--json").stdout)["executions"]
+    assert row["filled_count"] == 2
+    labels = [event.label for event in tracefile.read(out).lines["b"]]
+    assert labels == ["got it", *["left out of the log"] * 2, "lost"]
+    counted = call("trace", "cuts", out)
+    assert counted.stderr == (
+        "2 events of the trace were left out of its log: some of its cuts may not be consistent, "
+        "and messages in transit may have arrived\n"
+    )
+    assert json.loads(call("trace", "cuts", out, "--json").stdout)["filled_count"] == 2
+    sure = call("trace", "cuts", out, "--cut", "P42-main=1")
+    assert "in transit on P42-main->b: possibly 1 message" in sure.stderr.splitlines()
+
+
 def test_several_executions_get_numbers(call: Call, log: Path) -> None:
     """Each has a file of its own, unless one is chosen."""
     log.write_text(f"== x\n{LOG}== y\n{LOG}\nnoise\n", encoding="utf-8")

@@ -37,7 +37,8 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         (
             "log, line 2, host 'a': "
             "the clock has 3 for its own host, but no event of this host has 2: "
-            "numbers go 1, 2, 3... without a gap; is a line missing?"
+            "numbers go 1, 2, 3... without a gap. Is a line missing? If the log leaves out events, "
+            "give --fill-gaps"
         ),
     ),
     (
@@ -46,7 +47,8 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         (
             "log, line 1, host 'a': "
             "the clock has 2 for its own host, but no event of this host has 1: "
-            "numbers go 1, 2, 3... without a gap; is a line missing?"
+            "numbers go 1, 2, 3... without a gap. Is a line missing? If the log leaves out events, "
+            "give --fill-gaps"
         ),
     ),
     (
@@ -65,7 +67,8 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         [("a", {"a": 1, "x": 2})],
         (
             "log, line 1, host 'a': the clock has 2 for host 'x', "
-            "which is unknown: it has no event in this log. Import all files of the log together"
+            "which is unknown: it has no event in this log. Import all files of the log together. "
+            "If it leaves out this host's events, give --fill-gaps"
         ),
     ),
     (
@@ -73,23 +76,23 @@ CONTRADICTIONS: list[tuple[str, list[Row], str]] = [
         [("a", {"a": 1}), ("b", {"b": 1, "a": 2})],
         (
             "log, line 2, host 'b': the clock has 2 for host 'a', which reached only 1: "
-            "is a line missing?"
+            "is a line missing? If the log leaves out events, give --fill-gaps"
         ),
     ),
     (
         "an entry that falls",
         [("a", {"a": 1}), ("a", {"a": 2}), ("b", {"b": 1, "a": 2}), ("b", {"b": 2, "a": 1})],
         (
-            "log, line 4, host 'b': the clock has 1 for host 'a', but line 3, one event earlier, "
-            "has 2: entries never decrease"
+            "log, line 4, host 'b': the clock has 1 for host 'a', but line 3, earlier on this "
+            "host, has 2: entries never decrease"
         ),
     ),
     (
         "an entry that falls while another rises",
         [("a", {"a": 1}), ("c", {"c": 1}), ("b", {"b": 1, "a": 1}), ("b", {"b": 2, "c": 1})],
         (
-            "log, line 4, host 'b': the clock has 0 for host 'a', but line 3, one event earlier, "
-            "has 1: entries never decrease"
+            "log, line 4, host 'b': the clock has 0 for host 'a', but line 3, earlier on this "
+            "host, has 1: entries never decrease"
         ),
     ),
     (

@@ -55,6 +55,44 @@ def test_a_changed_clock_is_accepted_only_if_it_still_makes_sense(
     assert clocks_of(trace) == clocks_in(events)
 
 
+@given(seed=SEEDS, event_count=LENGTHS, is_stated=st.booleans())
+def test_events_that_a_log_leaves_out_are_filled_in(
+    seed: int, event_count: int, is_stated: bool
+) -> None:
+    """Those that it has keep exactly their clocks, and each count of a host is there once."""
+    events = chance_log(seed, event_count, is_stated=is_stated)
+    kept = [event for event in events if random.Random(event.line * seed).random() < 0.6]
+    kept = kept or events[:1]
+    execution = build(kept, where="log", fill_gaps=True)
+    clocks, trace = clocks_of(execution.trace), execution.trace
+    for event in kept:
+        index = event.clock[event.host] - 1
+        assert clocks[event.host][index] == event.clock
+        assert trace.lines[event.host][index].label == event.label
+    assert execution.filled_count == trace.filled_count == trace.event_count - len(kept)
+    if len(kept) == len(events):
+        assert trace.steps == build(events, where="log").trace.steps
+    else:
+        assert trace.are_messages_implied or not execution.filled_count
+
+
+def test_the_number_of_events_to_fill_in_is_bounded() -> None:
+    """A count that is a time, for example, does not take all memory."""
+    for rows in ([("a", {"a": 2_000_000})], [("a", {"a": 1, "b": 2_000_000})]):
+        with pytest.raises(UsageError, match=r"at most 1,000,000 are .* really a count of events"):
+            build(log_of(*rows), where="log", fill_gaps=True)
+
+
+def test_a_contradiction_next_to_a_gap_is_still_one() -> None:
+    """It names the event of the log before the gap."""
+    rows = [("b", {"b": 1}), ("a", {"a": 1, "b": 1}), ("a", {"a": 3})]
+    with pytest.raises(NotConsistent, match=r"0 for host 'b', but line 2, earlier on this host, "):
+        build(log_of(*rows), where="log", fill_gaps=True)
+    rows = [("b", {"b": 1}), ("a", {"a": 1, "b": 1}), ("c", {"c": 1, "a": 2})]
+    with pytest.raises(NotConsistent, match=r"event 2 of host 'a' \(left out after line 2\)"):
+        build(log_of(*rows), where="log", fill_gaps=True)
+
+
 @given(seed=SEEDS, event_count=LENGTHS)
 def test_implied_messages_are_the_fewest(seed: int, event_count: int) -> None:
     """There is one message for each pair of events of two hosts with none between them."""

@@ -430,6 +430,21 @@ def test_physical_time_that_runs_backwards_is_reported(
         assert read_shiviz(path, regex=regex).executions[0].warnings == warnings
 
 
+def test_times_that_contradict_the_order_between_hosts_are_counted(tmp_path: Path) -> None:
+    """One warning for all, with the pair whose times are furthest apart; a message may take any
+    time, and an event without a time is not compared."""
+    rows = (
+        *('9 a {"a":1}', '10 a {"a":2}', '7 b {"b":1, "a":1}', '4 c {"c":1, "b":1, "a":1}'),
+        *('99 c {"c":2, "b":1, "a":2}', 'b {"b":2, "a":2}', '3 d {"d":1}'),
+    )
+    (warning,) = read_shiviz(log(tmp_path, "\n.\n".join(rows) + "\n.\n")).executions[0].warnings
+    assert warning == (
+        "physical times contradict the order between hosts at 2 of 6 events, most at a.log, line 7 "
+        "(host 'c'), which happened after line 1 (host 'a') by the vector clocks, and before it by "
+        "its time: the clocks of these hosts differ"
+    )
+
+
 def test_a_time_in_an_unknown_form_is_not_compared(tmp_path: Path) -> None:
     """It stays a field, and a warning says so once."""
     regex = r"^(?<time>.*) \| (?<host>\w) (?<clock>{.*}) (?<event>.*)$"

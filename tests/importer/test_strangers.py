@@ -1,6 +1,7 @@
 """Whatever bytes a log has, the answer is a trace or a sentence."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ PIECES = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("read", [read_shiviz, read_json_lines, tracefile.read])
+@pytest.mark.parametrize(
+    "read", [partial(read_shiviz, fill_gaps=True), read_shiviz, read_json_lines, tracefile.read]
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.lists(PIECES, max_size=12).map(b"".join))
 def test_nothing_but_a_sentence_comes_of_nonsense(

@@ -4,7 +4,7 @@ snapshot, which is the equivalent computation of EWD 864a, step by step."""
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from itertools import islice
 from operator import itemgetter
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TimeRemainingColumn
 
 from stillframe import tracefile
 from stillframe.cli import output, quantities
-from stillframe.cli.command import Commands, argument, conclude, end_with_failure, option
+from stillframe.cli.command import Commands, argument, conclude, end_with_failure, flag, option
 from stillframe.cuts import (
     CutView,
     Predicate,
@@ -45,21 +45,26 @@ SEARCHED_MAX = 2_000_000
 """A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
 _PROGRESS_STEP = 1000
 INTERCHANGES_SHOWN_MAX = 200
+
+
+def _messages(row: Mapping[str, Any]) -> str:
+    number = f"{row['message_count']:,}"
+    if row["filled_count"]:
+        return f"possibly {number}"
+    return number if row["is_message_count_exact"] else f"at least {number}"
+
+
 EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
     "execution": lambda row: f"{row['number']} {row['label']}".rstrip(),
     "processes": itemgetter("process_count"),
     "events": itemgetter("event_count"),
-    "messages": lambda row: _at_least(row["message_count"], row["is_message_count_exact"]),
+    "messages": _messages,
     "in transit at the end": lambda row: (
         "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
     ),
 }
 
 app = Commands()
-
-
-def _at_least(number: int, is_exact: bool) -> str:
-    return f"{number:,}" if is_exact else f"at least {number:,}"
 
 
 def parse_cut(text: str, trace: Trace) -> Cut:
@@ -107,6 +112,11 @@ def import_(
         "Read JSON lines, with the paths of host, clock, kind, source, target, "
         "content and time: host=who,clock=meta.clock.",
     ),
+    fill_gaps: bool = flag(
+        "--fill-gaps",
+        "Fill in the events that a log leaves out. They are ordered by their hosts alone, and "
+        "messages are derived from the clocks.",
+    ),
     number: int | None = option("N", "Import only this execution, counted from 1.", "--execution"),
     out: Path | None = option(
         "FILE",
@@ -128,6 +138,7 @@ def import_(
                 regex=regex,
                 delimiter=delimiter,
                 json_paths=JsonPaths.parse(json_paths) if json_paths else None,
+                fill_gaps=fill_gaps,
                 progress=progress,
             )
     except NotConsistent as error:
@@ -158,6 +169,7 @@ def import_(
             if found.trace.are_messages_implied
             else sum(map(len, found.trace.in_transit(found.trace.end).values())),
             "repeat_count": found.repeat_count,
+            "filled_count": found.filled_count,
             "warnings": found.warnings,
             "hosts": found.hosts,
             "file": files.get(index),
@@ -181,6 +193,9 @@ def _say_executions(
     if repeat_count := sum(execution.repeat_count for execution in chosen.values()):
         receives = quantities.count(repeat_count, "receive")
         output.say(f"{receives} accepted nothing: by the clocks, the message had arrived before")
+    if filled_count := sum(execution.filled_count for execution in chosen.values()):
+        events = quantities.count(filled_count, "event")
+        output.say(f"{events} filled in, which the log leaves out")
     warnings = [text for execution in chosen.values() for text in execution.warnings]
     for text in warnings[:_WARNINGS_SHOWN_MAX]:
         output.say(f"warning: {text}")
@@ -260,11 +275,12 @@ def cuts(
             "event_count": trace.event_count,
             "message_count": trace.message_count,
             "is_message_count_exact": not trace.are_messages_implied,
+            "filled_count": trace.filled_count,
         }
         row = (
             len(trace.processes),
             trace.event_count,
-            _at_least(trace.message_count, not trace.are_messages_implied),
+            _messages(counts),
             cut_count if is_exact else f"more than {COUNTED_MAX:,}",
         )
         columns = ("processes", "events", "messages", "consistent cuts")
@@ -272,6 +288,8 @@ def cuts(
             counts | {"consistent_cut_count": cut_count if is_exact else None},
             lambda: output.put_table("", columns, [row], texts=0),
         )
+        if trace.filled_count:
+            _say_if_implied(trace)
 
 
 def _search(trace: Trace, predicate: Predicate) -> None:
@@ -363,7 +381,12 @@ def _put_cut(trace: Trace, cut: Cut) -> None:
 
 
 def _say_if_implied(trace: Trace) -> None:
-    if trace.are_messages_implied:
+    if trace.filled_count:
+        output.say(
+            f"{quantities.count(trace.filled_count, 'event')} of the trace were left out of its "
+            "log: some of its cuts may not be consistent, and messages in transit may have arrived"
+        )
+    elif trace.are_messages_implied:
         output.say(
             "the log does not state messages, and its clocks do not show those that taught their "
             "receivers nothing: more may be in transit"

@@ -80,9 +80,16 @@ def frames(
 
 
 def count_messages(trace: Trace, number: int) -> str:
-    """Return a number of messages of `trace` in words: if they are implied by clocks, there may
-    have been more."""
-    return f"{'at least ' if trace.are_messages_implied else ''}{count(number, 'message')}"
+    """Return a number of messages of `trace` in words."""
+    return f"{certainty(trace)}{count(number, 'message')}"
+
+
+def certainty(trace: Trace) -> str:
+    """Return what to put before messages of `trace`: if they are implied by clocks, there may have
+    been more; if events were filled in, others."""
+    if trace.filled_count:
+        return "possibly "
+    return "at least " if trace.are_messages_implied else ""
 
 
 def left_out(trace: Trace, shown: window.Window) -> str:
@@ -185,8 +192,8 @@ class Plan:
             if messages and cut.is_between_reached(channel, step_count)
         ]
         for channel, messages in full[:CHANNELS_MAX]:
-            least = "at least " if self.trace.are_messages_implied else ""
-            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {least}{self._names(messages)}")
+            names = f"{certainty(self.trace)}{self._names(messages)}"
+            yield Row(Sample.CAUGHT, 0, f"channel {channel}: {names}")
         if len(full) > CHANNELS_MAX:
             others = count(len(full) - CHANNELS_MAX, "other channel")
             yield Row(Sample.NOTHING, 0, f"and messages on {others}")

@@ -23,6 +23,7 @@ def read_log(
     regex: str | None = None,
     delimiter: str | None = None,
     json_paths: JsonPaths | None = None,
+    fill_gaps: bool = False,
     progress: Progress = no_progress,
 ) -> Imported:
     """Import a log of another system, and check that its vector clocks do not contradict
@@ -38,6 +39,9 @@ def read_log(
         delimiter: finds what separates executions in text; its group ``trace`` names the next one.
             By default the second line of a file for ShiViz.
         json_paths: where objects have what is needed; the log is then JSON, whatever its name.
+        fill_gaps: fill in events that the log leaves out: counts of a host that no event of it
+            has. What such an event sent, received and learned is unknown, so it is ordered by its
+            host alone, and the messages are those that the clocks imply. By default it is an error.
         progress: called with what is done, how much of it, and how much there is.
 
     Returns:
@@ -56,10 +60,12 @@ def read_log(
                 "some of these files are JSON lines by their names, and others are not: import "
                 "files of one format together"
             )
-        return read_shiviz(*files, regex=regex, delimiter=delimiter, progress=progress)
+        return read_shiviz(
+            *files, regex=regex, delimiter=delimiter, fill_gaps=fill_gaps, progress=progress
+        )
     if regex is not None or delimiter is not None:
         raise UsageError(
             "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or a "
             "name that ends in .ndjson, .jsonl or .json): leave out one or the other"
         )
-    return read_json_lines(*files, paths=json_paths, progress=progress)
+    return read_json_lines(*files, paths=json_paths, fill_gaps=fill_gaps, progress=progress)

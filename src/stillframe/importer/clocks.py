@@ -13,11 +13,12 @@ log of a million events fits into memory.
 """
 
 import json
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NoReturn
 
 import msgspec
@@ -26,6 +27,8 @@ from stillframe.errors import NotConsistent, UsageError
 
 HOST_COUNT_MAX = 4096
 _SHOWN_CHARS_MAX = 80
+FILLED_MAX = 1_000_000
+"""Maximum number of events that are filled in for one host."""
 PROGRESS_STEP = 20_000
 Progress = Callable[[str, int, int], None]
 """Called now and then with what is being done, how much of it is done, and how much there is."""
@@ -89,6 +92,10 @@ class Clocks:
     from 1, and `totals` how many events happened before it, itself counted in: more than for any of
     those, so this orders the events as they could have happened. `order` has the events of each
     host.
+
+    Events that the log leaves out can be filled in, with the next numbers. By its clock, such an
+    event learned nothing: it knows what the one before it on its host knew. So of two events in the
+    log, one happened before the other exactly if it did by their own clocks.
     """
 
     def __init__(self, where: str, separation: str = "") -> None:
@@ -105,6 +112,7 @@ class Clocks:
         self._lines = array("q")
         self._files: list[str] = []
         self._times: list[float | None] = []
+        self._bases = array("q")
         self._unread_time_count = 0
         self._first_unread_time = ""
 
@@ -160,8 +168,14 @@ class Clocks:
             )
         return number
 
-    def sort(self) -> None:
-        """Find the `order` of the events of each host: each number must be there once."""
+    @property
+    def filled_count(self) -> int:
+        """How many events were filled in that the log leaves out."""
+        return len(self._bases)
+
+    def sort(self, *, fill_gaps: bool = False) -> None:
+        """Find the `order` of the events of each host: each number must be there once, or it is
+        filled in."""
         self.order = [array("q") for _ in self._index_of]
         for event in sorted(range(len(self.owns)), key=self.owns.__getitem__):
             line, own = self.order[self.owners[event]], self.owns[event]
@@ -176,12 +190,46 @@ class Clocks:
                     "the log of each start separately)",
                 )
             if own > len(line) + 1:
-                self.refuse(
-                    event,
-                    f"the clock has {own} for its own host, but no event of this host has "
-                    f"{len(line) + 1}: numbers go 1, 2, 3... without a gap; is a line missing?",
-                )
+                if not fill_gaps:
+                    self.refuse(
+                        event,
+                        f"the clock has {own} for its own host, but no event of this host has "
+                        f"{len(line) + 1}: numbers go 1, 2, 3... without a gap. Is a line missing? "
+                        "If the log leaves out events, give --fill-gaps",
+                    )
+                self._fill(self.owners[event], own - 1, event)
             line.append(event)
+        if fill_gaps:
+            reached = [*map(len, self.order)]
+            for event in range(len(self._lines)):
+                for other, value in self._entries(event):
+                    if value > reached[other]:
+                        self._fill(other, value, event)
+                        reached[other] = value
+
+    def _fill(self, host: int, count: int, event: int) -> None:
+        """Give a host events up to this count, which the clock of `event` knows."""
+        line = self.order[host]
+        base = line[-1] if line else -1
+        if base >= len(self._lines):
+            base = self._bases[base - len(self._lines)]
+        if count - len(line) > FILLED_MAX:
+            raise UsageError(
+                f"{self._place(event)}: the clock has {count:,} for host {self.name(host)}, and "
+                f"the log leaves out {count - len(line):,} events before that: at most "
+                f"{FILLED_MAX:,} are filled in. Is it really a count of events?"
+            )
+        total = 0 if base < 0 else self.totals[base] - self.owns[base]
+        for own in range(len(line) + 1, count + 1):
+            line.append(len(self.owners))
+            self.owners.append(host)
+            self.owns.append(own)
+            self.totals.append(total + own)
+            self._bases.append(base)
+
+    def is_filled(self, event: int) -> bool:
+        """Return whether the log leaves out this event."""
+        return event >= len(self._lines)
 
     def walk(self, progress: Progress) -> Iterator[Step]:
         """Yield the events of every host in their order, host by host; NotConsistent: a clock
@@ -196,6 +244,11 @@ class Clocks:
         known = [0] * len(self.order)
         total = 0
         for event in self.order[host]:
+            if self.is_filled(event):
+                known[host] += 1
+                total += 1
+                yield Step(host, event, known, [])
+                continue
             learned = []
             for other, value in self._entries(event):
                 if value > known[other]:
@@ -210,7 +263,12 @@ class Clocks:
             yield Step(host, event, known, causes)
 
     def _entries(self, event: int) -> Iterator[tuple[int, int]]:
-        """Return the entries of a clock: index of the host, and number."""
+        """Return the entries of a clock: index of the host, and number. One that was filled in has
+        those of the event before it."""
+        if self.is_filled(event):
+            event = self._bases[event - len(self._lines)]
+            if event < 0:
+                return zip((), (), strict=True)
         begin, end = self._offsets[event], self._offsets[event + 1]
         return zip(self._columns[begin:end], self._values[begin:end], strict=True)
 
@@ -219,10 +277,11 @@ class Clocks:
         for other in learned:
             if known[other] > (count := len(self.order[other])):
                 what = (
-                    f"reached only {count}: is a line missing?"
+                    f"reached only {count}: is a line missing? If the log leaves out events, give "
+                    "--fill-gaps"
                     if count
                     else "is unknown: it has no event in this log. Import all files of the log "
-                    "together"
+                    "together. If it leaves out this host's events, give --fill-gaps"
                 )
                 self.refuse(
                     event, f"the clock has {known[other]} for host {self.name(other)}, which {what}"
@@ -245,7 +304,8 @@ class Clocks:
         return causes
 
     def time_warnings(self) -> Iterator[str]:
-        """Yield a sentence on physical times of unknown form, and on each host with backward times.
+        """Yield a sentence on physical times of unknown form, one on each host with backward times,
+        and one on times that contradict the order between hosts.
 
         Such an event happened after another one by the vector clocks, and before it by its time.
         """
@@ -255,7 +315,8 @@ class Clocks:
                 f"{len(self._times):,} events are not compared by time. Known forms are numbers, "
                 "ISO 8601, and month/day/year with a time"
             )
-        for host, order in enumerate(self.order):
+        logged = [[e for e in order if not self.is_filled(e)] for order in self.order]
+        for host, order in enumerate(logged):
             timed = [event for event in order if self._times[event] is not None]
             falls = [
                 (before, after)
@@ -269,6 +330,39 @@ class Clocks:
                     f"at {len(falls):,} of {len(timed):,} events, first at line "
                     f"{self._lines[after]}, which happened after {self._line(before, after)}"
                 )
+        yield from self._contradictions_between_hosts()
+
+    def _contradictions_between_hosts(self) -> Iterator[str]:
+        times = [-math.inf if time is None else time for time in self._times]
+        if math.isinf(max(times)):
+            return
+        times += [-math.inf] * self.filled_count
+
+        def later(one: int, other: int) -> int:
+            return other if times[other] > times[one] else one
+
+        latest = [[*accumulate(order, later)] for order in self.order]
+        found: list[tuple[float, int, int]] = []
+        for host, order in enumerate(self.order):
+            cause = order[0] if order else 0
+            most = -math.inf
+            for event in order:
+                for other, value in self._entries(event):
+                    if other != host and value and times[latest[other][value - 1]] > most:
+                        cause = latest[other][value - 1]
+                        most = times[cause]
+                if -math.inf < times[event] < most:
+                    found.append((most - times[event], event, cause))
+        if found:
+            _, event, cause = max(found)
+            timed_count = sum(time is not None for time in self._times)
+            yield (
+                f"physical times contradict the order between hosts at {len(found):,} of "
+                f"{timed_count:,} events, most at {self._place(event)} (host "
+                f"{self.name(self.owners[event])}), which happened after "
+                f"{self._line(cause, event)} (host {self.name(self.owners[cause])}) by the vector "
+                "clocks, and before it by its time: the clocks of these hosts differ"
+            )
 
     def describe(self, event: int, neighbour: int) -> str:
         """Return how errors of another event, `neighbour`, name this one."""
@@ -276,6 +370,9 @@ class Clocks:
         return f"event {self.owns[event]} of host {host} ({self._line(event, neighbour)})"
 
     def _line(self, event: int, neighbour: int) -> str:
+        if self.is_filled(event):
+            base = self._bases[event - len(self._lines)]
+            return "left out" if base < 0 else f"left out after {self._line(base, neighbour)}"
         file = self._files[event]
         return f"line {self._lines[event]}{'' if file == self._files[neighbour] else f' of {file}'}"
 
@@ -295,11 +392,13 @@ class Clocks:
         row = dict(self._entries(event))
         fallen = next(other for other, most in enumerate(known) if row.get(other, 0) < most)
         before = self.order[self.owners[event]][self.owns[event] - 2]
+        if self.is_filled(before):
+            before = self._bases[before - len(self._lines)]
         self.refuse(
             event,
             f"the clock has {row.get(fallen, 0)} for host {self.name(fallen)}, but "
-            f"{self._line(before, event)}, one event earlier, has {known[fallen]}: entries never "
-            "decrease",
+            f"{self._line(before, event)}, earlier on this host, has {known[fallen]}: entries "
+            "never decrease",
         )
 
     def _refuse_cause(self, event: int, cause: int, third: int, value: int, known: int) -> NoReturn:

@@ -40,7 +40,8 @@ class Sending(msgspec.Struct, gc=False):
 
 
 class Messages:
-    """The messages of a log: those that it states of its events, or that its clocks imply.
+    """The messages of a log: those that it states of its events, or that its clocks imply. Where
+    events were filled in, they are implied: the other end of a stated one may be left out.
 
     `repeat_count` is how many events receive, by the log, what had arrived before.
     """
@@ -56,8 +57,8 @@ class Messages:
 
     @property
     def are_stated(self) -> bool:
-        """Whether any event states a message."""
-        return bool(self._sent_to or self._received_from)
+        """Whether any event states a message, and none is left out."""
+        return bool(self._sent_to or self._received_from) and not self._clocks.filled_count
 
     def add(self, number: int, event: ClockedEvent) -> None:
         """Take what is stated of the event that the clocks give this number."""
@@ -83,7 +84,7 @@ class Messages:
                 self._take_receive(step, source)
             elif step.causes:
                 self._refuse_causes(step, "the log names no message received here")
-        for sender, target in self._sent_to.items():
+        for sender, target in self._sent_to.items() if self.are_stated else ():
             yield Sending(sender, target, self._receiver_of.get(sender))
 
     def _take_receive(self, step: Step, source: int) -> None:
@@ -135,8 +136,9 @@ class Execution(msgspec.Struct, frozen=True):
         trace: its events and messages; ``trace.are_messages_implied`` unless the log states them.
         hosts: for each process the name that the log has for it.
         repeat_count: how many events receive, by the log, what had arrived before.
-        warnings: a sentence for each host whose physical time runs backwards, and one if times
-            have an unknown form.
+        warnings: a sentence for each host whose physical time runs backwards, one if times
+            contradict the order between hosts, and one if they have an unknown form.
+        filled_count: how many events were filled in that the log leaves out.
     """
 
     label: str
@@ -144,6 +146,7 @@ class Execution(msgspec.Struct, frozen=True):
     hosts: dict[ProcessId, str]
     repeat_count: int
     warnings: tuple[str, ...] = ()
+    filled_count: int = 0
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -177,11 +180,13 @@ def build(
     where: str,
     label: str = "",
     separation: str = "split it, and import each alone",
+    fill_gaps: bool = False,
     progress: Progress = no_progress,
 ) -> Execution:
     """Check the clocks of one execution, which the log calls `label`, and make a trace of it.
-    Errors call the log `where`, and say by `separation` how to separate executions; `progress` is
-    called with the number of checked events.
+    Errors call the log `where`, and say by `separation` how to separate executions. Events that it
+    leaves out are an error, or filled in if `fill_gaps`. `progress` is called with the number of
+    checked events.
 
     Takes time and memory for the entries of all clocks. The trace does not depend on the order of
     the events. NotConsistent: the clocks contradict each other or the stated messages, and log,
@@ -197,7 +202,7 @@ def build(
         fields.append(event.fields)
     if not labels:
         raise UsageError(f"{where} has no event")
-    clocks.sort()
+    clocks.sort(fill_gaps=fill_gaps)
     sendings = [*messages.find(progress)]
     hosts = clocks.hosts
     present = {*clocks.owners, *(sending.target for sending in sendings)}
@@ -212,10 +217,11 @@ def build(
     steps = [
         Event(
             process=processes[clocks.owners[event]],
-            label=labels[event],
+            label="left out of the log" if clocks.is_filled(event) else labels[event],
             accepted=accepted.get(event, ()),
             sent=sent.get(event, ()),
-            fields=fields[event],
+            fields=None if clocks.is_filled(event) else fields[event],
+            is_filled=clocks.is_filled(event),
         )
         for event in ranked
     ]
@@ -225,6 +231,7 @@ def build(
         hosts={process: host for host, process in named.items()},
         repeat_count=messages.repeat_count,
         warnings=tuple(clocks.time_warnings()),
+        filled_count=clocks.filled_count,
     )
 
 

@@ -69,7 +69,10 @@ class JsonPaths(msgspec.Struct, frozen=True):
 
 
 def read_json_lines(
-    *logs: Path, paths: JsonPaths | None = None, progress: Progress = no_progress
+    *logs: Path,
+    paths: JsonPaths | None = None,
+    fill_gaps: bool = False,
+    progress: Progress = no_progress,
 ) -> Imported:
     """Read a log of one execution, and check that it does not contradict itself.
 
@@ -79,6 +82,7 @@ def read_json_lines(
     Args:
         logs: the log; or several, such as one of each host.
         paths: where the objects have what is needed.
+        fill_gaps: whether to fill in events that the log leaves out.
         progress: called with how far it is.
 
     Raises:
@@ -96,7 +100,7 @@ def read_json_lines(
                 yield from reading.events()
             ignored_line_count += reading.ignored_line_count
 
-    execution = build(events(), where=", ".join(names), progress=progress)
+    execution = build(events(), where=", ".join(names), fill_gaps=fill_gaps, progress=progress)
     return Imported((execution,), ignored_line_count)
 
 

@@ -84,6 +84,7 @@ def read_shiviz(
     *paths: Path,
     regex: str | None = None,
     delimiter: str | None = None,
+    fill_gaps: bool = False,
     progress: Progress = no_progress,
 ) -> Imported:
     """Read a log with vector clocks, and check that it does not contradict itself.
@@ -95,6 +96,7 @@ def read_shiviz(
             is such an expression; else the layout that fits the log.
         delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
             execution that follows. By default the second line, if the first is an expression.
+        fill_gaps: whether to fill in events that the log leaves out.
         progress: called with how far it is.
 
     Raises:
@@ -121,6 +123,7 @@ def read_shiviz(
             where=", ".join(names),
             label=label,
             separation=next(filter(None, (log.separation for log in logs)), _SEPARATION),
+            fill_gaps=fill_gaps,
             progress=progress,
         )
         for number, label in enumerate(logs[0].labels)
