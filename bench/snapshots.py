@@ -40,7 +40,7 @@ LATENCY_S_MAX = 15.0
 LOADS = {
     "idle": "bench.forward:idle_of_5",
     "64 in flight each": "bench.forward:mesh_of_5",
-    "paying as fast as they can": "examples.bank:bank",
+    "paying as fast as they can": "stillframe.examples.bank:bank",
 }
 
 

@@ -29,7 +29,7 @@ from stillframe.state_codec import StateCodec
 from stillframe.store.store import Store
 
 STILLFRAME = Path(sys.executable).with_name("stillframe")
-BANK, RING = "examples.bank:bank", "bench.watching_ring:ring"
+BANK, RING = "stillframe.examples.bank:bank", "bench.watching_ring:ring"
 SNAPSHOT_COUNT = 10_000
 ROUND_COUNT = 5
 WINDOW_MS = 3000

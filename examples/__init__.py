@@ -1,1 +1,1 @@
-"""Programs to run, read and change."""
+"""The demonstrations of ``./demo``, and a notebook; ``stillframe.examples`` has small systems."""

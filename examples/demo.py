@@ -23,15 +23,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from examples.bank import ACCOUNT_COUNT, TOTAL, bank
 from examples.claims import exit_code_of, show_claims
+from stillframe.examples.bank import ACCOUNT_COUNT, TOTAL, bank
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor, trigger_periodically
 from stillframe.store.manifest import SnapshotEntry
 from stillframe.store.store import Store
 
-REFERENCE = "examples.bank:bank"
+REFERENCE = "stillframe.examples.bank:bank"
 EVERY_S = 0.25
 BEFORE_KILL_S = 14.0
 AFTER_KILL_S = 8.0

@@ -21,7 +21,7 @@ from bench.watching import STILLFRAME, browser, served, started  # noqa: E402
 from stillframe.store.store import Store  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-BANK = "examples.bank:bank"
+BANK = "stillframe.examples.bank:bank"
 WIDTH, HEIGHT = 1200, 760
 CAPTION_WAIT_MS = 60_000
 COLOURS = 96

@@ -1,10 +1,11 @@
 """The bank of the examples, at a rate that leaves the machine to what is tested beside it.
 
-``examples.bank`` pays as fast as it can, which keeps two cores busy for as long as a test lasts.
+``stillframe.examples.bank`` pays as fast as it can, which keeps two cores busy for as long as a
+test lasts.
 """
 
-from examples.bank import ACCOUNT_COUNT, TOTAL, Account, Auditor, Transfer
 from stillframe import Topology, every
+from stillframe.examples.bank import ACCOUNT_COUNT, TOTAL, Account, Auditor, Transfer
 
 __all__ = ["BANK", "TOTAL", "CalmAccount", "CalmAuditor", "Transfer", "bank"]
 

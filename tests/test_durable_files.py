@@ -183,7 +183,7 @@ def test_the_python_api_refuses_addresses(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "command",
     [
-        "run examples.bank:bank --store x --tls {}",
+        "run stillframe.examples.bank:bank --store x --tls {}",
         "certificates {}",
         "import {}",
         "import x --out {}",

@@ -73,7 +73,7 @@ def reference_of(topology: Topology) -> str:
 
 
 def load_topology(reference: str) -> Topology:
-    """Import the module of `reference`, such as ``examples.bank:bank``, from ``sys.path`` and
+    """Import the module of `reference`, such as ``bank:bank``, from ``sys.path`` and
     return its topology. UsageError if there is no such module, attribute or topology, or the import
     fails."""
     example = "TOPOLOGY, for example 'bank:bank' for the name bank in bank.py"

@@ -16,8 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 mpl.use("agg")
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-NOTEBOOK = EXAMPLES / "history.ipynb"
+NOTEBOOK = Path(__file__).parent.parent.parent / "examples" / "history.ipynb"
 FIGURE_COUNT = 6
 CELL_LINES_MAX = 15
 
@@ -68,8 +67,7 @@ def test_every_cell_works_in_jupyter_and_what_it_shows_is_true(tmp_path: Path) -
     """On a run of real processes: all snapshots are consistent, the money is the same in all of
     them, balances alone are wrong; the predicate stayed, each figure is there, and no file of the
     run is left."""
-    for source in (NOTEBOOK, EXAMPLES / "bank.py"):
-        shutil.copy(source, tmp_path)
+    shutil.copy(NOTEBOOK, tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     executed = tmp_path / NOTEBOOK.name
@@ -84,9 +82,7 @@ def test_every_cell_works_in_jupyter_and_what_it_shows_is_true(tmp_path: Path) -
     assert len(figures) == FIGURE_COUNT
     assert min(map(len, figures)) > 10_000
     assert list(temporary.glob("stillframe-*")) == []
-    assert {path.name for path in tmp_path.iterdir()} <= {
-        *("history.ipynb", "bank.py", "temporary", "__pycache__")
-    }
+    assert {path.name for path in tmp_path.iterdir()} == {"history.ipynb", "temporary"}
 
 
 def judge(text: str) -> None:
@@ -113,15 +109,11 @@ def test_every_cell_works_and_what_it_says_is_true(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One after the other as a program, on the Spark that is active: as in Jupyter, and each figure
     is drawn. The last cell ends Spark: here it only removes the files of the run."""
-    shutil.copy(EXAMPLES / "bank.py", tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    request.addfinalizer(lambda: sys.modules.pop("bank", None))  # other tests have a bank, too
     monkeypatch.setattr(spark, "stop", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     drawn = []

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from examples.bank import ACCOUNT_COUNT
 from stillframe.cli.app import app
+from stillframe.examples.bank import ACCOUNT_COUNT
 from tests import calm
 from tests.doc_pages import blocks
 from tests.reader import wait_until
@@ -42,7 +42,7 @@ def blocks_in(language: str, place: Path) -> list[str]:
 def run_until(files: str, count: int, line: str, place: Path) -> None:
     """Run a system as the page says, but with few messages, until there are `count` files; then
     stop it."""
-    words = shlex.split(line.replace("examples.bank:bank", calm.BANK))
+    words = shlex.split(line.replace("stillframe.examples.bank:bank", calm.BANK))
     system = subprocess.Popen(
         [STILLFRAME, *words[2:], "--every", "20ms"],
         cwd=ROOT,

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from examples.philosophers import table
-from examples.token_ring import careless, ring
 from stillframe.analytics import predicate_eval, predicate_history
 from stillframe.analytics.manifests import Published, read_published
 from stillframe.analytics.predicate_history import DETECTED_SCHEMA, Summary, detect, summary
 from stillframe.detect.predicate import resolve_predicate
 from stillframe.detect.view import SnapshotView
 from stillframe.errors import ApplicationError, Unavailable, UsageError
+from stillframe.examples.philosophers import table
+from stillframe.examples.token_ring import careless, ring
 from stillframe.imports import add_cwd_to_path, load_topology
 from stillframe.model import SnapshotId
 from stillframe.store.store import Store
@@ -29,8 +29,8 @@ from tests.nightly import by_night
 pytestmark = pytest.mark.spark
 
 MANY = by_night(2_000, check=100)
-DINNER = "examples.philosophers:table"
-RING = "examples.token_ring:careless"
+DINNER = "stillframe.examples.philosophers:table"
+RING = "stillframe.examples.token_ring:careless"
 PURSES = "tests.cli.conftest:purses"
 
 
@@ -137,7 +137,7 @@ def test_modules_are_found_where_the_command_is_given(
     (tmp_path / "pages" / "below" / "deep").mkdir(parents=True)
     (tmp_path / "pages" / "below" / "one.py").write_text("1\n")
     (tmp_path / "crawl_here.py").write_text(
-        "from examples.crawl import crawl\n"
+        "from stillframe.examples.crawl import crawl\n"
         f"pages = crawl({str(tmp_path / 'pages')!r})\n"
         "def is_counted(view):\n"
         "    return any(process.line_count for process in view.processes.values())\n"

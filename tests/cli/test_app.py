@@ -17,7 +17,7 @@ from stillframe.cli.app import app
 from tests.cli.conftest import Call
 
 ROOT = Path(__file__).parent.parent.parent
-BANK = "examples.bank:bank"
+BANK = "stillframe.examples.bank:bank"
 COMMANDS = "run restore resume join snapshot savepoint delete list show".split()
 COMMANDS += "verify diff detect events observe watch view certs".split()
 GROUPS = {
@@ -126,8 +126,11 @@ def test_every_command_has_an_example_and_json(call: Call, command: str) -> None
         (["snapshot", "nowhere"], "nowhere does not exist"),
         (["restore", "nowhere"], "nowhere does not exist"),
         (["run", "no_such_module:x", "--store", "new"], "no module 'no_such_module'"),
-        (["run", "examples.bank:safe", "--store", "new"], "has no topology 'safe'; it has bank"),
-        (["run", "examples.bank", "--store", "new"], "write MODULE:TOPOLOGY"),
+        (
+            ["run", "stillframe.examples.bank:safe", "--store", "new"],
+            "has no topology 'safe'; it has bank",
+        ),
+        (["run", "stillframe.examples.bank", "--store", "new"], "write MODULE:TOPOLOGY"),
         (["run", BANK, "--store", "new", "--initiator", "Q"], "there is no process 'Q'; there are"),
         (["run", BANK, "--store", "new", "--every", "5"], "--interval '5' is not a duration"),
         (

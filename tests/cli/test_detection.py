@@ -184,8 +184,8 @@ def test_one_of_two_that_overlap_is_enough(call: Call, tmp_path: Path) -> None:
 def test_the_topology_must_be_that_of_the_store(call: Call, money: Path, empty: Path) -> None:
     """One that does not say of which it is needs the option; another one is refused."""
     assert "give --topology MODULE:TOPOLOGY" in call("detect", money, "loss").stderr
-    other = call("detect", money, "loss", "--topology", "examples.bank:bank")
-    assert "with a different topology from examples.bank:bank" in other.stderr
+    other = call("detect", money, "loss", "--topology", "stillframe.examples.bank:bank")
+    assert "with a different topology from stillframe.examples.bank:bank" in other.stderr
     nothing = call("detect", empty, "loss", *PURSES)
     assert (nothing.exit_code, "holds no snapshot yet" in nothing.stderr) == (2, True)
 

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("cryptography", reason="needs the extra 'tls'")
 
-from examples.bank import bank
 from stillframe.eventlog.reader import epochs
+from stillframe.examples.bank import bank
 from stillframe.runtime.network.addresses import COORDINATOR_PORT
 from stillframe.store.store import Store
 from tests import calm
@@ -40,7 +40,11 @@ def commands_of_the_page(port: int) -> list[list[str]]:
     """Return the commands of docs/machines.md, with addresses of this machine alone, and with its
     bank at a rate that leaves the machine to the commands."""
     blocks = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    text = "".join(blocks).replace("10.0.0.", "127.0.0.").replace("examples.bank:bank", calm.BANK)
+    text = (
+        "".join(blocks)
+        .replace("10.0.0.", "127.0.0.")
+        .replace("stillframe.examples.bank:bank", calm.BANK)
+    )
     commands = [shlex.split(line)[2:] for line in text.splitlines()]
     for command in commands:
         for position, word in enumerate(command):
@@ -61,8 +65,7 @@ def test_the_commands_of_the_page_run_a_system(
         programs.append(Program(*command, cwd=tmp_path))
         return programs[-1]
 
-    for folder in ("examples", "tests"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
     made = call(*certificates)
     assert (made.exit_code, made.stdout) == (0, "tls/coordinator\ntls/P2\ntls/P3\n")
@@ -102,7 +105,7 @@ def test_who_is_refused_at_its_first_coming_ends(
     programs.append(system)
     system.until("waiting for B to join")
     for reference, process, words in (
-        ("examples.bank:bank", "A", "there is no process 'A'; there are P1, P2"),
+        ("stillframe.examples.bank:bank", "A", "there is no process 'A'; there are P1, P2"),
         ("tests.runtime.programs:joining", "A", "the topologies differ"),
     ):
         where = ("--coordinator", address, "--listen", "127.0.0.1", "--tls", papers() / "A")
@@ -177,7 +180,7 @@ def test_event_logs_of_several_machines_are_one(
     assert faults_in(found_in(log).to_pylist()) == set()
 
 
-BANK = "examples.bank:bank"
+BANK = "stillframe.examples.bank:bank"
 AWAY = ("--coordinator", "127.0.0.1:1", "--listen", "127.0.0.1")
 
 

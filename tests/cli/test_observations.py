@@ -414,7 +414,7 @@ def test_a_value_is_compared_with_its_types(one: Any, other: Any, is_same: bool)
         ("store", "compact", "SEEN", "--out", "elsewhere"),
         ("store", "follow", "SEEN", "--checkpoint", "elsewhere"),
         ("pipeline", "list", "SEEN"),
-        ("run", "examples.bank:bank", "--store", "SEEN"),
+        ("run", "stillframe.examples.bank:bank", "--store", "SEEN"),
     ],
 )
 def test_commands_on_snapshots_refuse_observations(

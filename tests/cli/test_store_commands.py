@@ -225,7 +225,7 @@ def test_a_damaged_line_of_the_history_keeps_no_supervisor_back(
     """It is named behind the first line, which says that the command supervises the system; then
     the system is started, but its code is another."""
     damage_the_history(money)
-    monkeypatch.setattr(run, "_reference_of", lambda _: "examples.bank:bank")
+    monkeypatch.setattr(run, "_reference_of", lambda _: "stillframe.examples.bank:bank")
     result = call(command, money)
     first, second, *rest = result.stderr.splitlines()
     assert first == f"this command supervises the system of {money} until it is stopped"

@@ -25,7 +25,7 @@ RALLY = "tests.runtime.programs:rally"
 def test_it_stops_when_the_predicate_holds(call: Call, tmp_path: Path) -> None:
     """Long before its time is over; the answer is yes, with what was found, and the store can say
     it again."""
-    path, table = tmp_path / "dinner", "examples.philosophers:table"
+    path, table = tmp_path / "dinner", "stillframe.examples.philosophers:table"
     options = ("--every", "100ms", "--until", "deadlock", "--json")
     ended = call("run", table, "--store", path, *options, *LONG)
     assert ended.exit_code == 0, ended.stderr
@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_predicate_that_takes_long(
 def test_what_is_no_predicate_is_refused_before_anything_starts(call: Call, tmp_path: Path) -> None:
     """No store is made."""
     options = ("--store", tmp_path / "dinner", "--until", "love")
-    result = call("run", "examples.philosophers:table", *options)
+    result = call("run", "stillframe.examples.philosophers:table", *options)
     assert result.exit_code == 2
     assert "there is no predicate 'love'" in result.stderr
     assert not (tmp_path / "dinner").exists()
@@ -106,7 +106,7 @@ def test_a_missing_duckdb_is_reported_before_anything_starts(
     """The system would be stopped by its first snapshot."""
     monkeypatch.setitem(sys.modules, "duckdb", None)
     options = ("--store", tmp_path / "s", "--until", "select 1")
-    result = call("run", "examples.philosophers:table", *options)
+    result = call("run", "stillframe.examples.philosophers:table", *options)
     assert result.exit_code == 2
     assert "stillframe[sql]" in result.stderr
     assert not (tmp_path / "s").exists()
@@ -115,7 +115,7 @@ def test_a_missing_duckdb_is_reported_before_anything_starts(
 @pytest.mark.slow
 def test_a_restore_stops_when_the_predicate_holds(call: Call, tmp_path: Path) -> None:
     """As ``run`` does."""
-    path, table = tmp_path / "dinner", "examples.philosophers:table"
+    path, table = tmp_path / "dinner", "stillframe.examples.philosophers:table"
     assert (
         call("run", table, "--store", path, "--every", "never", "--duration", "1ms").exit_code == 0
     )

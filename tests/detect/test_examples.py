@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.crawl import standard_library
 from stillframe.detect.view import view_of
+from stillframe.examples.crawl import standard_library
 from stillframe.store.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,7 +18,7 @@ def run_until(topology: str, predicate: str, store: Path) -> str:
     """Run a topology until a predicate holds; return what was said of it."""
     ended = subprocess.run(
         [
-            *(sys.executable, "-m", "stillframe", "run", f"examples.{topology}"),
+            *(sys.executable, "-m", "stillframe", "run", f"stillframe.examples.{topology}"),
             *("--store", str(store), "--every", "100ms", "--until", predicate),
         ],
         cwd=ROOT,

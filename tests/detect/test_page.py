@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner, Result
 
-from examples.philosophers import table
 from stillframe.cli.app import app
+from stillframe.examples.philosophers import table
 from stillframe.store.store import Store
 from tests.analytics.epochs import make_store
 from tests.doc_pages import blocks
@@ -67,7 +67,9 @@ def test_spark_says_so_of_all_epochs(spark: "SparkSession", tmp_path: Path) -> N
     """The command of the page, and what it says of a store with several epochs; and its
     program."""
     _, session = blocks("console", PAGE)
-    path = make_store(tmp_path / "dinner", table, "examples.philosophers:table", snapshot_count=40)
+    path = make_store(
+        tmp_path / "dinner", table, "stillframe.examples.philosophers:table", snapshot_count=40
+    )
     found = called(session.strip(), path)
     assert found.exit_code == 0, found.stderr
     more, yes, of_all = found.stderr.splitlines()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from examples import token_ring
-from examples.philosophers import Philosopher, dinner
 from stillframe import Channel, Message, Process, Topology
 from stillframe.detect.predicate import StablePredicate, deadlock, loss_against, termination
 from stillframe.detect.view import view_of
+from stillframe.examples import token_ring
+from stillframe.examples.philosophers import Philosopher, dinner
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.sim import choices
 from stillframe.sim.network import Fifo

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from examples import shards
 from stillframe.detect.predicate import places_of, total
 from stillframe.detect.view import view_of
 from stillframe.errors import UsageError
+from stillframe.examples import shards
 from stillframe.imports import load_topology
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.runtime import events
@@ -35,7 +35,10 @@ def run(name: str, store: Store, doing: Doing, **options: Any) -> Watch:
         async with (
             asyncio.timeout(60),
             Supervisor(
-                f"examples.shards:{name}", store, SupervisorConfig(**options), emit=watch.emit
+                f"stillframe.examples.shards:{name}",
+                store,
+                SupervisorConfig(**options),
+                emit=watch.emit,
             ) as system,
         ):
             await doing(system, watch)
@@ -51,7 +54,7 @@ def new_store(path: Path) -> Store:
 
 def money(snapshot: Snapshot, name: str) -> float:
     """Return how much money there is, in accounts and on its way."""
-    topology = load_topology(f"examples.shards:{name}")
+    topology = load_topology(f"stillframe.examples.shards:{name}")
     return total(places_of(view_of(snapshot, topology))["money"])
 
 

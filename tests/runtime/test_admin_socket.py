@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from examples.bank import bank
 from stillframe.errors import StillframeError, StoreError, Unavailable
+from stillframe.examples.bank import bank
 from stillframe.model import SnapshotId
 from stillframe.protocol import wire
 from stillframe.runtime import events, run_file

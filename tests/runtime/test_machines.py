@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from examples.bank import TOTAL, Transfer
+from stillframe.examples.bank import TOTAL, Transfer
 from stillframe.model import Snapshot
 from stillframe.store.store import Store
 from tests.nightly import Figure, seeds
@@ -107,7 +107,14 @@ def running_bank(place: Path, made: list[Machine]) -> Iterator[tuple[Far, dict[s
         system = start(
             first,
             "system",
-            *("run", "examples.bank:bank", "--store", place / "store", "--every", "500ms"),
+            *(
+                "run",
+                "stillframe.examples.bank:bank",
+                "--store",
+                place / "store",
+                "--every",
+                "500ms",
+            ),
             *("--timeout", "2s", "--listen", first.address, "--external", "P2"),
             *("--external", "P3", "--tls", place / "papers" / "coordinator"),
         )
@@ -115,7 +122,7 @@ def running_bank(place: Path, made: list[Machine]) -> Iterator[tuple[Far, dict[s
             name: start(
                 machine,
                 name,
-                *("join", "examples.bank:bank", name, "--coordinator", first.address),
+                *("join", "stillframe.examples.bank:bank", name, "--coordinator", first.address),
                 *("--listen", machine.address, "--tls", place / "papers" / name),
             )
             for name, machine in zip(("P2", "P3"), made[1:], strict=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from examples.bank import bank
 from stillframe import Topology, every
 from stillframe.errors import UsageError
+from stillframe.examples.bank import bank
 from stillframe.model import Abandoned, Reason, Snapshot
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim.campaign import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.bank import bank
+from stillframe.examples.bank import bank
 from stillframe.model import Channel, SnapshotId
 from stillframe.process import Message, Process, every
 from stillframe.protocol.lai_yang import LaiYangRecorder

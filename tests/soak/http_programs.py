@@ -4,8 +4,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from examples.http_shop import Server
 from stillframe import JoinedProcess
+from stillframe.examples.http_shop import Server
 
 
 class NaiveServer(Server):

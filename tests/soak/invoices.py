@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from examples.invoices import Payment, connect, settle
 from stillframe import Due, Outbox
+from stillframe.examples.invoices import Payment, connect, settle
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor

@@ -1,12 +1,20 @@
-"""The shop of ``examples/invoices.py`` with tills that die at the worst moments when told to."""
+"""The shop of ``stillframe.examples.invoices``, with tills that die at the worst moments."""
 
 import contextlib
 import os
 import signal
 from contextlib import closing
 
-from examples.invoices import NaiveTill, Payment, Till, connect, database, settle, shop_with
 from stillframe import Channel, Due, Outbox
+from stillframe.examples.invoices import (
+    NaiveTill,
+    Payment,
+    Till,
+    connect,
+    database,
+    settle,
+    shop_with,
+)
 
 BEFORE, INSIDE, AFTER = "before the commit", "in the transaction", "after the commit"
 PRECISE_MOMENTS = (BEFORE, INSIDE, AFTER)

@@ -71,7 +71,14 @@ def test_a_system_outlives_the_faults_of_its_object_store(
         (tmp_path / "messages").open("w+") as messages,
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "stillframe", "run", "examples.bank:bank", "--json"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "stillframe",
+                    "run",
+                    "stillframe.examples.bank:bank",
+                    "--json",
+                ),
                 *("--store", place, "--interval", "200ms", "--keep", "20"),
             ],
             cwd=ROOT,

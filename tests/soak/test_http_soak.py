@@ -17,9 +17,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from examples import http_shop
-from examples.http_shop import PRICE, STOCK, Shop, charge, connect, system
 from stillframe import Due, JoinedProcess, Keyed, Message, Outbox
+from stillframe.examples import http_shop
+from stillframe.examples.http_shop import PRICE, STOCK, Shop, charge, connect, system
 from stillframe.model import Abandoned, Snapshot
 from stillframe.runtime import events
 from stillframe.runtime.supervisor.supervisor import Supervisor
@@ -28,7 +28,7 @@ from tests.nightly import Figure, by_night, seeds
 from tests.ports import free_port
 from tests.runtime.links import until
 
-REFERENCE = "examples.http_shop:system"
+REFERENCE = "stillframe.examples.http_shop:system"
 CUSTOMER_COUNT = 8
 STEP_TIMEOUT_S = 60.0
 WHOM = ("the server", "the warehouse", "nobody", "the server")
@@ -40,7 +40,9 @@ class Shopping:
     `answered` has what customers know: order -> pieces.
     """
 
-    def __init__(self, directory: Path, seed: int, server: str = "examples.http_shop") -> None:
+    def __init__(
+        self, directory: Path, seed: int, server: str = "stillframe.examples.http_shop"
+    ) -> None:
         self.random = random.Random(seed)
         self.store = Store.create(
             directory / "store", description=system.description, reference=REFERENCE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.invoices import Payment, Till, connect, settle, shop
 from stillframe import Channel, Due, SnapshotId
+from stillframe.examples.invoices import Payment, Till, connect, settle, shop
 from tests.nightly import Figure, by_night, seeds
 from tests.soak.invoices import MOMENTS, soak
 

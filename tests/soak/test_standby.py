@@ -105,7 +105,9 @@ def test_a_frozen_supervisor_publishes_nothing_after_it_wakes(
     """While it lives it keeps the store; frozen for longer than its lease it loses that, and stops
     with its processes as soon as it wakes. Nothing is lost."""
     first, second = hosts
-    frozen = first.start("run", "examples.bank:bank", "--store", STORE, "--interval", "200ms")
+    frozen = first.start(
+        "run", "stillframe.examples.bank:bank", "--store", STORE, "--interval", "200ms"
+    )
     wait_until(lambda: len(first.listed()["snapshots"]) > 5)
     refused = second.call("resume", STORE)
     assert refused.returncode == 2
@@ -135,7 +137,14 @@ def test_of_two_that_start_at_once_one_wins(hosts: tuple[Host, Host]) -> None:
     """The other one is refused, or stops; the store is whole."""
     first, second = hosts
     made = first.call(
-        "run", "examples.bank:bank", "--store", STORE, "--interval", "200ms", "--duration", "2s"
+        "run",
+        "stillframe.examples.bank:bank",
+        "--store",
+        STORE,
+        "--interval",
+        "200ms",
+        "--duration",
+        "2s",
     )
     assert made.returncode == 0, made.stderr
     for epoch in range(2, 7):

@@ -71,7 +71,8 @@ class Commands(typer.Typer):
         see ``output.wants_json``.
         """
         heading = "Example" if len(examples) == 1 else "Examples"
-        epilog = f"{heading}: {'; '.join(f'stillframe {one}' for one in examples)}"
+        # After \b lines are not wrapped: each can be pasted into a shell.
+        epilog = "\n".join(("\b", f"{heading}:", *(f"  stillframe {one}" for one in examples)))
 
         def register(function: Function) -> Function:
             self.command(name, cls=Command, epilog=epilog)(_with_options(function))

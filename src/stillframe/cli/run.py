@@ -57,7 +57,7 @@ DAYS_MAX = 3650
 app = Commands()
 
 
-@app.add("run examples.bank:bank --store money --interval 250ms")
+@app.add("run stillframe.examples.bank:bank --store money --interval 250ms")
 def run(
     reference: str = options.TOPOLOGY,
     *,
@@ -346,7 +346,7 @@ def _reference_of(store: Store) -> str:
 
 
 @app.add(
-    "join examples.bank:bank P2 --coordinator 10.0.0.1 --listen 10.0.0.2 --tls certificates/P2"
+    "join stillframe.examples.bank:bank P2 --coordinator 10.0.0.1 --listen 10.0.0.2 --tls tls/P2"
 )
 def join(
     reference: str = options.TOPOLOGY,
@@ -395,7 +395,7 @@ def join(
         raise typer.Exit(code)
 
 
-@app.add("certs certificates P2 P3")
+@app.add("certs tls P2 P3")
 def certs(
     directory: Path = argument("DIR", "Directory of the CA. It is created if it does not exist."),
     processes: list[str] | None = argument(

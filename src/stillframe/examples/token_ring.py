@@ -1,6 +1,6 @@
 """A token that circulates in a ring, for mutual exclusion, until a faulty process loses it.
 
-    stillframe run examples.token_ring:careless --store ring --every 200ms --until loss
+    stillframe run stillframe.examples.token_ring:careless --store ring --every 200ms --until loss
 
 One process of `careless` loses the token after it passed it on a number of times. No process can
 detect that, because each only waits for the token. A snapshot counts the tokens at processes and in

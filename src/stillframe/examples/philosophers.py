@@ -2,7 +2,7 @@
 
 Eventually each holds its left fork and waits for the right one forever:
 
-    stillframe run examples.philosophers:table --store dinner --duration 10s
+    stillframe run stillframe.examples.philosophers:table --store dinner --duration 10s
     stillframe detect dinner deadlock
 
 At `polite_table` one philosopher takes the right fork first, and no deadlock is possible.

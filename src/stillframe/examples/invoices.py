@@ -3,7 +3,7 @@
 Customers order, `billing` writes invoices, customers pay, and `till` commits the payments to a
 table that no restore undoes:
 
-    stillframe run examples.invoices:shop --store shop --every 200ms --duration 10s
+    stillframe run stillframe.examples.invoices:shop --store shop --every 200ms --duration 10s
 
 The amount of an invoice depends on which order arrived first, so it may differ after a restore. A
 payment that is committed too early, as by the till of `naive_shop`, is then made twice, or wrongly.

@@ -1,7 +1,7 @@
 """An HTTP shop that answers an order only when no death can undo it, and charges for it once.
 
-    stillframe run examples.http_shop:system --store shop --interval 100ms &
-    python -m examples.http_shop shop 8000 &
+    stillframe run stillframe.examples.http_shop:system --store shop --interval 100ms &
+    python -m stillframe.examples.http_shop shop 8000 &
     curl -X PUT 'http://127.0.0.1:8000/orders/C1-1?pieces=3'
 
 The client chooses the name of its order. If it gets no answer, or 503, it is unknown whether the

@@ -4,7 +4,7 @@ Each process reads a directory, counts the lines of its Python files, and sends 
 to other processes. After the last directory, every process waits for another one. A snapshot shows
 that no work is left, neither at a process nor in transit:
 
-    stillframe run examples.crawl:standard_library --store crawl --every 100ms --until termination
+    stillframe run stillframe.examples.crawl:standard_library --store crawl --until termination
     stillframe show crawl SNAPSHOT
 """
 
