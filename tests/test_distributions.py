@@ -1,6 +1,10 @@
 """The source distribution can be tested, and the wheel needs no checkout."""
 
+import itertools
+import json
+import re
 import shlex
+import signal
 import site
 import subprocess
 import sys
@@ -13,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
+from stillframe.cli.reference import reference
 from tests.doc_pages import blocks
 from tests.wheels import ROOT, Distributions, environment, metadata_of, outside
 
@@ -76,11 +81,16 @@ def test_the_metadata_are_those_of_a_package_index(distributions: Distributions)
     assert "Typing :: Typed" in (metadata.classifiers or [])
 
 
+@pytest.fixture(scope="module")
+def programs(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of programs of an environment with the plain wheel."""
+    return environment(tmp_path_factory.mktemp("plain"), distributions.wheel)
+
+
 def test_an_environment_with_the_wheel_has_nothing_of_the_checkout(
-    distributions: Distributions, tmp_path: Path
+    programs: Path, tmp_path: Path
 ) -> None:
     """The package is the installed one, and packages that it does not require are not there."""
-    programs = environment(tmp_path / "venv", distributions.wheel)
     look = "import stillframe, sys; print(stillframe.__file__, *sys.path, sep='\\n')"
     said = subprocess.run(
         [programs / "python", "-c", look],
@@ -91,7 +101,7 @@ def test_an_environment_with_the_wheel_has_nothing_of_the_checkout(
         check=True,
     )
     where, *paths = said.stdout.splitlines()
-    assert Path(where).is_relative_to(tmp_path / "venv")
+    assert Path(where).is_relative_to(programs.parent)
     assert not [path for path in paths if Path(path).is_relative_to(ROOT)]
     missing = subprocess.run(
         [programs / "python", "-c", "import pytest"],
@@ -101,6 +111,69 @@ def test_an_environment_with_the_wheel_has_nothing_of_the_checkout(
         check=False,
     )
     assert "No module named 'pytest'" in missing.stderr
+
+
+EXAMPLES = re.findall(r"^    stillframe (.+)$", reference(), re.MULTILINE)
+"""The examples of all help texts, without the name of the program."""
+RUNS = {"view lecture --out lecture.html": 0, "sim run --seeds 1..20": 0, "sim script lecture": 0}
+RUNS["sim explore --network reordering"] = 1
+"""The exit code of each example that ends and needs nothing."""
+FOREVER = "run stillframe.examples.bank:bank --store money --interval 250ms"
+CALL_EACH = """
+import contextlib, io, json, os, shlex, sys
+from stillframe.__main__ import main
+for line in json.load(sys.stdin):
+    sys.argv = ["stillframe", *shlex.split(line)]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ending:
+            code = ending.code or 0
+    print(json.dumps([line, code, out.getvalue(), err.getvalue()]))
+"""
+"""A program that calls the command line with each command that it reads."""
+
+
+def test_each_example_of_the_help_runs_or_names_what_is_missing(
+    programs: Path, tmp_path: Path
+) -> None:
+    """Without extras and in an empty directory: what needs neither does what it says; all others
+    end with 2, and name the extra, or the file or directory of the example that does not exist."""
+    called = subprocess.run(
+        [programs / "python", "-c", CALL_EACH],
+        input=json.dumps([one for one in EXAMPLES if one != FOREVER]),
+        cwd=tmp_path,
+        env=outside(programs),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(EXAMPLES) > 60
+    assert RUNS.keys() | {FOREVER} <= set(EXAMPLES)
+    for example, code, out, err in map(json.loads, called.stdout.splitlines()):
+        if example in RUNS:
+            assert (code, bool(out + err)) == (RUNS[example], True), (example, err)
+            continue
+        places = "|".join(map(re.escape, shlex.split(example)))
+        named = rf"({places})( does not exist| holds no |: No such file| cannot be read)"
+        named += rf"|there is no \w+ ({places})|pip install 'stillframe\["
+        assert (code, out) == (2, ""), example
+        assert re.search(named, err), (example, err)
+    assert {path.name for path in tmp_path.iterdir()} == {"lecture.html"}
+    with subprocess.Popen(
+        [programs / "stillframe", *shlex.split(FOREVER)],
+        cwd=tmp_path,
+        env=outside(programs),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as system:
+        assert system.stderr is not None
+        said = "".join(itertools.takewhile(lambda line: "published" not in line, system.stderr))
+        system.send_signal(signal.SIGTERM)
+        said += system.stderr.read()
+    assert system.returncode == 0, said
+    assert "to continue from snapshot P1-" in said
 
 
 def test_the_install_commands_of_the_readme_work(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_every_command_has_an_example_and_json(call: Call, command: str) -> None
     """The help of each command shows how it is called, and each can write JSON."""
     result = call(*command.split(), "--help")
     assert result.exit_code == 0
-    assert re.search(rf"Examples?: stillframe {command}\b", result.stdout)
+    assert re.search(rf"Examples?:\n    stillframe {command}\b", result.stdout)
     assert "--json" in result.stdout
 
 

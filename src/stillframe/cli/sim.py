@@ -86,7 +86,7 @@ PROVE = option(
 )
 
 
-@app.add("sim run --seeds 1..200")
+@app.add("sim run --seeds 1..20")
 def run(
     reference: str | None = argument(
         "MODULE:TOPOLOGY",

@@ -1,6 +1,7 @@
 """``stillframe watch``: serves the page that shows a system, a pipeline, or services."""
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -83,9 +84,8 @@ def watch(
     /metrics."""
     require_open_files(PROGRAM_FILE_COUNT, "the dashboard")
     address = Address.parse(listen or "127.0.0.1", port=PORT, may_be_any=True)
-    token = token_for(address, token_file)
 
-    def ready(where: Address) -> None:
+    def ready(where: Address, token: str | None) -> None:
         is_any = where.host in ("0.0.0.0", "::")  # noqa: S104 - only if somebody asked for it
         named = Address(socket.gethostname(), where.port) if is_any else where
         link = f"http://{named}/" if token is None else f"http://{named}/?token={token}"
@@ -96,7 +96,8 @@ def watch(
         _target(path, predicates or [], reference, event_log, otlp) as target,
         contextlib.suppress(KeyboardInterrupt),  # one that comes while it starts
     ):
-        uvloop.run(serve(target, address, token=token, ready=ready))
+        token = token_for(address, token_file)  # a refused command creates no file
+        uvloop.run(serve(target, address, token=token, ready=functools.partial(ready, token=token)))
 
 
 @contextlib.contextmanager

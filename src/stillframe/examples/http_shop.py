@@ -50,21 +50,21 @@ TABLES = """
 
 
 class Order(Message):
-    """What the shop asks the warehouse for."""
+    """A request of the shop to the warehouse."""
 
     order: str
     pieces: int
 
 
 class Shipped(Message):
-    """What the warehouse has sent to the customer."""
+    """A parcel that the warehouse has sent to the customer."""
 
     order: str
     pieces: int
 
 
 class Charge(Message):
-    """What the customer pays: an effect outside of the system."""
+    """A payment of the customer: an effect outside of the system."""
 
     order: str
     amount: int
@@ -83,7 +83,7 @@ class Warehouse(Process):
 
 @dataclass
 class Shop:
-    """What the HTTP server records: the orders that it has taken, and the charges to be made."""
+    """The recorded state of the server: the orders that it has taken, and the charges to be made."""
 
     charges: Outbox[Charge]
     orders: Keyed[str, int] = field(default_factory=Keyed)

@@ -36,7 +36,7 @@ class Order(Message):
 
 
 class Invoice(Message):
-    """That makes so much."""
+    """An invoice over an amount."""
 
     invoice: str
     amount: int
@@ -66,7 +66,7 @@ class Customer(Process):
 
 
 class Billing(Process):
-    """Writes an invoice for each order. The price varies from order to order, whoever it is of."""
+    """Writes an invoice for each order. The price varies from order to order."""
 
     order_count: int = 0
     order_counts: dict[str, int] = field(default_factory=dict)
