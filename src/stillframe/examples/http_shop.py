@@ -83,7 +83,7 @@ class Warehouse(Process):
 
 @dataclass
 class Shop:
-    """The recorded state of the server: the orders that it has taken, and the charges to be made."""
+    """The recorded state of the server: the orders that it has taken, and the charges to make."""
 
     charges: Outbox[Charge]
     orders: Keyed[str, int] = field(default_factory=Keyed)
