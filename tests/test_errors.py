@@ -1,6 +1,7 @@
 """Errors say what they are about in fields as well as in text."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stillframe import (
     tracefile,
 )
 from stillframe.errors import (
+    TEXT_LENGTH_MAX,
     ApplicationError,
     Damaged,
     Refused,
@@ -26,6 +28,9 @@ from stillframe.errors import (
     StoreError,
     Unavailable,
     UsageError,
+    describe,
+    repr_of,
+    text_of,
 )
 from stillframe.importer import JsonPaths, read_log
 from stillframe.pipeline import channel
@@ -68,6 +73,68 @@ def test_who_raises_knows_best() -> None:
     error = Damaged("x is short", path="x")
     error.locate(path="directory", snapshot="P1-7", process="P1")
     assert fields(error) == ("x", "P1", "P1-7")
+
+
+class Renamed(type):
+    """Its classes have no name."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise LookupError
+
+
+class Odd(str):
+    """A text that does nothing."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+    def __len__(self) -> int:
+        raise LookupError
+
+    encode = __getitem__ = __format__ = __len__  # type: ignore[assignment]
+
+
+class Hostile(Exception, metaclass=Renamed):
+    """An exception whose text is what a function returns, or raises."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __str__(self) -> str:
+        text: str = self._make()
+        return text
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: 1 // 0, "Hostile (its str() raised ZeroDivisionError)"),
+        (sys.exit, "Hostile (its str() raised SystemExit)"),
+        (lambda: 7, "Hostile (its str() raised TypeError)"),
+        (lambda: "c\udce9", "Hostile: c\\udce9"),
+        (lambda: Odd("odd"), "Hostile: odd"),
+        (lambda: "", "Hostile"),
+        (lambda: "x" * (TEXT_LENGTH_MAX + 1), f"Hostile: {'x' * TEXT_LENGTH_MAX}... (10,001 chara"),
+    ],
+)
+def test_the_text_of_an_exception_can_be_made_and_encoded(
+    make: Callable[[], object], text: str
+) -> None:
+    """Whatever its class does: the class is named at least."""
+    error = Hostile(make)
+    assert describe(error).startswith(text)
+    assert {type(text_of(error)), type(repr_of(error))} == {str}
+
+
+def test_errors_are_in_utf8() -> None:
+    """So that each can be sent, stored and shown: a path may be no text."""
+    error = UsageError("a c\udce9", path=Path("c\udce9"), remedy="use \ud800")
+    assert (str(error), error.path) == ("a c\\udce9: use \\ud800", "c\\udce9")
 
 
 def test_an_error_keeps_its_fields_on_its_way_to_another_program() -> None:

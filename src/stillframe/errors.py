@@ -13,10 +13,17 @@ StillframeError
 
 Expected outcomes are values, not errors: a snapshot that could not be completed is
 ``model.Abandoned``.
+
+What a user wrote becomes text only here (`text_of`, `repr_of`, `describe`): it may have no text, or
+text that is not UTF-8.
 """
 
 import math
+from collections.abc import Callable
 from types import UnionType
+
+TEXT_LENGTH_MAX = 10_000
+"""How many characters of the text of a user's object are kept."""
 
 
 class StillframeError(Exception):
@@ -41,7 +48,7 @@ class StillframeError(Exception):
         snapshot: object = None,
         remedy: str | None = None,
     ) -> None:
-        super().__init__(text if remedy is None else f"{text}: {remedy}")
+        super().__init__(utf8(text if remedy is None else f"{text}: {remedy}"))
         self.path: str | None = None
         self.process: str | None = None
         self.snapshot: str | None = None
@@ -52,7 +59,7 @@ class StillframeError(Exception):
         self, *, path: object = None, process: str | None = None, snapshot: object = None
     ) -> None:
         """Set what the error is about, unless the place that raised it knew better."""
-        self.path = self.path or (None if path is None else str(path))
+        self.path = self.path or (None if path is None else utf8(str(path)))
         self.process = self.process or process
         self.snapshot = self.snapshot or (None if snapshot is None else str(snapshot))
 
@@ -96,7 +103,7 @@ class Unavailable(StillframeError):
 def check_kind(argument: str, value: object, kind: type | UnionType, wanted: str) -> None:
     """Raise a UsageError that asks for what is `wanted`, unless `value` is of that kind."""
     if not isinstance(value, kind):
-        raise UsageError(f"{argument} is {value!r}: give {wanted}")
+        raise UsageError(f"{argument} is {repr_of(value)}: give {wanted}")
 
 
 def check_seconds(argument: str, seconds: float) -> None:
@@ -111,6 +118,40 @@ def check_count(argument: str, count: int, least: int) -> None:
         raise UsageError(f"{argument} is {count}: give {least} or more")
 
 
+def utf8(text: str) -> str:
+    """Return a text with what UTF-8 cannot encode escaped."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
+
+
+def text_of(found: object) -> str:
+    """Return the text of an object, whatever its class does: in UTF-8, of limited length. Without
+    one it is the name of the class, and why."""
+    return _made(str, found)
+
+
+def repr_of(found: object) -> str:
+    """Return the representation of an object, as ``text_of`` does."""
+    return _made(repr, found)
+
+
 def describe(error: BaseException) -> str:
-    """Return an error in one line, with its class."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return an error with its class, as ``text_of`` does."""
+    name, text = _class_name(error), text_of(error)
+    return f"{name}: {text}" if text and not text.startswith(f"{name} (") else text or name
+
+
+def _made(make: Callable[[object], str], found: object) -> str:
+    try:
+        text = make(found)
+        # Its class may be a user's, too: only the functions of str are called.
+        kept = utf8(str.__getitem__(text, slice(TEXT_LENGTH_MAX)))
+        count = str.__len__(text)
+    except BaseException as error:  # noqa: BLE001 - sys.exit() in it as well
+        return f"{_class_name(found)} (its {make.__name__}() raised {_class_name(error)})"
+    return kept if count <= TEXT_LENGTH_MAX else f"{kept}... ({count:,} characters)"
+
+
+def _class_name(found: object) -> str:
+    """Return the name of the class of an object. A metaclass may have another `__name__`."""
+    name: str = type.__dict__["__name__"].__get__(type(found))
+    return name

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from stillframe.errors import UsageError, check_kind
+from stillframe.errors import StillframeError, UsageError, check_kind, describe
 from stillframe.topology import Topology
 
 
@@ -26,21 +27,30 @@ def _split(reference: str, noun: str, example: str) -> tuple[str, str]:
     return module_name, name
 
 
+def _imported(module_name: str, name: str) -> tuple[ModuleType, object]:
+    """Import a module of the user; return it, and what it has under `name`, or None."""
+    try:
+        module = importlib.import_module(module_name)
+        return module, getattr(module, name, None)
+    except (StillframeError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # sys.exit() in it as well
+        missing = error.name if type(error) is ModuleNotFoundError else None
+        if isinstance(missing, str) and f"{module_name}.".startswith(f"{missing}."):
+            raise UsageError(
+                f"there is no module {module_name!r} here: run from the directory that holds it"
+            ) from error
+        raise UsageError(f"module {module_name!r} cannot be imported: {describe(error)}") from error
+
+
 def load_function(reference: str) -> Callable[..., Any]:
     """Import the module of `reference`, such as ``predicates:terminated``, from ``sys.path`` and
     return its function, a predicate; what the module prints goes to stderr. UsageError if there is
     no such module or function, or the import fails."""
     example = "FUNCTION, for example 'predicates:terminated' for the function terminated in"
     module_name, name = _split(reference, "predicate", f"{example} predicates.py")
-    try:
-        with redirect_stdout(sys.stderr):
-            module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}; it is "
-            "looked for in this directory"
-        ) from error
-    function = getattr(module, name, None)
+    with redirect_stdout(sys.stderr):
+        _, function = _imported(module_name, name)
     if not callable(function):
         raise UsageError(f"{module_name} has no function {name!r}")
     found: Callable[..., Any] = function
@@ -78,21 +88,7 @@ def load_topology(reference: str) -> Topology:
     fails."""
     example = "TOPOLOGY, for example 'bank:bank' for the name bank in bank.py"
     module_name, attribute = _split(reference, "topology", example)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.startswith(error.name):
-            raise UsageError(
-                f"there is no module {module_name!r} here: run from the directory that holds it"
-            ) from error
-        raise UsageError(f"module {module_name!r} cannot be imported: {error}") from error
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    topology = getattr(module, attribute, None)
+    module, topology = _imported(module_name, attribute)
     if not isinstance(topology, Topology):
         names = sorted(n for n, value in vars(module).items() if isinstance(value, Topology))
         raise UsageError(

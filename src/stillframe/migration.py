@@ -22,7 +22,7 @@ import msgspec
 
 from stillframe.detect.predicate import find_loss, places_of, total
 from stillframe.detect.view import declared_defaults, view_of
-from stillframe.errors import ApplicationError, UsageError
+from stillframe.errors import ApplicationError, UsageError, describe, repr_of, text_of
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -110,7 +110,7 @@ class Fields:
                     value = with_ordered_sets(self._decoders[name].decode(raw))
                     values[name] = msgspec.Raw(_encode(value))
                 except (*DECODING_ERRORS, TypeError, ValueError) as error:
-                    raise Misfit(f"{name} was {shown(raw)}: {error}") from error
+                    raise Misfit(f"{name} was {shown(raw)}: {text_of(error)}") from error
                 if not _keeps(_plain(raw), _plain(values[name])):
                     cut.append(name)
             elif name in starts:
@@ -541,12 +541,14 @@ def _redistribute(
     before_it = _recorded(snapshot, recorded)
     try:
         after: object = topology.redistribute(before_it)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ApplicationError(
-            f"redistribute raised {type(error).__name__}: {error}, on snapshot {snapshot.id}"
+            f"redistribute raised {describe(error)}, on snapshot {snapshot.id}"
         ) from error
     if not isinstance(after, Recorded):
-        raise _wrong(f"returned {after!r}: return a stillframe.Recorded")
+        raise _wrong(f"returned {repr_of(after)}: return a stillframe.Recorded")
     state = GlobalState(
         tuple(_states(after, recorded, topology)), tuple(_channels(after, recorded, topology))
     )
@@ -617,8 +619,8 @@ def _recorded(snapshot: Snapshot, recorded: Description) -> Recorded:
         )
     except (*DECODING_ERRORS, TypeError, ValueError, KeyError) as error:
         raise UsageError(
-            f"snapshot {snapshot.id} cannot be passed to redistribute as plain values: {error}: "
-            "continue with the code that it was taken with"
+            f"snapshot {snapshot.id} cannot be passed to redistribute as plain values: "
+            f"{text_of(error)}: continue with the code that it was taken with"
         ) from error
 
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, repr_of, text_of
 from stillframe.model import DECODING_ERRORS, SnapshotId
 from stillframe.ordered_sets import with_ordered_sets
 
@@ -220,7 +220,8 @@ class Outbox(Generic[Item]):
                 else self._decode(encoded)
             )
         except _FAILURES as error:
-            raise UsageError(f"{self.name}: {item!r} cannot be put: {error}") from error
+            shown, why = repr_of(item), text_of(error)
+            raise UsageError(f"{self.name}: {shown} cannot be put: {why}") from error
         before = self._entries[-1].key if self._entries else self._mark
         key = hashlib.sha256(before.encode() + encoded).hexdigest()
         self._entries.append(OutboxEntry(kept, key))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, repr_of, text_of
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.outbox import Outbox
 from stillframe.waiting import Waiting
@@ -89,7 +89,7 @@ def every(*, ms: float) -> Callable[[_Function], _Function]:
         UsageError: `ms` is negative or not a number.
     """
     if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms < float("inf"):
-        raise UsageError(f"every(ms={ms!r}): give milliseconds, 0 or more")
+        raise UsageError(f"every(ms={repr_of(ms)}): give milliseconds, 0 or more")
 
     def mark(function: _Function) -> _Function:
         setattr(function, _PERIOD_ATTRIBUTE, float(ms))
@@ -124,7 +124,7 @@ class Process:
         try:
             dataclasses.dataclass(eq=False)(cls)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"class {cls.__name__}: {error}") from error
+            raise UsageError(f"class {cls.__name__}: {text_of(error)}") from error
         check_names(cls, Process)
         cls.actions = tuple(
             Action(name, period)
@@ -300,7 +300,7 @@ def field_types(kind: type) -> dict[str, Any]:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError) as error:
         raise UsageError(
-            f"class {kind.__name__}: its annotations do not resolve: {error}"
+            f"class {kind.__name__}: its annotations do not resolve: {text_of(error)}"
         ) from error
     if issubclass(kind, msgspec.Struct):
         names: tuple[str, ...] = kind.__struct_fields__
@@ -321,8 +321,8 @@ def accepted_messages(annotation: Any, where: str) -> tuple[type[Message], ...]:
     for member in members:
         if not (isinstance(member, type) and issubclass(member, Message) and member is not Message):
             raise UsageError(
-                f"{where}: {member!r} is not a message class: annotate the message with classes "
-                "derived from stillframe.Message, for example 'message: Transfer | Query'"
+                f"{where}: {repr_of(member)} is not a message class: annotate the message with "
+                "classes derived from stillframe.Message, for example 'message: Transfer | Query'"
             )
     return members
 
@@ -364,7 +364,7 @@ def receive_annotation(kind: type[Process]) -> Any:
     try:
         hints = typing.get_type_hints(kind.receive)
     except (NameError, TypeError) as error:
-        raise UsageError(f"{where}: its annotations do not resolve: {error}") from error
+        raise UsageError(f"{where}: its annotations do not resolve: {text_of(error)}") from error
     if parameters[2] not in hints:
         raise UsageError(
             f"{where}: annotate the messages that it accepts, for example '{parameters[2]}: "

@@ -18,6 +18,7 @@ from stillframe.errors import (
     Unavailable,
     UsageError,
     check_kind,
+    describe,
 )
 from stillframe.imports import load_topology
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, Reason, Snapshot, SnapshotId
@@ -101,7 +102,7 @@ class LoadedSnapshot:
         except (*DECODING_ERRORS, KeyError, TypeError, ValueError) as error:
             raise NotConsistent(
                 f"snapshot {self.id} in {self.entry.directory} holds a state or message that does "
-                f"not fit its topology ({type(error).__name__}: {error})",
+                f"not fit its topology ({describe(error)})",
                 path=self.entry.directory,
                 snapshot=self.id,
                 remedy="use another snapshot",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, describe, text_of
 from stillframe.keyed import Keyed
 from stillframe.model import DECODING_ERRORS, KeyedChange
 from stillframe.ordered_sets import may_hold_set, with_ordered_sets
@@ -22,7 +22,6 @@ from stillframe.process import (
     is_immutable,
 )
 
-_ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _LOOKALIKES = (bytearray, memoryview, dict)
 """What is encoded like bytes or a Struct, and can be changed in place."""
 Held = TypeVar("Held", Keyed[Any, Any], Outbox[Any])
@@ -76,7 +75,7 @@ class StateCodec:
             self._names_with_sets = [name for name, kind in others if may_hold_set(kind)]
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"class {kind.__name__}: its fields cannot be recorded: {error}"
+                f"class {kind.__name__}: its fields cannot be recorded: {text_of(error)}"
             ) from error
 
     def capture(self, process: object) -> bytes:
@@ -91,7 +90,7 @@ class StateCodec:
         try:
             values = {name: getattr(process, name) for name in self._other_names}
         except AttributeError as error:
-            raise UsageError(f"a declared field was never set: {error}") from error
+            raise UsageError(f"a declared field was never set: {text_of(error)}") from error
         found = self.outbox_fields(process).items()
         return values | {name: outbox.recorded() for name, outbox in found}
 
@@ -146,9 +145,9 @@ class StateCodec:
         try:
             sets = {name: with_ordered_sets(values[name]) for name in self._names_with_sets}
             return self._encode(values | sets)
-        except _ENCODING_ERRORS as error:
-            field = self._find_unencodable(values)
-            raise UsageError(f"{self.kind.__name__}.{field} cannot be recorded: {error}") from error
+        except Exception as error:  # of a value, whose class may be the application's
+            where = f"{self.kind.__name__}.{self._find_unencodable(values)}"
+            raise UsageError(f"{where} cannot be recorded: {describe(error)}") from error
 
     def encode_part(self, name: str, values: list[Any]) -> bytes:
         """Return keys or values of the keyed field `name` as a MessagePack array; a UsageError if
@@ -163,8 +162,9 @@ class StateCodec:
                 )
         try:
             return self._encode(values)
-        except _ENCODING_ERRORS as error:
-            raise UsageError(f"{self.kind.__name__}.{name} cannot be recorded: {error}") from error
+        except Exception as error:
+            where = f"{self.kind.__name__}.{name}"
+            raise UsageError(f"{where} cannot be recorded: {describe(error)}") from error
 
     def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
         """Raise a UsageError if a restore could not read the recorded fields. Capturing does not
@@ -228,7 +228,7 @@ class StateCodec:
         for name, value in values.items():
             try:
                 self._encode(with_ordered_sets(value))
-            except _ENCODING_ERRORS:
+            except Exception:  # noqa: BLE001 - the same
                 return name
         return "?"
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 import msgspec
 
 from stillframe.durable_files import write_atomically
-from stillframe.errors import NotConsistent, UsageError
+from stillframe.errors import NotConsistent, UsageError, text_of
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, SnapshotId, check_process_id
 from stillframe.storage.location import local_path
 from stillframe.trace import MarkerStep, Step, Trace, clean_label
@@ -91,7 +91,7 @@ def _encode_line(document: msgspec.Struct, what: str) -> bytes:
         line = msgspec.json.encode(document)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(
-            f"{what} cannot be written as JSON: {error}; use plain values in its fields"
+            f"{what} cannot be written as JSON: {text_of(error)}; use plain values in its fields"
         ) from error
     if len(line) >= LINE_BYTES_MAX:
         raise UsageError(

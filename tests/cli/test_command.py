@@ -1,14 +1,17 @@
 """How commands end: which error becomes which exit code, and what it says."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from stillframe.cli.command import Command
+from stillframe.cli.output import say
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 
 
@@ -37,12 +40,32 @@ def test_input_and_output_errors_name_the_file() -> None:
     assert (result.exit_code, result.stderr) == (2, "Error: /a/store: Permission denied\n")
 
 
-def test_what_nobody_expected_is_our_bug() -> None:
+def test_what_nobody_expected_in_our_code_is_our_bug() -> None:
     """Any other exception ends with 101, says that it is our bug, and keeps the traceback."""
-    result = outcome_of(KeyError("balance"))
+    app = typer.Typer()
+    lines: Any = [None]
+    app.command(cls=Command)(lambda: say(*lines))
+    result = CliRunner().invoke(app, [])
     assert result.exit_code == 101
-    assert "this is a bug in stillframe (KeyError)" in result.stderr
+    assert "this is a bug in stillframe (AttributeError)" in result.stderr
     assert "Traceback (most recent call last)" in result.stderr
+
+
+class NoText(BaseException):
+    """Like many an exception of an application."""
+
+    def __str__(self) -> str:
+        raise AttributeError("code")
+
+
+def test_what_nobody_expected_in_code_of_the_user_is_not() -> None:
+    """Such as that of a `__post_init__` in a recorded state: the sentence says where it is."""
+    result = outcome_of(NoText())
+    assert result.exit_code == 2
+    found = re.fullmatch(r"Error: your code raised NoText \(.*\), in (.*)\n", result.stderr)
+    assert found is not None, result.stderr
+    assert found[1].startswith("outcome_of.<locals>.fail(), line ")
+    assert found[1].endswith(f" of {__file__}")
 
 
 def test_a_chosen_exit_code_stays() -> None:

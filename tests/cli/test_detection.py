@@ -119,7 +119,7 @@ def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path
         ("select 1 = 2 from nowhere", "Table with name nowhere does not exist"),
         ("select true where false", "returns no row in snapshot A-1: it must return one row"),
         ("select sum(amount) > 1 from messages where false", "write coalesce(sum(...), 0)"),
-        ("withdrawals:all_paid", "module 'withdrawals' cannot be imported"),
+        ("withdrawals:all_paid", "there is no module 'withdrawals' here"),
     ],
 )
 def test_what_is_no_predicate_is_refused(

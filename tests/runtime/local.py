@@ -135,6 +135,7 @@ class LocalSystem:
         await self.coordinator.close()
         # Nobody may connect when the listeners close: asyncio loses what it has just accepted.
         for member in self.members.values():
+            member._is_closing = True
             for task in member._tasks:
                 task.cancel()
         await hang_up()

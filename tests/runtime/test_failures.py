@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from stillframe import Channel, Message, Process, Topology, every
+from stillframe import Channel, Message, Process, SnapshotEntry, Topology, every
 from stillframe.errors import ApplicationError, StillframeError, UsageError
 from stillframe.model import Abandoned, Reason
 from stillframe.runtime import control
@@ -190,6 +191,158 @@ def test_on_published_that_raises_is_named(tmp_path: Path) -> None:
             assert str(system.failures[0]) == "process B: on_published() raised OSError: no printer"
 
     asyncio.run(main())
+
+
+class NoText(Exception):
+    """Like an exception of an application that formats what was never set."""
+
+    def __str__(self) -> str:
+        raise AttributeError("code")
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise AttributeError("of these neither")
+
+
+class Strange(Message):
+    """A message that cannot be shown, and may not be made again."""
+
+    serial: int = 0
+
+    def __repr__(self) -> str:
+        raise NoText
+
+    def __post_init__(self) -> None:
+        if self.serial:
+            raise NoText
+
+
+PLACES = ("start", "receive", "act", "on_published")
+
+
+class Raiser(Process):
+    """Raises in the middle of an action, or cancels the task in which it runs."""
+
+    place: str = ""
+    count: int = 0
+    _error: BaseException | None = None
+
+    def start(self) -> None:
+        """Act."""
+        self.visit("start")
+
+    def receive(self, channel: Channel, message: Strange) -> None:
+        """Act."""
+        self.visit("receive")
+
+    @every(ms=1)
+    def act(self) -> None:
+        """Act."""
+        self.visit("act")
+
+    def on_published(self, snapshot: object) -> None:
+        """Act."""
+        self.visit("on_published")
+
+    def visit(self, place: str) -> None:
+        """Do half of it."""
+        if place == self.place:
+            self.count += 1
+            if self._error is not None:
+                raise self._error
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+
+class Waiter(Raiser):
+    """Does the same in coroutines, between two waits."""
+
+    async def start(self) -> None:  # type: ignore[override]
+        """Act."""
+        await self.wait("start")
+
+    async def receive(  # type: ignore[override]
+        self, channel: Channel, message: Strange
+    ) -> None:
+        """Act."""
+        await self.wait("receive")
+
+    @every(ms=1)
+    async def act(self) -> None:  # type: ignore[override]
+        """Act."""
+        await self.wait("act")
+
+    async def on_published(self, snapshot: object) -> None:  # type: ignore[override]
+        """Act."""
+        await self.wait("on_published")
+
+    async def wait(self, place: str) -> None:
+        """Do half of it."""
+        await asyncio.sleep(0)
+        self.visit(place)
+        await asyncio.sleep(0)
+
+
+class Sender(Process):
+    """Sends what cannot be shown, or cannot be made again."""
+
+    serial: int = 0
+
+    @every(ms=1)
+    def act(self) -> None:
+        """Send one."""
+        message = Strange()
+        msgspec.structs.force_setattr(message, "serial", self.serial)
+        self.send("A", message)
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "place", "is_async"),
+    [
+        *((NoText(), "NoText (its", place, one) for place in PLACES for one in (False, True)),
+        *((None, "CancelledError", place, True) for place in PLACES),
+        (None, "a handler cancelled a task", "on_published", False),
+        *((ValueError("c\udce9"), "ValueError: c\\udce9", "act", one) for one in (False, True)),
+        *((SystemExit(3), "SystemExit: 3", "act", one) for one in (False, True)),
+        (asyncio.CancelledError(), "CancelledError", "act", True),
+    ],
+)
+def test_the_end_of_a_process_is_named_by_the_class_of_the_error(
+    tmp_path: Path, error: BaseException | None, name: str, place: str, is_async: bool
+) -> None:
+    """Also if the error has no text, or one that is not UTF-8: the coordinator gets it, nothing
+    that was half done is in a snapshot, and no action is taken any more."""
+
+    async def main() -> None:
+        process = (Waiter if is_async else Raiser)(place=place)
+        process._error = error
+        topology = Topology({"A": process, "B": Sender()}, [("B", "A")])
+        async with asyncio.timeout(30), LocalSystem(topology, tmp_path, may_fail=True) as system:
+            if place == "on_published":
+                await system.take()
+            await system.until(lambda: bool(system.failures))
+            result = system.coordinator.begin("B")
+            await system.members["A"].leave()
+            await system.until(lambda: bool(system.departed))
+            [(departed, failure)] = system.departed
+            assert departed == "A"
+            assert failure is not None
+            assert failure.detail.startswith("process A: ")
+            assert name in failure.detail
+            assert isinstance(system.failures[0], StillframeError)
+            assert process.count == 1
+            assert not (result.done() and isinstance(result.result(), SnapshotEntry))
+
+    asyncio.run(main())
+
+
+def test_a_message_that_cannot_be_made_ends_the_process(tmp_path: Path) -> None:
+    """Its class raises when it is decoded: the other end did nothing wrong."""
+    topology = Topology({"A": Raiser(), "B": Sender(serial=1)}, [("B", "A")])
+    error = fail(topology, tmp_path)
+    assert isinstance(error, ApplicationError)
+    assert "channel B->A: messages 1 to 1 cannot be made: NoText (its" in str(error)
 
 
 def undeclared(process: Process) -> None:

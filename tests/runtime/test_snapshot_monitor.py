@@ -131,6 +131,7 @@ def test_a_channel_that_is_cut_is_named_while_it_is(tmp_path: Path) -> None:
         topology = Topology({"A": Source(limit=3), "B": Sink()}, [("A", "B")])
         async with asyncio.timeout(TIMEOUT_S), LocalSystem(topology, tmp_path) as system:
             (keeping, *_) = system.members["A"]._tasks
+            keeping.remove_done_callback(system.members["A"]._on_task_done)
             keeping.cancel()
             outgoing = system.hosts["A"].outgoing["B"]
             transport = carrier(outgoing)

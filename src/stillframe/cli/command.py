@@ -17,8 +17,10 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +33,7 @@ from typer.core import TyperCommand
 from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import disk_advice
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, describe, text_of
 from stillframe.storage.location import Location, local_path, locate
 from stillframe.storage.remote import noticing
 
@@ -39,6 +41,8 @@ Function = TypeVar("Function", bound=Callable[..., None])
 EXIT_NO = 1
 EXIT_WRONG = 2
 EXIT_BUG = 101
+_OURS = str(Path(__file__).parents[1])
+_LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*/(site|dist)-packages/")
 EXIT_CLOSED_PIPE = 141
 """What a shell shows of a program that SIGPIPE ended: neither a yes nor a no."""
 
@@ -222,18 +226,34 @@ def _errors_as_sentences() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_CLOSED_PIPE) from None
     except StillframeError as error:
-        _end(str(error), EXIT_WRONG)
+        _end(text_of(error), EXIT_WRONG)
     except OSError as error:
         advice = f"; {disk_advice(error)}" if error.errno == errno.EMFILE else ""
         place = error.filename or "input or output"
         _end(f"{place}: {error.strerror or error}{advice}", EXIT_WRONG)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is ours or the user's
+        if (place := _place_of_user(error)) is not None:
+            _end(f"your code raised {describe(error)}, in {place}", EXIT_WRONG)
         typer.echo(traceback.format_exc(), err=True)
         _end(
             f"this is a bug in stillframe ({type(error).__name__}): please report it with the "
             "lines above",
             EXIT_BUG,
         )
+
+
+def _place_of_user(error: BaseException) -> str | None:
+    """Return where in the user's code an error was raised; None if that is in ours."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if code.co_filename.startswith(_OURS):
+            place = None
+        elif _LIBRARIES.match(code.co_filename) is None:
+            place = f"{code.co_qualname}(), line {line} of {code.co_filename}"
+    return place
 
 
 def _end(sentence: str, code: int) -> NoReturn:

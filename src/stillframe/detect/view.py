@@ -8,13 +8,12 @@ import dataclasses
 import gc
 import inspect
 import math
-import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stillframe.errors import ApplicationError, UsageError
+from stillframe.errors import ApplicationError, UsageError, describe, repr_of, text_of
 from stillframe.model import (
     DECODING_ERRORS,
     Channel,
@@ -99,7 +98,7 @@ def _process(topology: Topology, state: ProcessState) -> Any:
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"process {state.process}: no {codec.kind.__name__} can be created from its recorded "
-            f"fields, {', '.join(fields) or 'none'}, to evaluate it: {error}"
+            f"fields, {', '.join(fields) or 'none'}, to evaluate it: {text_of(error)}"
         ) from error
     return process
 
@@ -139,15 +138,16 @@ def yes_or_no(function: Callable[[Any], bool], view: object, name: str, where: s
     says `name` and `where`, if it raises, or returns something else than True or False."""
     try:
         found: object = function(view)
-    except (Exception, SystemExit) as error:
-        raise ApplicationError(f"{name} raised {type(error).__name__}: {error}, {where}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ApplicationError(f"{name} raised {describe(error)}, {where}") from error
     if isinstance(found, bool):
         return found
     if inspect.iscoroutine(found):
         found.close()
     raise ApplicationError(
-        f"{name} returned {reprlib.repr(found)}, a {type(found).__name__}, {where}: return True or "
-        "False"
+        f"{name} returned {repr_of(found)}, a {type(found).__name__}, {where}: return True or False"
     )
 
 
@@ -176,7 +176,7 @@ def conserved(owner: object, where: str, snapshot: SnapshotId | None) -> Quantit
         isinstance(name, str) and _is_amount(amount) for name, amount in answer.items()
     ):
         raise _wrong(where, "conserved", answer, snapshot, "a dict of names and finite numbers")
-    return answer
+    return {text_of(name): amount for name, amount in answer.items()}
 
 
 def _is_amount(amount: object) -> bool:
@@ -195,28 +195,29 @@ def _answer(
 ) -> object:
     """Return the result of a method without arguments; `absent` if there is none."""
     method = asked.__name__
-    found = getattr(owner, method, _ABSENT)
+    try:
+        found = getattr(owner, method, _ABSENT)
+        if callable(found):
+            return found()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ApplicationError(
+            f"{where}: {method}() raised {describe(error)}{_on(snapshot, ', ')}"
+        ) from error
     if found is _ABSENT:
         return absent
-    if not callable(found):
-        raise ApplicationError(
-            f"{where}: {method} is not a method of {type(owner).__name__} but {found!r}: give "
-            "that field another name"
-        )
-    try:
-        answer: object = found()
-    except (Exception, SystemExit) as error:
-        raise ApplicationError(
-            f"{where}: {method}() raised {type(error).__name__}: {error}{_on(snapshot, ', ')}"
-        ) from error
-    return answer
+    raise ApplicationError(
+        f"{where}: {method} is not a method of {type(owner).__name__} but {repr_of(found)}: give "
+        "that field another name"
+    )
 
 
 def _wrong(
     where: str, method: str, answer: object, snapshot: SnapshotId | None, wanted: str
 ) -> ApplicationError:
     return ApplicationError(
-        f"{where}: {method}() returned {answer!r}{_on(snapshot)}: return {wanted}"
+        f"{where}: {method}() returned {repr_of(answer)}{_on(snapshot)}: return {wanted}"
     )
 
 

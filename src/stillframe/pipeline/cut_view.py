@@ -30,7 +30,7 @@ from stillframe.detect.predicate import (
     verdict_on,
 )
 from stillframe.detect.view import yes_or_no
-from stillframe.errors import ApplicationError, UsageError
+from stillframe.errors import ApplicationError, UsageError, describe, repr_of
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.snapshot_manifest import Manifest
@@ -240,16 +240,18 @@ def amounts_in(view: PipelineView, amounts: Callable[[PipelineView], object], na
     Raises an ApplicationError if it raises, or returns something else."""
     try:
         found = amounts(view)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ApplicationError(
-            f"{name} raised {type(error).__name__}: {error}, on snapshot {view.snapshot}"
+            f"{name} raised {describe(error)}, on snapshot {view.snapshot}"
         ) from error
     if not isinstance(found, Mapping) or not all(
         isinstance(place, str) and _is_amount(amount) for place, amount in found.items()
     ):
         raise ApplicationError(
-            f"{name} returned {found!r} on snapshot {view.snapshot}: return a dict of the names of "
-            "places and finite numbers"
+            f"{name} returned {repr_of(found)} on snapshot {view.snapshot}: return a dict "
+            "of the names of places and finite numbers"
         )
     return {name.rpartition(":")[2]: {p: amount for p, amount in found.items() if amount}}
 

@@ -13,7 +13,15 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from stillframe.errors import ApplicationError, ProtocolViolation, StillframeError, UsageError
+from stillframe.errors import (
+    ApplicationError,
+    ProtocolViolation,
+    StillframeError,
+    UsageError,
+    describe,
+    repr_of,
+    text_of,
+)
 from stillframe.model import DECODING_ERRORS, Channel, ProcessId, ProcessState, SnapshotId
 from stillframe.ordered_sets import with_ordered_sets
 from stillframe.outbox import Due
@@ -109,9 +117,10 @@ class ActionRunner:
                 )
             ]
         except (NameError, TypeError, *DECODING_ERRORS) as error:
-            given = repr([*arguments])[:200]
+            given = repr_of([*arguments])[:200]
             raise UsageError(
-                f"process {self.id}: {action}() does not take {given}: {error}", process=self.id
+                f"process {self.id}: {action}() does not take {given}: {text_of(error)}",
+                process=self.id,
             ) from None
         return self.perform(action, *fitted, *arguments[len(fitted) :])
 
@@ -158,14 +167,14 @@ class ActionRunner:
                 self._run_through(returned)
             elif returned is not None:
                 raise TypeError("it returned a value: a handler returns None")
-        except StillframeError:
+        except (StillframeError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
-            shown = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # sys.exit() and cancellation end the action as well
+            where = ""
+            if handler == RECEIVE:
+                where = f" on {repr_of(arguments[1])} of channel {arguments[0]}"
             raise ApplicationError(
-                f"process {self.id}: {handler}() raised {shown}"
-                + (f" on {arguments[1]!r} of channel {arguments[0]}" if handler == RECEIVE else ""),
-                process=self.id,
+                f"process {self.id}: {handler}() raised {describe(error)}{where}", process=self.id
             ) from error
 
     def _run_through(self, coroutine: Any) -> None:
@@ -175,7 +184,7 @@ class ActionRunner:
         except StopIteration:
             return
         except RuntimeError as error:
-            if "no running event loop" not in str(error):
+            if "no running event loop" not in text_of(error):
                 raise
         coroutine.close()
         raise UsageError(
@@ -187,7 +196,7 @@ class ActionRunner:
         accepted = self._accepted_by.get(target)
         if accepted is None:
             raise UsageError(
-                f"process {self.id} has no channel to {target!r}; "
+                f"process {self.id} has no channel to {repr_of(target)}; "
                 f"outgoing: {', '.join(self._accepted_by) or 'none'}"
             )
         if type(message) not in accepted:
@@ -200,7 +209,8 @@ class ActionRunner:
             self._sent.append((target, self._encode(with_ordered_sets(message))))
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise UsageError(
-                f"channel {Channel(self.id, target)}: {message!r} cannot be encoded: {error}"
+                f"channel {Channel(self.id, target)}: {repr_of(message)} cannot be encoded: "
+                f"{text_of(error)}"
             ) from error
 
     def _want_snapshot(self) -> None:

@@ -29,7 +29,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.errors import ProtocolViolation, UsageError, text_of
 from stillframe.model import (
     Batch,
     Channel,
@@ -268,7 +268,7 @@ class Recordings(Generic[AnyRecording]):
         try:
             state = self._capture()
         except UsageError as error:
-            return self._cannot_record(snapshot, str(error))
+            return self._cannot_record(snapshot, text_of(error))
         self._recordings[snapshot] = self._begin_recording(state)
         effects: list[Effect] = [
             SendMarker(target, self._marker_to(target, snapshot)) for target in self._sent_counts

@@ -16,6 +16,7 @@ from stillframe.errors import (
     Unavailable,
     UsageError,
     describe,
+    text_of,
 )
 from stillframe.model import (
     Abandoned,
@@ -315,7 +316,7 @@ class Coordinator:
         try:
             outcome = await loop.run_in_executor(self._writer, self._write, snapshot)
         except Exception as error:
-            detail = str(error) if isinstance(error, StillframeError) else describe(error)
+            detail = text_of(error) if isinstance(error, StillframeError) else describe(error)
             outcome = Abandoned(snapshot.id, Reason.NOT_PUBLISHED, (), detail)
         # A snapshot that cannot be written because one that it is based on is not there would be
         # followed by others like it. Which error that is need not be known: to record everything

@@ -17,7 +17,14 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import ProtocolViolation, UsageError
+from stillframe.errors import (
+    ApplicationError,
+    ProtocolViolation,
+    UsageError,
+    describe,
+    repr_of,
+    text_of,
+)
 from stillframe.model import DECODING_ERRORS, Batch, Channel, Marker, ProcessId
 from stillframe.ordered_sets import may_hold_set, with_ordered_sets
 from stillframe.process import Message, is_immutable
@@ -146,8 +153,8 @@ class OutgoingEndpoint(_Endpoint):
                 msgspec.msgpack.encode(message)
             except ENCODING_ERRORS as error:
                 return UsageError(
-                    f"channel {self.channel}: {message!r} cannot be encoded: {error}; give its "
-                    "fields values of their declared types"
+                    f"channel {self.channel}: {repr_of(message)} cannot be encoded: "
+                    f"{text_of(error)}; give its fields values of their declared types"
                 )
         raise AssertionError("each message can be encoded, but not all of them together")
 
@@ -186,6 +193,11 @@ class IncomingEndpoint(_Endpoint):
             raise ProtocolViolation(
                 f"channel {self.channel}: {self.channel.target} does not accept messages "
                 f"{batch.first} to {batch.last}: {error}"
+            ) from error
+        except BaseException as error:  # of a class of the application, in its __post_init__
+            raise ApplicationError(
+                f"channel {self.channel}: messages {batch.first} to {batch.last} cannot be made: "
+                f"{describe(error)}"
             ) from error
 
     def acknowledge(self, sequence: int) -> None:
@@ -260,10 +272,10 @@ def _invalid_send(
     message: object,
     error: Exception,
 ) -> UsageError:
-    channel = outgoing.get(str(target))
+    channel = outgoing.get(target) if isinstance(target, str) else None
     if channel is None:
         return UsageError(
-            f"process {process} has no channel to {target!r}; "
+            f"process {process} has no channel to {repr_of(target)}; "
             f"outgoing: {', '.join(outgoing) or 'none'}"
         )
     if not isinstance(message, tuple(channel.accepts)):
@@ -272,4 +284,5 @@ def _invalid_send(
             f"channel {channel.channel}: {target} accepts {accepted or 'no message'}, "
             f"not {type(message).__name__}; add it to the annotation of its receive()"
         )
-    return UsageError(f"channel {channel.channel}: {message!r} cannot be encoded: {error}")
+    shown, why = repr_of(message), text_of(error)
+    return UsageError(f"channel {channel.channel}: {shown} cannot be encoded: {why}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, cast
 
-from stillframe.errors import ApplicationError, describe
+from stillframe.errors import ApplicationError, describe, repr_of
 from stillframe.model import SnapshotId
 from stillframe.process import Action, Message, Process
 from stillframe.runtime.process.host import Delivery, Host, forks, leave
@@ -202,7 +202,7 @@ class HandlerHost(Host):
             raise ApplicationError(
                 f"process {self.process}: receive() raised on message "
                 f"{item.batch.first + offset + index} of channel {channel}, "
-                f"{messages[index]!r}: {describe(error)}"
+                f"{repr_of(messages[index])}: {describe(error)}"
             ) from error
 
     def _call(self, function: Callable[..., Any], name: str, *arguments: object) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, assert_never
 
 import msgspec
 
-from stillframe.errors import ApplicationError, StillframeError, UsageError, describe
+from stillframe.errors import ApplicationError, StillframeError, describe
 from stillframe.model import Batch, Channel, Marker, ProcessId, ProcessState, SnapshotId
 from stillframe.outbox import Outbox
 from stillframe.process import Message, Process
@@ -80,6 +80,15 @@ def leave(process: ProcessId, handler: str) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(_STDERR, words.encode())
     os._exit(EXIT_RETURNED)
+
+
+def failure_of(process: ProcessId, error: BaseException) -> StillframeError:
+    """Return how a process fails because of an error, which may be of the application."""
+    if isinstance(error, StillframeError):
+        return error
+    failure = ApplicationError(f"process {process}: {describe(error)}", process=process)
+    failure.__cause__ = error
+    return failure
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -258,13 +267,9 @@ class Host:
         """Stop permanently: no further step is taken."""
         if self.error is not None:
             return
-        if not isinstance(error, StillframeError):
-            wrapped = ApplicationError(f"process {self.process}: {describe(error)}")
-            wrapped.__cause__ = error
-            error = wrapped
-        self.error = error
+        self.error = failure_of(self.process, error)
         self.captures.close()
-        self._fail(error)
+        self._fail(self.error)
 
     def failure_in(self, where: str, error: BaseException) -> ApplicationError:
         """Return how this process fails because of an error in a handler; if that has forked, the
@@ -316,7 +321,7 @@ class Host:
             if outgoing.pending:
                 try:
                     outgoing.flush()
-                except UsageError as error:
+                except BaseException as error:  # of a value in a message, too
                     self.fail(error)
             if outgoing.session.unacknowledged_bytes >= WINDOW_BYTES:
                 has_room = False
@@ -400,7 +405,7 @@ class Host:
                 raise TypeError(
                     "it sent a message: a snapshot must not change the behaviour of a process"
                 )
-        except Exception as error:
+        except BaseException as error:
             raise self.failure_in("on_cut()", error) from error
 
     def _capture(self) -> ProcessState:

@@ -11,7 +11,13 @@ import secrets
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from stillframe.errors import ProtocolViolation, Refused, StillframeError
+from stillframe.errors import (
+    ApplicationError,
+    ProtocolViolation,
+    Refused,
+    StillframeError,
+    text_of,
+)
 from stillframe.model import Channel, ProcessId
 from stillframe.protocol import wire
 from stillframe.protocol.handshake import NONCE_BYTES, Listener, Welcome
@@ -50,7 +56,7 @@ async def connect(
                 lambda: protocol, address.host, address.port
             )
     except ValueError as error:  # of a host that can be no name
-        raise OSError(f"its name cannot be resolved: {error}") from error
+        raise OSError(f"its name cannot be resolved: {text_of(error)}") from error
     return connection
 
 
@@ -159,6 +165,9 @@ class ListeningLink(InboundConnection):
             self._refused(
                 f"a connection from {self.peer} to {self._host.process} was closed: {error}"
             )
+            return
+        if isinstance(error, ApplicationError):  # not of the other end
+            self._host.fail(error)
             return
         incoming = self._incoming
         incoming.violation_count += 1

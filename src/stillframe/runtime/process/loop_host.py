@@ -5,12 +5,11 @@ only there is a marker handled or the state recorded.
 """
 
 import asyncio
-import contextlib
 import inspect
 from collections.abc import Coroutine, Generator
 from typing import Any, cast
 
-from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.errors import StillframeError, Unavailable, UsageError, repr_of
 from stillframe.model import Channel, ProcessId, SnapshotId
 from stillframe.outbox import Outbox, SafePoint
 from stillframe.process import Action, Message, Process
@@ -161,8 +160,13 @@ class LoopHost(Host):
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         async def until_failure() -> None:
-            with contextlib.suppress(StillframeError):  # the host has it, and has reported it
+            try:
                 await coroutine
+            except BaseException as error:
+                # Nobody awaits this task. `close` sets the error before it cancels: any other
+                # cancellation is one of the application.
+                if self.error is None and not isinstance(error, GeneratorExit):
+                    self.fail(error)
 
         watched = _Watched(until_failure(), self)
         task = asyncio.get_running_loop().create_task(watched)
@@ -180,10 +184,10 @@ class LoopHost(Host):
             if result is not None:
                 raise TypeError(RETURNED)
         except BaseException as error:
-            # A handler may meet the cancellation of something that it waits for; ours is another.
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if self.error is not None:  # `close` has cancelled it, or another action failed
                 raise
+            if arguments and isinstance(arguments[-1], Message):
+                where += f", {repr_of(arguments[-1])}"
             failure = self.failure_in(where, error)
             self.fail(failure)
             raise failure from error
@@ -206,7 +210,7 @@ class LoopHost(Host):
                 self.step(item)
             if self.log is not None and self.error is None:
                 self.log.on_boundary()
-        except Exception as error:
+        except BaseException as error:
             self.fail(error)
 
     async def begin_with_message(self) -> tuple[Channel, Message]:
@@ -338,7 +342,7 @@ class AsyncHandlerHost(LoopHost):
 
     async def _receive_one(self) -> None:
         channel, message = await self.begin_with_message()
-        where = f"receive() on channel {channel}, {message!r}"
+        where = f"receive() on channel {channel}"
         await self._call(self._application.receive, where, channel, message)
         self.end()
 

@@ -7,16 +7,18 @@ another supervisor can take over; on another machine it ends with the program th
 """
 
 import asyncio
+import functools
 import os
 import queue
 import signal
 import sys
 import threading
+from typing import Any
 
 import msgspec
 import uvloop
 
-from stillframe.errors import Refused, StillframeError, Unavailable, UsageError
+from stillframe.errors import Refused, StillframeError, Unavailable, UsageError, text_of
 from stillframe.imports import load_topology
 from stillframe.process import Process, attach
 from stillframe.restore import Start
@@ -25,6 +27,7 @@ from stillframe.runtime.control import EXIT_FAILED, EXIT_JOIN_REJECTED, LaunchSp
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import OsProcess, require_channel_files, wait_for
 from stillframe.runtime.process.handlers import HandlerHost
+from stillframe.runtime.process.host import failure_of
 from stillframe.runtime.process.loop_host import AsyncHandlerHost, has_async_handlers
 from stillframe.runtime.process.process_runtime import ProcessRuntime, RetryLater, traceback_of
 from stillframe.storage.location import locate
@@ -83,18 +86,32 @@ async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
     if launch.outputs.any:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _terminate, runtime)
+    asyncio.get_running_loop().set_exception_handler(functools.partial(_on_lost_error, runtime))
     try:
         await _run_epoch(runtime, launch, start)
         failure = await runtime.failed
-    except StillframeError as error:
-        failure = error
-        runtime.fail(error)
+    except BaseException as error:  # also if the application cancels every task
+        failure = failure_of(launch.me.process, error)
+        runtime.fail(failure)
     if not runtime.is_connected and not launch.is_elsewhere:
         # Nobody will ever say it for us.
-        sys.stderr.write(f"process {launch.me.process} ended: {failure}\n{traceback_of(failure)}")
+        sys.stderr.write(
+            f"process {launch.me.process} ended: {text_of(failure)}\n{traceback_of(failure)}"
+        )
     await runtime.leave()
     runtime.close_logs()
     raise failure
+
+
+def _on_lost_error(
+    runtime: ProcessRuntime, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """Fail because of an error in a callback of the event loop: nothing else would end the process.
+    The error of a task that is not awaited is only logged, as in every program."""
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    if error is not None and "task" not in context and "future" not in context:
+        runtime.fail(failure_of(runtime.me.process, error))
 
 
 def _terminate(runtime: ProcessRuntime) -> None:

@@ -27,6 +27,8 @@ from stillframe.errors import (
     StillframeError,
     Unavailable,
     describe,
+    text_of,
+    utf8,
 )
 from stillframe.model import DECODING_ERRORS, Channel, SnapshotId
 from stillframe.protocol import wire
@@ -59,6 +61,8 @@ from stillframe.topology import Topology
 
 QUICK_S = 0.002
 """A ``conserved()`` that takes no longer is called for each request, in seconds."""
+STORY_LENGTH_MAX = 100_000
+"""How many characters of a traceback are reported: its last ones."""
 REST = 100
 """A slower one is not called again for this many times as long as it took."""
 _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.ToProcess).decode
@@ -146,6 +150,7 @@ class ProcessRuntime:
         self._run = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._closers: list[Callable[[], None]] = []
+        self._is_closing = False
         self.close_logs: Callable[[], None] = lambda: None
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
 
@@ -277,9 +282,9 @@ class ProcessRuntime:
 
     def fail(self, error: StillframeError) -> None:
         """Report that this process cannot continue, and why; sets `failed`."""
-        self.report(control.Failure(str(error), traceback_of(error)))
         if not self.failed.done():
             self.failed.set_result(error)
+            self.report(control.Failure(text_of(error), traceback_of(error)))
 
     async def leave(self) -> None:
         """Close the connection to the coordinator once everything reported has been sent."""
@@ -288,6 +293,7 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """Close everything that was opened here."""
+        self._is_closing = True
         for task in self._tasks:
             task.cancel()
         # `_on_task_done` has told of what they raise.
@@ -314,8 +320,11 @@ class ProcessRuntime:
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Fail if a task has failed: the process must not continue without it."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
+        if task.cancelled():
+            if not self._is_closing:
+                what = "a handler cancelled a task of Stillframe, in which it ran"
+                self.fail(ApplicationError(f"process {self.me.process}: {what}"))
+        elif (error := task.exception()) is not None:
             failure = StillframeError(
                 f"process {self.me.process}: a bug in stillframe: {describe(error)}"
             )
@@ -418,7 +427,13 @@ class ProcessRuntime:
 def traceback_of(error: StillframeError) -> str:
     """Return the traceback of the cause of `error`; empty if it has none."""
     cause = error.__cause__
-    return "".join(traceback.format_exception(cause)) if cause else ""
+    if cause is None:
+        return ""
+    try:
+        story = "".join(traceback.format_exception(cause))
+    except BaseException:  # an attribute of an exception that is read for it has raised
+        story = "".join(traceback.format_tb(cause.__traceback__)) + describe(cause)
+    return utf8(story[-STORY_LENGTH_MAX:])
 
 
 def process_status(host: Host, request: control.StatusRequest) -> ProcessStatus:
@@ -474,11 +489,11 @@ def _quantities(host: Host) -> dict[str, int | float] | str:
                 "characters"
             )
         else:
-            answer = {str(name): _plain(amount) for name, amount in found.items()}
+            answer = {text_of(name): _plain(amount) for name, amount in found.items()}
     except ApplicationError as error:
-        answer = str(error)
-    except Exception as error:
-        answer = f"{where}: conserved(): {type(error).__name__}: {error}"
+        answer = text_of(error)
+    except BaseException as error:  # of a name or an amount, whose class may be the application's
+        answer = f"{where}: conserved(): {describe(error)}"
     took_s = time.perf_counter() - began_s
     if took_s > QUICK_S:
         host.quantities_from_s = began_s + took_s * REST

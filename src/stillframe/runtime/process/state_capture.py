@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, describe, text_of
 from stillframe.keyed import KeySet
 from stillframe.keyed_changes import KeyedChanges, KeyedChangesCut
 from stillframe.model import Fragment, MarkerTimes, ProcessId, ProcessState, SnapshotId
@@ -194,7 +194,9 @@ def _encode_and_exit(encode: Callable[[], bytes], inlet: int) -> None:
         try:
             encoded = encode()
         except UsageError as error:
-            is_state, encoded = False, str(error).encode()
+            is_state, encoded = False, text_of(error).encode()
+        except BaseException as error:  # of a value, whose class may be the application's
+            is_state, encoded = False, describe(error).encode()
         header = _HEADER.pack(is_state, time.thread_time() - began, len(encoded))
         for part in (header, encoded):
             rest = memoryview(part)

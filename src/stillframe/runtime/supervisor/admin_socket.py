@@ -12,7 +12,7 @@ from typing import assert_never
 import msgspec
 
 from stillframe.durable_files import shell_command
-from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError
+from stillframe.errors import ProtocolViolation, StillframeError, Unavailable, UsageError, text_of
 from stillframe.model import DECODING_ERRORS, Abandoned, ProcessId, SnapshotId
 from stillframe.protocol import wire
 from stillframe.protocol.policy import TRY_COUNT_MAX
@@ -188,7 +188,7 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
                 assert_never(request)
     except StillframeError as error:
         return Failed(
-            str(error),
+            text_of(error),
             isinstance(error, UsageError),
             error.path,
             error.process,
@@ -196,7 +196,7 @@ async def _execute(system: Supervisor, reader: asyncio.StreamReader) -> Reply:
             error.remedy,
         )
     except (ValueError, *DECODING_ERRORS) as error:
-        return Failed(f"the command cannot be read: {error}", is_usage=True)
+        return Failed(f"the command cannot be read: {text_of(error)}", is_usage=True)
 
 
 async def _system_status(system: Supervisor, timelines_after: float) -> SystemStatus:
