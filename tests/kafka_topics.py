@@ -30,3 +30,14 @@ def wait_for(broker: Broker, topic: str) -> None:
         with contextlib.suppress(StillframeError):
             broker.end_offsets(topic)
             return
+
+
+def create_again(servers: str, topic: str, partition_count: int = 2) -> None:
+    """Delete a topic and make one with the same name; wait until the broker knows that one."""
+    client: Any = admin.AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    with Broker(servers) as broker:
+        former = broker.topic_ids([topic])[topic]
+        client.delete_topics([topic])[topic].result()
+        while broker.topic_ids([topic])[topic] == former:
+            pass
+        create_topics(servers, topic, partition_count=partition_count)

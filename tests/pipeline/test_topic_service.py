@@ -27,6 +27,7 @@ from stillframe.pipeline import (
 from stillframe.pipeline.kafka import Broker
 from stillframe.pipeline.snapshot_manifest import Manifest
 from stillframe.pipeline.topic_service import join
+from tests.kafka_topics import create_again
 from tests.pipeline.topic_services import (
     ADMIN,
     LIMIT,
@@ -232,8 +233,11 @@ def send(servers: str, topic: str, *values: str, partition: int = 0) -> None:
     producer.flush()
 
 
-def test_a_first_start_reads_what_is_there(tmp_path: Path, servers: str) -> None:
-    """It begins at the first offset that each partition still has, in every topic."""
+def test_a_first_start_reads_what_is_there(
+    tmp_path: Path, servers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It begins at the first offset that each partition still has, in every topic, and says which
+    records it has missed."""
     pipeline = entering(tmp_path / "p.pipeline", servers, "one", "two")
     one, two = (topic.topic for topic in pipeline.dataflow.topics)
     send(servers, one, "1", "2", "3")
@@ -246,8 +250,55 @@ def test_a_first_start_reads_what_is_there(tmp_path: Path, servers: str) -> None
             channel, records = me.receive()
             found.setdefault(channel, []).extend(record.value for record in records)
     assert found == {"one": [b"3"], "two": [b"4"]}
+    [said] = caplog.messages
+    assert said.startswith(f"service sink starts at offset 2 in partition 0 of topic {one}, where")
     manifest = taken(pipeline)
     assert manifest.topic_positions("sink") == {"one": {0: 3, 1: 0}, "two": {0: 0, 1: 1}}
+
+
+def test_a_topic_that_is_created_again_under_a_running_service(
+    tmp_path: Path, servers: str
+) -> None:
+    """Nothing takes effect that was read from the new one at the positions of the old one, and
+    nothing can be continued or read."""
+    pipeline = entering(tmp_path / "p.pipeline", servers, "one")
+    topic = pipeline.dataflow.topic("one").topic
+    send(servers, topic, "1", "2", "3")
+    following = pipeline.topic_records("one", follow=True)
+    assert [next(following).value for _ in range(3)] == [b"1", b"2", b"3"]
+    again = pytest.raises(NotConsistent, match=f"topic {topic} was deleted and created again")
+    with again, pipeline.join_service("sink", state=Ledger()) as me:
+        while me.positions["one"][0] < 3:
+            me.receive()
+        before = taken(pipeline)
+        me.boundary()
+        create_again(servers, topic)
+        send(servers, topic, *"abcde")
+        while True:
+            me.receive(0.1)
+    with Broker(servers) as broker:
+        found = ledger.find_ledger(pipeline.path, "sink", 1, broker)
+        assert found is not None
+        assert {max(one.positions["one"].values()) for one in found.versions()} == {0, 3}
+    refused = pipeline.snapshot()
+    assert isinstance(refused, Abandoned)
+    assert "created again" in refused.detail
+    for use in (
+        lambda: run_ledger_of(pipeline),
+        lambda: next(following),
+        lambda: pipeline.topic_records("one"),
+        lambda: next(pipeline.topic_records("one", follow=True)),
+        lambda: pipeline.topic_records("one", snapshot=before.snapshot),
+        lambda: pipeline.restore(before.snapshot),
+    ):
+        with again:
+            use()
+
+
+def run_ledger_of(pipeline: Pipeline) -> None:
+    """Start the service of ``entering``."""
+    with pipeline.join_service("sink", state=Ledger()):
+        pass
 
 
 def test_records_from_before_the_writer_count(tmp_path: Path, servers: str) -> None:

@@ -1,11 +1,13 @@
-"""What a restore requires of the topics of a snapshot: they are the same, and hold its records."""
+"""What a snapshot and a restore require of topics: they are the same, and hold the records."""
 
 from pathlib import Path
 
 import pytest
 
 from stillframe.errors import NotConsistent
+from stillframe.model import Abandoned
 from stillframe.pipeline import Manifest
+from stillframe.pipeline.known_topics import KnownTopics, known_id
 from tests.pipeline.topics_shop import Shop
 
 
@@ -38,3 +40,29 @@ def test_a_topic_that_lost_records_of_the_cut_is_refused(shop: Shop, channel: st
     with pytest.raises(NotConsistent, match=f"topic shop-{channel} ended at offset"):
         shop.pipeline.restore(manifest.snapshot)
     assert shop.pipeline.epoch == 1
+
+
+def test_positions_without_an_id_get_one_and_keep_it(shop: Shop) -> None:
+    """As those that 0.2 wrote: the next start of a participant records the id, and from then on no
+    snapshot is taken of another topic."""
+    unique = shop.pipeline.dataflow.topic("unique")
+    assert known_id(shop.path, unique) == ""
+    KnownTopics(shop.path, [unique], lambda _: shop.brokers).adopt()
+    assert known_id(shop.path, unique) == "the first id"
+    shop.brokers.ids["shop-unique"] = "another id"
+    refused = shop.pipeline.snapshot()
+    assert isinstance(refused, Abandoned)
+    assert "shop-unique was deleted and created again" in refused.detail
+    with pytest.raises(NotConsistent, match="shop-unique was deleted and created again"):
+        KnownTopics(shop.path, [unique], lambda _: shop.brokers).adopt()
+    assert known_id(shop.path, unique) == "the first id"
+
+
+def test_of_two_topics_with_one_name_the_first_one_is_known(shop: Shop) -> None:
+    """A participant that saw the later one refuses it, even if it asked before the id was known."""
+    unique = shop.pipeline.dataflow.topic("unique")
+    early = KnownTopics(shop.path, [unique], lambda _: shop.brokers)
+    early.compare()
+    shop.brokers.ids["shop-unique"] = "another id"
+    with pytest.raises(NotConsistent, match="created again"):
+        early.compare()

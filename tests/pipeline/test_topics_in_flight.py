@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,9 @@ def test_termination_reads_no_more_records_than_it_needs(
     assert isinstance(manifest, Manifest)
     view, read, seen = shop.pipeline.view(manifest.snapshot), shop.brokers.records, list[int]()
 
-    def noting(topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
+    def noting(
+        topic: str, ranges: Mapping[int, tuple[int, int]], **how: Any
+    ) -> Iterator[KafkaRecord]:
         for record in read(topic, ranges):
             seen.append(record.offset)
             yield record

@@ -6,7 +6,7 @@ memory.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,17 +57,25 @@ class Records(Broker):
         """See ``Broker``."""
         return self.end_offsets(topic)
 
-    def topic_id(self, topic: str) -> str:
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str | None]:
         """See ``Broker``."""
-        self._records(topic)
-        return self.ids.get(topic, "the first id")
+        for topic in topics:
+            self._records(topic)
+        return {topic: self.ids.get(topic, "the first id") for topic in topics}
 
     def partitions(self, topic: str) -> list[int]:
         """See ``Broker``."""
         return sorted(self._records(topic))
 
-    def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
+    def records(
+        self,
+        topic: str,
+        ranges: Mapping[int, tuple[int, int]],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[KafkaRecord]:
         """See ``Broker``."""
+        check()
         for partition, (start, end) in ranges.items():
             yield from self._records(topic)[partition][start:end]
 

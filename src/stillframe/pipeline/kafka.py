@@ -36,6 +36,7 @@ _PASSING = (
     "NOT_LEADER_FOR_PARTITION",
     "FENCED_LEADER_EPOCH",
     "UNKNOWN_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE",
 )
 """Errors that end when all have heard which broker has a partition now."""
 _QUICK: dict[str, Any] = {
@@ -61,6 +62,10 @@ _INSTALL = "install Stillframe with its extra 'kafka': pip install 'stillframe[k
 
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
+
+
+class NoTopic(UsageError):
+    """There is no such topic."""
 
 
 class KafkaRecord(msgspec.Struct, frozen=True):
@@ -153,7 +158,7 @@ class Connection:
     ) -> StillframeError:
         """Return the error to raise about one of Kafka."""
         if error.name() == "UNKNOWN_TOPIC_OR_PART":
-            return UsageError(f"there is no topic {topic} at {self.servers}: create it first")
+            return NoTopic(f"there is no topic {topic} at {self.servers}: create it first")
         if error.name() == "TOPIC_AUTHORIZATION_FAILED":
             return _not_allowed(topic, *operations, is_seen=is_seen)
         return self.does_not_answer(f"topic {topic}: {error.str()}")
@@ -348,9 +353,16 @@ class Broker(Connection):
             )
         return batch is None or batch < label.batch
 
-    def records(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[KafkaRecord]:
+    def records(
+        self,
+        topic: str,
+        ranges: Mapping[int, tuple[int, int]],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[KafkaRecord]:
         """Yield the records of each partition from a first offset up to, and without, a last one;
-        those of one partition in their order."""
+        those of one partition in their order. `check` is called after some were read, before they
+        are yielded."""
         left = {p: end for p, (start, end) in ranges.items() if start < end}
         if not left:
             return
@@ -361,13 +373,15 @@ class Broker(Connection):
             self._learn(consumer, topic)
         consumer.assign([self.kafka.TopicPartition(topic, p, ranges[p][0]) for p in left])
         try:
-            yield from self._read(consumer, topic, left)
+            yield from self._read(consumer, topic, left, check)
         finally:
             # It would go on to ask the broker for what comes next.
             if consumer is self._consumer:
                 consumer.unassign()
 
-    def _read(self, consumer: Any, topic: str, left: dict[int, int]) -> Iterator[KafkaRecord]:
+    def _read(
+        self, consumer: Any, topic: str, left: dict[int, int], check: Callable[[], None]
+    ) -> Iterator[KafkaRecord]:
         """Yield the records of the partitions that a consumer was assigned, up to their ends."""
         until = time.monotonic() + TIMEOUT_S
         while left:
@@ -375,6 +389,8 @@ class Broker(Connection):
             self.check_login()
             if not messages and time.monotonic() > until:
                 raise self.does_not_answer(f"topic {topic} sends no record")
+            if messages:
+                check()
             for message in messages:
                 partition = message.partition()
                 if not self.is_record(message, topic):
@@ -389,24 +405,34 @@ class Broker(Connection):
                 # Only now: the caller may take its time with each record.
                 until = time.monotonic() + TIMEOUT_S
 
-    def follow(self, topic: str, starts: Mapping[int, int]) -> Iterator[list[KafkaRecord]]:
-        """Yield the records of a topic as they come, some at a time, and never end. `starts` are
-        the offsets to start at; a partition that is not named, such as one that is added later, is
-        read from its first record on. A list is empty if none has come for a while."""
+    def follow(
+        self,
+        topic: str,
+        starts: Callable[[Mapping[int, int] | None], Mapping[int, int]],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[list[KafkaRecord]]:
+        """Yield the records of a topic as they come, some at a time, and never end. `starts`
+        returns the offset to start at in each partition; it is called again when partitions were
+        added, with the positions reached. `check` is called after some records were read, before
+        they are yielded. A list is empty if none has come for a while."""
         consumer = self._opened()
         positions: dict[int, int] = {}
         look_at = 0.0
         while True:
             if time.monotonic() >= look_at:
+                check()
                 if positions.keys() != set(self.partitions(topic)):
-                    positions = {**self.first_offsets(topic), **starts, **positions}
+                    positions = dict(starts(positions or None))
                     consumer.assign(
                         [self.kafka.TopicPartition(topic, *one) for one in positions.items()]
                     )
                 look_at = time.monotonic() + _PARTITIONS_S
             found = []
             self.check_login()
-            for message in consumed(consumer, _POLL_S):
+            if messages := consumed(consumer, _POLL_S):
+                check()
+            for message in messages:
                 if self.is_record(message, topic):
                     positions[message.partition()] = message.offset() + 1
                     found.append(record_of(message))
@@ -508,12 +534,25 @@ class Broker(Connection):
         """Return the numbers of its partitions."""
         return sorted(one.id for one in self._described(topic).partitions)
 
-    def topic_id(self, topic: str) -> str:
-        """Return the id that Kafka gave a topic when it was created: one that is deleted and
-        created again has another. It is empty if the brokers are too old to give any."""
-        found = self._described(topic).topic_id
-        has_id = found is not None and str(found) != str(self.kafka.Uuid(0, 0))
-        return str(found) if has_id else ""
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str | None]:
+        """Return the ids that Kafka gave some topics when it created them: one that is deleted and
+        created again has another. It is None if there is no such topic, and empty if the brokers
+        are too old to give any."""
+
+        def ask(some: Sequence[str]) -> "dict[str, Future[Any]]":
+            asked: dict[str, Future[Any]] = _called(
+                self._admin.describe_topics, self.kafka.TopicCollection(list(some))
+            )
+            return asked
+
+        found: dict[str, str | None] = dict.fromkeys(topics)
+        for topic, future in ask(topics).items():
+            again = functools.partial(lambda one: ask([one])[one], topic)
+            with contextlib.suppress(NoTopic):
+                one = self._answer(future, topic, "DESCRIBE", again=again, is_seen=False).topic_id
+                has_id = one is not None and str(one) != str(self.kafka.Uuid(0, 0))
+                found[topic] = str(one) if has_id else ""
+        return found
 
     def _described(self, topic: str, *operations: str) -> Any:
         """Return what the broker says of a topic; each of `operations` would have allowed it."""

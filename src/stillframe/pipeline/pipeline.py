@@ -224,7 +224,8 @@ class Pipeline:
 
         Args:
             channel: its name.
-            start: partition -> the offset to start at; others start at the oldest record.
+            start: partition -> the offset to start at. Others were added since you stored the
+                offsets, and start at 0. Without it, all start at the oldest record.
             snapshot: an id or the name of a savepoint, to read only what was written up to its cut,
                 on its timeline. If other programs write the topic, what was there when it was
                 taken. None for all records up to the present end.
@@ -235,10 +236,10 @@ class Pipeline:
                 new epoch. Undo what came of earlier ones that are not on the ``timeline`` any more.
 
         Raises:
-            UsageError: there is no such Kafka channel, snapshot or target; Kafka has deleted the
-                record at `start`; or `target` is given without `snapshot`, or `follow` with it.
-            NotConsistent: Kafka has deleted records that were in flight; or while it is read,
-                another program has written into the topic.
+            UsageError: there is no such Kafka channel, snapshot or target; or `target` is given
+                without `snapshot`, or `follow` with it.
+            NotConsistent: Kafka has deleted records that were in flight, or from `start` on; the
+                topic was created again; or another program has written into it.
             Unavailable: Kafka does not answer, or the query that writes the topic has not joined.
         """
         if target is not None and snapshot is None:

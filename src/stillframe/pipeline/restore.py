@@ -28,6 +28,7 @@ from stillframe.pipeline.coordinator import (
     take_snapshot,
 )
 from stillframe.pipeline.kafka import brokers
+from stillframe.pipeline.known_topics import held_topic, known_id
 from stillframe.pipeline.locks import busy_participant, coordinating, participant_lock
 from stillframe.pipeline.log import DATA, entry_name, epoch_directory
 from stillframe.pipeline.metadata import (
@@ -54,8 +55,8 @@ from stillframe.pipeline.snapshot_manifest import (
     verify_files,
 )
 from stillframe.pipeline.stopped import place_services
-from stillframe.pipeline.topic_records import check_same
 from stillframe.protocol.aligner import Mode
+from stillframe.protocol.topic_positions import check_end, check_id, starts
 from stillframe.storage.files import below, copy_all, names
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import PROBE, check_conditional_writes
@@ -119,7 +120,7 @@ def _restore(root: Location, snapshot: SnapshotId, progress: Callable[[int], Non
     _verify(root, manifest, progress)
     for cut in manifest.systems:
         Store.open(locate(cut.store)).verify(cut.snapshot)
-    check_topics(manifest)
+    check_topics(root, manifest)
     if writer is not None:
         _restore_objects(writer, manifest)
         return
@@ -132,26 +133,19 @@ def _restore(root: Location, snapshot: SnapshotId, progress: Callable[[int], Non
     write_metadata(root, new)
 
 
-def check_topics(manifest: Manifest) -> None:
+def check_topics(root: Location, manifest: Manifest) -> None:
     """Raise NotConsistent if Kafka does not hold the records any more with which a query or service
     would continue from a snapshot. A topic that was created again does not, nor one that was cut
-    short."""
+    short. A partition that was added since the snapshot is checked when its readers start."""
     with brokers() as broker_of:
         for cut in manifest.topics:
             topic = manifest.dataflow.topic(cut.channel)
-            broker = broker_of(topic)
-            first, end = broker.first_offsets(topic.topic), broker.end_offsets(topic.topic)
-            check_same(broker, topic, cut, end)
-            for target, positions in cut.positions.items():
-                for partition, position in positions.items():
-                    held = range(first.get(partition, 0), end.get(partition, 0) + 1)
-                    if position not in held:
-                        raise NotConsistent(
-                            f"{target} would continue at offset {position} in partition "
-                            f"{partition} of topic {topic.topic}, which holds the offsets "
-                            f"{held.start} to {held.stop - 1}",
-                            remedy="restore a newer snapshot, and raise the topic's retention.ms",
-                        )
+            held = held_topic(broker_of(topic), topic.topic)
+            check_id(held, cut.topic_id or known_id(root, topic))
+            check_end(held, cut.ends)
+            in_cut = held.without(held.first.keys() - cut.ends.keys())
+            for positions in cut.positions.values():
+                starts(in_cut, positions or None)
 
 
 def _verify(root: Location, manifest: Manifest, progress: Callable[[int], None]) -> None:

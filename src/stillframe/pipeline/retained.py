@@ -27,6 +27,7 @@ from stillframe.pipeline import checkpoint
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, at_once, brokers
+from stillframe.pipeline.known_topics import KnownTopics
 from stillframe.pipeline.ledger import VERSION_COUNT, Ledger, find_ledger
 from stillframe.pipeline.locks import is_running
 from stillframe.pipeline.log import LogReader
@@ -329,12 +330,14 @@ class _Search:
             log.name: LogReader(root, log, metadata.segments[log.name])
             for log in metadata.dataflow.logs
         }
+        self._known = KnownTopics(root, metadata.dataflow.topics, broker_of)
         self._kept: dict[str, int] = {}
         self._countings: dict[str, Counting] = {}
 
     def cut(self, snapshot: SnapshotId) -> RetainedCut | NotFound:
         """Return the newest cut."""
         flow = self._metadata.dataflow
+        self._known.compare()
         if (absent := self._read_versions()) is not None:
             return absent
         versions = {name: self._usable(one) for name, one in self._participants.items()}
@@ -348,6 +351,9 @@ class _Search:
         line = newest_line(versions, self._edges(), self._consumed)
         if isinstance(line, NoLine):
             return self._not_found(line)
+        topics = tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics))
+        # All that was found is of these topics if they are still there.
+        self._known.compare()
         now = time.time()
         participants = self._participants.items()
 
@@ -356,7 +362,7 @@ class _Search:
 
         return RetainedCut(
             fragments={name: self._fragment(snapshot, name, line, now) for name, _ in participants},
-            topics=tuple(at_once(lambda topic: self._topic_cut(topic, line), flow.topics)),
+            topics=topics,
             staleness_s=max(self._mapped(stale_s, self._participants)),
             warning=self._shortage(line) if flow.topics else None,
         )
@@ -565,12 +571,10 @@ class _Search:
             one, version = self._participants[target], line.versions[target]
             positions[target] = one.topic_positions(version, is_earlier=True)[topic.name]
         broker = self._broker_of(topic)
-        # First the id: if the topic is made again in between, the ends are those of the new one.
-        topic_id = broker.topic_id(topic.topic)
         # Of a source in the pipeline the labels decide, and what is committed of a transaction may
         # be so a moment later in another topic. Of other programs only the ends do.
         ask = broker.committed_offsets if topic.source is None else broker.end_offsets
-        return TopicCut(topic.name, positions, ask(topic.topic), topic_id)
+        return TopicCut(topic.name, positions, ask(topic.topic), self._known.id_of(topic))
 
 
 def shortage(

@@ -12,27 +12,33 @@ from collections.abc import Generator, Iterator, Mapping
 
 import msgspec
 
-from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted
+from stillframe.pipeline.known_topics import comparison, held_topic, known_id
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, TopicCut
 from stillframe.pipeline.topics import Counting, counting_on, has_joined
+from stillframe.protocol.topic_positions import HeldTopic, check_end, check_id, starts
 from stillframe.storage.location import Location
 
 
 class TopicSelection(msgspec.Struct, frozen=True):
     """Some records of a topic: those that count in a range of offsets of each partition. Without a
-    source in the pipeline there is no `counting`, and all count."""
+    source in the pipeline there is no `counting`, and all count. They are of the topic with this
+    id."""
 
     topic: Topic
+    topic_id: str
     counting: Counting | None
     ranges: dict[int, tuple[int, int]]
 
     def records(self) -> Generator[KafkaRecord, None, None]:
         """Yield the records, those of one partition in their order."""
+        name = self.topic.topic
         with Broker(self.topic.servers, is_bulk=True) as reader:
-            for record in reader.records(self.topic.topic, self.ranges):
+            check = comparison(reader, name, self.topic_id)
+            for record in reader.records(name, self.ranges, check=check):
                 if is_counted(self.counting, record):
                     yield record
 
@@ -78,31 +84,29 @@ def select(
     with a `target` those that were in flight to it. They begin at the offsets of `start`.
 
     Raises:
-        UsageError: there is no such channel or target, or Kafka has deleted records from `start`
-            on.
-        NotConsistent: Kafka has deleted records that were in flight.
+        UsageError: there is no such channel or target.
+        NotConsistent: Kafka has deleted records that were in flight, or from `start` on; or the
+            topic was created again.
         Unavailable: Kafka does not answer, or the source has not joined.
     """
     topic = described.dataflow.topic(channel)
     cut = topic_cut(described, channel) if isinstance(described, Manifest) else None
-    positions = {} if cut is None or target is None else positions_of(cut, target)
+    stored = start or None
     with Broker(topic.servers, is_bulk=True) as reader:
-        first, ends = reader.first_offsets(topic.topic), reader.end_offsets(topic.topic)
-        if cut is not None:
-            check_same(reader, topic, cut, ends)
-            ends = cut.ends
-    begins = _begins(topic, {p: first.get(p, 0) for p in ends}, start or {})
-    for partition, position in positions.items():
-        if position < first.get(partition, 0) and position < ends.get(partition, 0):
-            raise NotConsistent(
-                f"query {target} had read up to offset {position} in partition {partition} of "
-                f"topic {topic.topic}, which has no record before offset {first[partition]} now",
-                remedy="use a newer snapshot, and raise the topic's retention.ms",
-            )
-        if partition not in (start or {}):
-            begins[partition] = position
+        held = held_topic(reader, topic.topic)
+    ends = held.ends if cut is None else cut.ends
+    if cut is not None:
+        check_id(held, cut.topic_id)
+        check_end(held, ends)
+        if target is not None:
+            at = positions_of(cut, target) or held.first
+            in_flight = {p: at.get(p, 0) for p, end in ends.items() if at.get(p, 0) < end}
+            wanted = {**in_flight, **(start or {})}
+            stored, ends = {**held.first, **wanted}, {p: ends[p] for p in ends if p in wanted}
+    begins = starts(held, stored, known_id(root, topic))
     ranges = {p: (begins[p], end) for p, end in ends.items() if begins[p] < end}
-    return TopicSelection(topic, counting_at(root, described, topic), ranges)
+    decides = counting_at(root, described, topic)
+    return TopicSelection(topic, held.topic_id or "", decides, ranges)
 
 
 def topic_cut(manifest: Manifest, channel: str) -> TopicCut:
@@ -127,41 +131,17 @@ def follow(root: Location, channel: str, start: Mapping[int, int] | None) -> Ite
     topic = metadata.dataflow.topic(channel)
     counting = counting_at(root, metadata, topic)
     with Broker(topic.servers, is_bulk=True) as reader:
-        begins = _begins(topic, reader.first_offsets(topic.topic), start or {})
-        for records in reader.follow(topic.topic, begins):
+        now_id = reader.topic_ids([topic.topic])[topic.topic]
+        check_id(HeldTopic(topic.topic, now_id), known_id(root, topic))
+
+        def begins(reached: Mapping[int, int] | None) -> dict[int, int]:
+            return starts(held_topic(reader, topic.topic), reached or start or None)
+
+        compare = comparison(reader, topic.topic, now_id or "")
+        for records in reader.follow(topic.topic, begins, check=compare):
             # Read after the records: a restore is in here before any record of its epoch is there.
             if records and (now := read_metadata(root)).epoch != metadata.epoch:
                 metadata, counting = now, counting_at(root, now, topic)
             for record in records:
                 if is_counted(counting, record):
                     yield record
-
-
-def _begins(topic: Topic, first: dict[int, int], start: Mapping[int, int]) -> dict[int, int]:
-    """Return the offsets to start at, by default the `first` ones that there are."""
-    for partition, offset in start.items():
-        if offset < first.get(partition, 0):
-            raise UsageError(
-                f"topic {topic.topic} has no record before offset {first[partition]} in partition "
-                f"{partition} any more, and {offset} is the start"
-            )
-    return first | {partition: max(offset, 0) for partition, offset in start.items()}
-
-
-def check_same(broker: Broker, topic: Topic, cut: TopicCut, held: Mapping[int, int]) -> None:
-    """Raise NotConsistent if a topic, which ends at these offsets now, is not the one of the
-    snapshot: it has another id, or ends before the cut."""
-    remedy = "use a snapshot that was taken since"
-    if cut.topic_id and broker.topic_id(topic.topic) != cut.topic_id:
-        raise NotConsistent(
-            f"topic {topic.topic} was deleted and created again after the snapshot was taken: the "
-            "records of the snapshot are not in it",
-            remedy=remedy,
-        )
-    for partition, end in cut.ends.items():
-        if held.get(partition, 0) < end:
-            raise NotConsistent(
-                f"topic {topic.topic} ended at offset {end} in partition {partition} when the "
-                f"snapshot was taken, and ends at {held.get(partition, 0)} now",
-                remedy=f"the topic lost records or was made again; {remedy}",
-            )

@@ -9,6 +9,7 @@ simply started again, and continues after the last transaction.
 import contextlib
 import functools
 import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from stillframe.errors import StillframeError, UsageError
+from stillframe.errors import NotConsistent, StillframeError, UsageError
 from stillframe.pipeline.checkpoint import START
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.joined import Joined, Left, codec_of, encoded_state, holding_place
 from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted, record_of
+from stillframe.pipeline.known_topics import KnownTopics, held_topic
 from stillframe.pipeline.ledger import Entry, Ledger, Version, needs_trim, open_ledger
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pending_snapshot import ServiceState
@@ -40,8 +42,8 @@ from stillframe.pipeline.transactions import (
     Output,
     TopicReader,
     TransactionWriter,
-    deleted,
 )
+from stillframe.protocol.topic_positions import starts
 from stillframe.state_codec import StateCodec
 from stillframe.storage.location import Location, locate
 
@@ -58,6 +60,7 @@ _LOOK_S = 1.0
 """How often it is asked whether the writer of a topic has joined."""
 _PARTITIONS_S = 30.0
 """How often it is asked whether a topic has new partitions."""
+_log = logging.getLogger("stillframe.pipeline")
 
 Value = bytes | str
 Headers = Iterable[tuple[str, bytes | str | None]]
@@ -75,8 +78,8 @@ class JoinedTopicService(Joined[list[KafkaRecord]]):
     must be started again. It continues after its last transaction, and nothing is lost:
 
     - Unavailable: Kafka does not answer; or another program has taken the place of this service.
-    - NotConsistent: a topic has a record that its writer has not written, or the next one to be
-      read was deleted.
+    - NotConsistent: a topic has a record that its writer has not written; or it was created again,
+      or the next record to be read was deleted, and then a new start fails as well.
     - UsageError: a field of the state cannot be recorded, or a record is too long for its topic.
     - StoreError: the disk is full or failed.
     """
@@ -176,6 +179,7 @@ class _ServiceTopics:
         self._metadata = metadata
         self._name = place.name
         self._broker = broker
+        self._known = place.known
         self._ledger = ledger
         self._writer = writer
         self._versions = versions
@@ -256,7 +260,7 @@ class _ServiceTopics:
         number = self._version + 1
         state = msgspec.structs.replace(state, version=number)
         entry = self._ledger.entry(state, self.positions, time.time())
-        version = _committed(self._ledger, self._writer, entry, self._outputs)
+        version = _committed(self._ledger, self._writer, entry, self._outputs, self._known.compare)
         self._version = number
         self._outputs, self._output_bytes, self._has_read = [], 0, False
         self._versions.append(version)
@@ -270,7 +274,8 @@ class _ServiceTopics:
         while self._waiting:
             name, messages = self._waiting.popleft()
             topic = self._incoming[name]
-            found = [self._read(topic, message) for message in messages]
+            with self._compared():
+                found = [self._read(topic, message) for message in messages]
             if records := [record for record in found if record is not None]:
                 return topic.name, records
         return None
@@ -288,7 +293,9 @@ class _ServiceTopics:
             self._partitions_at = now + _PARTITIONS_S
             self._add_partitions()
         by_topic: dict[str, list[Any]] = {}
-        for message in self._reader.read(wait_s):
+        with self._compared():
+            messages = self._reader.read(wait_s)
+        for message in messages:
             by_topic.setdefault(message.topic(), []).append(message)
         self._waiting.extend(by_topic.items())
 
@@ -302,18 +309,24 @@ class _ServiceTopics:
                 self._sources[topic.name] = one
                 self._partitions_at = 0.0
 
+    @contextlib.contextmanager
+    def _compared(self) -> Iterator[None]:
+        """If the body finds a topic not as it must be, report first that it was created again."""
+        try:
+            yield
+        except NotConsistent:
+            self._known.compare()
+            raise
+
     def _add_partitions(self) -> None:
         assert self._reader is not None
+        self._known.compare()
         for topic in (one for one in self._incoming.values() if one.name in self._sources):
-            known = self._reader.partitions(topic.topic)
-            at = self.positions[topic.name]
-            first = self._broker.first_offsets(topic.topic)
-            new = {p: at.get(p, offset) for p, offset in first.items() if p not in known}
-            for partition, position in new.items():
-                if position < first[partition]:
-                    raise deleted(topic.topic, partition, position)
-            if new:
-                self._reader.add(topic.topic, new)
+            read = self._reader.partitions(topic.topic)
+            if not read.issuperset(self._broker.partitions(topic.topic)):
+                held = held_topic(self._broker, topic.topic).without(read)
+                at = {p: at for p, at in self.positions[topic.name].items() if p not in read}
+                self._reader.add(topic.topic, starts(held, at, self._known.id_of(topic)))
 
     def _read(self, topic: Topic, message: Any) -> KafkaRecord | None:
         """Return a record without its label; None if it does not count."""
@@ -352,6 +365,7 @@ class _Place(msgspec.Struct, frozen=True):
     metadata: Metadata
     name: str
     broker: Broker
+    known: KnownTopics
 
     @property
     def incoming(self) -> tuple[Topic, ...]:
@@ -372,8 +386,10 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
     with holding_place(root, name) as lock, contextlib.ExitStack() as stack:
         check = functools.partial(lock.check_held, "service", name, remedy="start it again")
         metadata = read_metadata(root)
-        broker = stack.enter_context(Broker(metadata.dataflow.topics_of(name)[0].servers))
-        place = _Place(root, metadata, name, broker)
+        topics_of_it = metadata.dataflow.topics_of(name)
+        broker = stack.enter_context(Broker(topics_of_it[0].servers))
+        known = KnownTopics(root, topics_of_it, lambda _: broker)
+        place = _Place(root, metadata, name, broker, known)
         _join_topics(place)
         ledger = open_ledger(root, metadata.name, name, metadata.epoch, broker)
         # From here on no other program of this service can commit.
@@ -392,6 +408,7 @@ def join(name: str, *, pipeline: str | Location, state: object) -> Iterator[Join
 
 def _join_topics(place: _Place) -> None:
     """Let the service join as the writer of its topics, and check all that it uses."""
+    place.known.adopt()
     for topic in place.metadata.dataflow.topics_of(place.name):
         place.broker.check(topic, is_written=topic in place.outgoing)
     # A start that failed before it began its state has written nothing.
@@ -417,9 +434,7 @@ def _begun(
             epoch=place.metadata.epoch,
             positions={},
             state=msgspec.structs.replace(first(), version=START),
-            topic_positions={
-                one.name: place.broker.first_offsets(one.topic) for one in place.incoming
-            },
+            topic_positions={one.name: _first_positions(place, one) for one in place.incoming},
         )
         write_service_record(place.root, place.name, beginning)
     if not ledger.has_begun():
@@ -435,13 +450,34 @@ def _begun(
     return versions, ledger.state(versions[-1]).encoded
 
 
+def _first_positions(place: _Place, topic: Topic) -> dict[int, int]:
+    """Return where a service starts on a topic that it has never read."""
+    found = starts(held_topic(place.broker, topic.topic), None, place.known.id_of(topic))
+    for partition, offset in found.items():
+        if offset > 0:
+            _log.warning(
+                "service %s starts at offset %d in partition %d of topic %s, where earlier "
+                "records were deleted",
+                place.name,
+                offset,
+                partition,
+                topic.topic,
+            )
+    return found
+
+
 def _committed(
-    ledger: Ledger, writer: TransactionWriter, entry: Entry, outputs: Iterable[Output] = ()
+    ledger: Ledger,
+    writer: TransactionWriter,
+    entry: Entry,
+    outputs: Iterable[Output] = (),
+    check: Callable[[], None] = lambda: None,
 ) -> Version:
-    """Commit an entry and return it as a version. It is not read back: Kafka confirms a commit
-    before it writes the marker without which consumers do not see it."""
+    """Commit an entry and return it as a version, unless `check` raises an error. It is not read
+    back: Kafka confirms a commit before it writes the marker without which consumers do not see
+    it."""
     last = Output(ledger.topic, msgspec.msgpack.encode(entry), None, (), 0)
-    offset = writer.commit([*outputs, last])
+    offset = writer.commit([*outputs, last], check)
     # A later commit changes the positions in place.
     version = msgspec.msgpack.decode(last.value, type=Version)
     return msgspec.structs.replace(version, offset=offset)

@@ -5,13 +5,15 @@ in memory until then. So no reader waits for an action of the service that takes
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.errors import StillframeError, Unavailable, UsageError
 from stillframe.pipeline.kafka import TIMEOUT_S, Connection, consumed
+from stillframe.protocol.topic_positions import record_lost
 
 TRANSACTION_S = 60.0
 """Timeout after which a broker aborts a transaction whose writer has crashed. Until then its
@@ -75,8 +77,9 @@ class TransactionWriter:
                 "transaction.state.log.replication.factor",
             ) from None
 
-    def commit(self, outputs: Iterable[Output]) -> int:
-        """Write records in one transaction; return the offset of the last one.
+    def commit(self, outputs: Iterable[Output], check: Callable[[], None] = lambda: None) -> int:
+        """Write records in one transaction; return the offset of the last one. `check` is called
+        before they are committed: if it raises an error, they are not.
 
         Raises:
             Unavailable: no broker answers, or another writer has taken over.
@@ -87,9 +90,14 @@ class TransactionWriter:
             self._producer.begin_transaction()
             for one in outputs:
                 self._produce(one)
+            self._await_delivery()
+            check()
             self._producer.commit_transaction(TIMEOUT_S)
         except self._kafka.KafkaException as error:
             raise self._failure(error.args[0]) from None
+        except StillframeError:
+            self._abort()
+            raise
         return self._offset
 
     def _produce(self, one: Output) -> None:
@@ -107,6 +115,15 @@ class TransactionWriter:
                 self._producer.poll(_FULL_S)
             else:
                 return
+
+    def _await_delivery(self) -> None:
+        until = time.monotonic() + TIMEOUT_S
+        # Its flush fails with SystemError if another writer has taken over.
+        while len(self._producer) > 0:
+            self._producer.poll(_FULL_S)
+            if time.monotonic() > until:
+                timed_out = self._kafka.KafkaError._TIMED_OUT  # noqa: SLF001 - its name
+                raise self._kafka.KafkaException(self._kafka.KafkaError(timed_out))
 
     def _delivered(self, error: Any, message: Any) -> None:
         codes = self._kafka.KafkaError
@@ -128,9 +145,7 @@ class TransactionWriter:
                 remedy="stop this one, and run the service once",
             )
         if not error.fatal():
-            # Without a broker that fails, too. Then the next writer of this id ends it.
-            with contextlib.suppress(self._kafka.KafkaException):
-                self._producer.abort_transaction(TIMEOUT_S)
+            self._abort()
         if self._rejected is not None and self._rejected[0].code() == codes.MSG_SIZE_TOO_LARGE:
             return UsageError(
                 f"service {self._service}: a record is larger than topic {self._rejected[1]} "
@@ -144,6 +159,11 @@ class TransactionWriter:
             process=self._service,
             remedy=_REMEDY,
         )
+
+    def _abort(self) -> None:
+        # Without a broker that fails, too. Then the next writer of this id ends it.
+        with contextlib.suppress(self._kafka.KafkaException):
+            self._producer.abort_transaction(TIMEOUT_S)
 
 
 class TopicReader:
@@ -189,19 +209,9 @@ class TopicReader:
         for message in consumed(self._consumer, wait_s):
             error = message.error()
             if error is not None and error.name() == "_AUTO_OFFSET_RESET":
-                raise deleted(message.topic(), message.partition(), None)
+                raise record_lost(message.topic(), message.partition(), None)
             if error is not None and error.retriable():
                 continue
             if self._connection.is_record(message, message.topic()):
                 found.append(message)
         return found
-
-
-def deleted(topic: str, partition: int, offset: int | None) -> NotConsistent:
-    """Return the error about the next record of a partition, which Kafka does not have any more.
-    Its offset may be unknown."""
-    where = "" if offset is None else f", offset {offset}"
-    return NotConsistent(
-        f"topic {topic} does not have the next record of partition {partition} any more{where}",
-        remedy="restore the pipeline from a snapshot, and raise the topic's retention.ms",
-    )

@@ -1,0 +1,107 @@
+"""The Kafka topics to which the positions of a pipeline belong.
+
+    ROOT/topics/ids/unique.json     the id that Kafka gave the topic when it was created
+
+One file decides for all positions on a topic, whatever stores them: ledgers, checkpoints of Spark,
+records of services, snapshots, and readers outside the pipeline. It is written before the first of
+them, and never changed. A pipeline of Stillframe 0.2 gets it at the next start of a participant.
+The id is compared before a participant starts, before what it has read takes effect, and for each
+snapshot.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import msgspec
+
+from stillframe.pipeline.dataflow import Topic
+from stillframe.pipeline.kafka import Broker
+from stillframe.pipeline.topics import TOPICS, write_once
+from stillframe.protocol.topic_positions import HeldTopic, check_id
+from stillframe.storage.files import below, mapped
+from stillframe.storage.location import Location
+from stillframe.storage.reading import is_there
+from stillframe.store.sealed_json import FORMAT, read_sealed
+
+_IDS = "ids"
+
+
+class TopicId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``topics/ids/CHANNEL.json``, written once."""
+
+    format: int = FORMAT
+    topic_id: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+def known_id(root: Location, topic: Topic) -> str:
+    """Return the id of the topic to which the positions of a channel belong. It is empty if no
+    participant has joined yet, or if Stillframe 0.2 ran all of them."""
+    path = _path(root, topic)
+    return read_sealed(path, TopicId).topic_id if is_there(path) else ""
+
+
+def held_topic(broker: Broker, topic: str) -> HeldTopic:
+    """Return what Kafka holds of a topic. The id comes first: if the topic is created again
+    meanwhile, the offsets are those of a later one, and the next comparison fails."""
+    now = broker.topic_ids([topic])[topic]
+    if now is None:
+        return HeldTopic(topic, None)
+    return HeldTopic(topic, now, broker.first_offsets(topic), broker.end_offsets(topic))
+
+
+def comparison(broker: Broker, topic: str, topic_id: str) -> Callable[[], None]:
+    """Return what raises NotConsistent if a topic does not have this id any more."""
+
+    def compare() -> None:
+        check_id(HeldTopic(topic, broker.topic_ids([topic])[topic]), topic_id)
+
+    return compare
+
+
+class KnownTopics:
+    """The topics of a participant, or of a whole pipeline, with the ids that they must have."""
+
+    def __init__(
+        self, root: Location, topics: Iterable[Topic], broker_of: Callable[[Topic], Broker]
+    ) -> None:
+        self._root = root
+        self._broker_of = broker_of
+        found = list(topics)
+        ids = mapped(root, lambda topic: known_id(root, topic), found)
+        self._ids = dict(zip(found, ids, strict=True))
+
+    def adopt(self) -> None:
+        """Compare the ids, and record those that were not known; raises as ``compare``."""
+        new = [topic for topic, topic_id in self._ids.items() if not topic_id]
+        self.compare()
+        for topic in new:
+            if self._ids[topic]:
+                write_once(_path(self._root, topic), TopicId(topic_id=self._ids[topic]))
+                # Another participant may have been first.
+                self._ids[topic] = known_id(self._root, topic)
+
+    def compare(self) -> None:
+        """Compare the ids with those that the topics have now. One that was not known must stay the
+        same from now on.
+
+        Raises:
+            NotConsistent: a topic was deleted, or created again.
+            UsageError: there is no such topic.
+            Unavailable: Kafka does not answer.
+        """
+        by_broker: dict[Broker, list[Topic]] = {}
+        for topic in self._ids:
+            by_broker.setdefault(self._broker_of(topic), []).append(topic)
+        for broker, topics in by_broker.items():
+            now = broker.topic_ids([topic.topic for topic in topics])
+            for topic in topics:
+                check_id(HeldTopic(topic.topic, now[topic.topic]), self._ids[topic])
+                self._ids[topic] = self._ids[topic] or now[topic.topic] or ""
+
+    def id_of(self, topic: Topic) -> str:
+        """Return the id that a topic must have; empty if it is not known."""
+        return self._ids[topic]
+
+
+def _path(root: Location, topic: Topic) -> Location:
+    return below(root, TOPICS, _IDS, f"{topic.name}.json")
