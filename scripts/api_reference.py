@@ -10,10 +10,10 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_overloads, is_typeddict
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 88
@@ -64,8 +64,8 @@ PYTHON = [
         "[A how-to](services.md) shows them in whole programs. `ObservedTransport` needs httpx; "
         "`ObservedCalls` and `ObservedChannel` need grpcio and protobuf.",
         "stillframe.services",
-        "attach connected_agent Agent ObservedLock Message ObservedTransport ObservedCalls "
-        "ObservedChannel ObservedApplication",
+        "attach connected_agent Settings Agent ObservedLock Message ObservedTransport "
+        "ObservedCalls ObservedChannel ObservedApplication",
     ),
     Section(
         "Effects outside",
@@ -268,15 +268,26 @@ def _class(kind: type[Any]) -> Iterator[str]:
     bases = [base.__name__ for base in kind.__bases__ if base.__name__ in _public_names()]
     inherits = f"({', '.join(bases)})" if bases else ""
     head = f"class {kind.__name__}{inherits}"
+    types = _attributes(kind)
     is_plain = issubclass(kind, enum.Enum | BaseException) or kind.__name__ in NOT_CONSTRUCTED
-    if not is_plain:
+    if not is_plain and not is_typeddict(kind):
         head = _signature(f"class {kind.__name__}", kind)
+        types = {one: types[one] for one in types.keys() - inspect.signature(kind).parameters}
     yield _code(head)
-    yield prose(inspect.getdoc(kind) or "")
+    yield prose(inspect.getdoc(kind) or "", types)
     if issubclass(kind, enum.Enum):
         yield "\n".join(f"- `{one.name}`: `{one.value!r}`" for one in kind) + "\n"
     for name, member in _members(kind):
         yield member_text(kind, name, member)
+
+
+def _attributes(kind: type[Any]) -> dict[str, str]:
+    """Return the types of the attributes that a class declares."""
+    return {
+        name: _annotation(annotation)
+        for base in reversed(kind.__mro__)
+        for name, annotation in vars(base).get("__annotations__", {}).items()
+    }
 
 
 def _members(kind: type[Any]) -> Iterator[tuple[str, Any]]:
@@ -317,6 +328,11 @@ def _code(text: str) -> str:
 
 
 def _signature(name: str, found: Any, *, is_method: bool = False) -> str:
+    forms = get_overloads(found) if inspect.isroutine(found) else ()
+    return "\n".join(_form(name, one, is_method=is_method) for one in forms or [found])
+
+
+def _form(name: str, found: Any, *, is_method: bool) -> str:
     signature = inspect.signature(found)
     parameters = list(signature.parameters.values())
     if is_method and parameters and parameters[0].name == "self":
@@ -376,6 +392,7 @@ def _annotation(annotation: Any) -> str:
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace("~", "").replace("NoneType", "None")
+    text = re.sub(r"Annotated\[(\w+), Meta\([^()]*\)\]", r"\1", text)
     # A union for the reader, and one type for what decodes it (``storage.location``).
     return re.sub(r"\bLocation\b", "Path | ObjectPath", text.replace("'", ""))
 
@@ -411,8 +428,9 @@ SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):$", re.MULTILINE)
 
 
-def prose(docstring: str) -> str:
-    """Return a docstring as Markdown: paragraphs on one line each, and its sections as lists."""
+def prose(docstring: str, types: Mapping[str, str] = {}) -> str:
+    """Return a docstring as Markdown: paragraphs on one line each, and its sections as lists, in
+    which attributes have their types."""
     first, *rest = _SECTION.split(docstring)
     parts = [_paragraphs(first)]
     for title, body in zip(rest[::2], rest[1::2], strict=True):
@@ -421,8 +439,9 @@ def prose(docstring: str) -> str:
             parts.append(f"**{title}**: {_flat(section)}\n")
         else:
             items = re.split(r"\n(?=\S)", section)
-            shown = "Arguments" if title == "Args" else title
-            parts.append(f"**{shown}**:\n\n" + "\n".join(map(_item, items)) + "\n")
+            shown = [_item(one, types if title == "Attributes" else {}) for one in items]
+            head = "Arguments" if title == "Args" else title
+            parts.append(f"**{head}**:\n\n" + "\n".join(shown) + "\n")
         if more:
             parts.append(_paragraphs(more))
     return "\n".join(part for part in parts if part.strip())
@@ -436,9 +455,10 @@ def _dedented(body: str) -> tuple[str, str]:
     return section, "\n".join(lines[end:])
 
 
-def _item(text: str) -> str:
+def _item(text: str, types: Mapping[str, str]) -> str:
     name, _, rest = text.partition(": ")
-    names = ", ".join(f"`{one}`" for one in name.strip().split(", "))
+    parts = name.strip().split(", ")
+    names = ", ".join(f"`{one}: {types[one]}`" if one in types else f"`{one}`" for one in parts)
     return f"- {names}: {_flat(rest)}"
 
 

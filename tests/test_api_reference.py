@@ -75,6 +75,22 @@ def test_what_must_be_awaited_is_shown_as_a_coroutine() -> None:
     assert awaited_count
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_every_attribute_has_a_type(name: str) -> None:
+    """Next to its name, or in the signature of the constructor."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    lists = [
+        (re.findall("```py\n(.*?)```", section, re.DOTALL)[0], items)
+        for section in text.split("\n### `")[1:]
+        for items in re.findall(r"\*\*Attributes\*\*:\n\n((?:- .*\n)+)", section)
+    ]
+    assert lists
+    for signature, items in lists:
+        names = ", ".join(re.findall(r"^- (`.*?`): ", items, re.MULTILINE))
+        untyped = re.findall(r"`(\w+)`", names)
+        assert [one for one in untyped if f"{one}: " not in signature] == [], signature
+
+
 ELSEWHERE = frozenset(
     """
     AbstractContextManager Any AsyncBaseTransport AsyncContextManager AsyncIterator Awaitable

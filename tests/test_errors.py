@@ -41,7 +41,7 @@ from stillframe.store.history import SnapshotPublished
 from stillframe.store.store import Store
 from stillframe.store.writer import local
 from tests.runtime import programs
-from tests.store.samples import DESCRIPTION, publish
+from tests.store.samples import DESCRIPTION, TOPOLOGY, publish
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_value_of_another_kind_is_refused(store: Store, tmp_path: Path) -> Non
         *(opened.load, opened.entry, opened.verify, SnapshotId.parse),
         *(stillframe.open_store, lambda wrong: stillframe.open_store(store.path, topology=wrong)),
         *(
-            lambda wrong: stillframe.run("examples.bank:bank", store=wrong),
+            lambda wrong: stillframe.run(TOPOLOGY, store=wrong),
             lambda wrong: stillframe.run(wrong, store="x"),
         ),
         *(Topology.mesh, Topology.ring, lambda wrong: Topology(wrong, [])),

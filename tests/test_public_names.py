@@ -18,6 +18,7 @@ import stillframe.services
 import stillframe.sim
 import stillframe.spark
 from stillframe.public_names import RENAMED
+from tests.doc_pages import blocks
 
 ROOT = Path(__file__).parent.parent
 ON_SPARK = ("stillframe.spark", "stillframe.analytics")
@@ -154,7 +155,9 @@ PROGRAM = '''
     from collections.abc import Callable
     from pathlib import Path
 
+    import httpx
     import stillframe
+    from observed import SETTINGS
     from stillframe import (
         Abandoned,
         Channel,
@@ -168,8 +171,11 @@ PROGRAM = '''
         every,
     )
     from stillframe.analytics import audit_store
-    from stillframe.pipeline import channel
+    from stillframe.pipeline import JoinedTopicService, channel
+    from stillframe.services import ObservedTransport, attach
     from stillframe.spark import register, start_query
+
+    VERSION: str = stillframe.__version__
 
 
     class Coin(Message):
@@ -233,6 +239,23 @@ PROGRAM = '''
             name, table = me.receive()
             if (received := me.receive(timeout_s=0.1)) is not None:
                 name, table = received
+
+
+    def pass_on(path: Path) -> None:
+        with Pipeline(path).join_service("books", state=Books(), kind=JoinedTopicService) as me:
+            _, records = me.receive()
+            me.append("sums", records[0].value or "", key=records[0].key)
+
+
+    def balance(path: Path) -> int:
+        loaded = stillframe.open_store(path, topology=bank).load()
+        return loaded.process("A", Purse).balance + loaded.view.process("B", Books).total
+
+
+    async def shop(app: object, books: Books) -> None:
+        agent = attach(app, service="shop", state=books, **SETTINGS)
+        async with httpx.AsyncClient(transport=ObservedTransport(agent)) as client:
+            await client.get("http://bank")
 '''
 WRONG = """
     import stillframe
@@ -243,6 +266,9 @@ WRONG = """
     store = stillframe.open_store("x")
     store.load(17)
     stillframe.run(store, store="x")
+    store.load().process("A", dict).balance
+    with stillframe.Pipeline("x").join_service("books", state=store) as me:
+        me.append("x", b"", key=b"")
 """
 
 
@@ -250,19 +276,25 @@ WRONG = """
 def test_a_type_checker_knows_the_types_of_a_user(tmp_path: Path) -> None:
     """``mypy --strict`` accepts a program, and finds the mistakes of another one: the types of the
     installed package are found (``py.typed``), and none is Any that need not be."""
-    (tmp_path / "good.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "wrong.py").write_text(textwrap.dedent(WRONG))
+    programs = {"good.py": textwrap.dedent(PROGRAM), "wrong.py": textwrap.dedent(WRONG)}
+    for page, name in (("services.md", "observed.py"), ("kafka.md", "ledger.py")):
+        found = blocks("python", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+        (programs[name],) = (one for one in found if one.startswith(f"# {name}"))
+    for name, program in programs.items():
+        (tmp_path / name).write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".cache", "good.py", "wrong.py"],
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", ".cache", *programs],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert [line for line in errors if line.startswith("good.py")] == []
+    assert [line for line in errors if not line.startswith("wrong.py")] == []
     assert [re.sub(r"^wrong.py:(\d+):.*\[([\w-]+)\]$", r"\1 \2", line) for line in errors] == [
         *["6 attr-defined"] * 3,
         "8 arg-type",
         "9 arg-type",
+        "10 attr-defined",
+        "12 call-arg",
     ]

@@ -78,6 +78,9 @@ def test_states_and_messages_are_plain_values(store: Store) -> None:
         (4, "Transfer", 1),
     ]
     assert len(list(snapshot.in_transit())) == snapshot.entry.message_count == 5
+    assert snapshot.process("A", dict) is snapshot.processes["A"]
+    with pytest.raises(UsageError, match="A is of type dict, not Account: open the store with"):
+        snapshot.process("A", Account)
 
 
 @pytest.mark.parametrize("topology", [TOPOLOGY, HERE, "recorded"], ids=["itself", "named", "own"])
@@ -91,6 +94,11 @@ def test_with_a_topology_values_are_objects(store: Store, topology: Topology | s
     assert snapshot.channels[AB] == expected
     assert next(snapshot.in_transit()) == (AB, Transfer(5))
     assert snapshot.view.snapshot == SnapshotId("A", 1)
+    assert snapshot.process("A", Account) is account
+    with pytest.raises(UsageError, match="the state of A is of type Account, not Transfer"):
+        snapshot.process("A", Transfer)
+    with pytest.raises(UsageError, match="there is no process 'Z'; there are A, B"):
+        snapshot.process("Z", Account)
 
 
 def test_a_topology_that_is_not_the_one_of_the_snapshot_is_refused(store: Store) -> None:

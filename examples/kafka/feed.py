@@ -8,6 +8,7 @@ from examples.flights.tables import read_flights
 from examples.kafka.flows import FLIGHT, SENT_COUNT, Replay
 from examples.processes import READY
 from stillframe import Pipeline
+from stillframe.pipeline import JoinedTopicService
 
 FLIGHTS_AT_ONCE = 250
 
@@ -23,7 +24,7 @@ def run(pipeline: str, flight_count: int, pause_at: int, flights_per_s: float) -
     """
     flights = read_flights(flight_count).select(FLIGHT.names)
     state = Replay()
-    with Pipeline(pipeline).join_service("feed", state=state) as me:
+    with Pipeline(pipeline).join_service("feed", state=state, kind=JoinedTopicService) as me:
         print(READY, flush=True)
         began, first = time.monotonic(), state.flight_count
         while state.flight_count < flight_count:

@@ -6,16 +6,17 @@ import json
 from examples.kafka.flows import Ledger
 from examples.processes import READY
 from stillframe import Pipeline
+from stillframe.pipeline import JoinedTopicService
 
 
 def run(pipeline: str) -> None:
     """Book the totals, until the program is stopped."""
     ledger = Ledger()
-    with Pipeline(pipeline).join_service("ledger", state=ledger) as me:
+    with Pipeline(pipeline).join_service("ledger", state=ledger, kind=JoinedTopicService) as me:
         print(READY, flush=True)
         for _, totals in me:
             for record in totals:
-                entry = ledger.book(json.loads(record.value))
+                entry = ledger.book(json.loads(record.value or b""))
                 me.append("entries", json.dumps(entry), key=entry["carrier"])
 
 

@@ -39,6 +39,11 @@ class StillframeError(Exception):
         remedy: what to do about it. The text ends with it.
     """
 
+    path: str | None = None
+    process: str | None = None
+    snapshot: str | None = None
+    remedy: str | None
+
     def __init__(
         self,
         text: str = "",
@@ -49,9 +54,6 @@ class StillframeError(Exception):
         remedy: str | None = None,
     ) -> None:
         super().__init__(utf8(text if remedy is None else f"{text}: {remedy}"))
-        self.path: str | None = None
-        self.process: str | None = None
-        self.snapshot: str | None = None
         self.remedy = remedy
         self.locate(path=path, process=process, snapshot=snapshot)
 

@@ -81,10 +81,12 @@ class RunningSystem:
         store: the snapshots of this system, to read.
     """
 
+    store: SnapshotStore
+
     def __init__(
         self, start: Callable[[], Supervisor], store: Store, config: RunConfig, topology: Topology
     ) -> None:
-        self.store: SnapshotStore = open_store(store.path, topology=topology)
+        self.store = open_store(store.path, topology=topology)
         self._system: Supervisor | None = None
         self._writer = store
         self._config = config

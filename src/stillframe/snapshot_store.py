@@ -31,6 +31,7 @@ from stillframe.store.tables import Tables, fields_of, messages_of
 from stillframe.topology import Description, Topology
 
 _Answer = TypeVar("_Answer")
+_State = TypeVar("_State")
 RECORDED = "recorded"
 """The topology that the store names, as an argument of ``open_store``."""
 
@@ -63,6 +64,8 @@ class LoadedSnapshot:
     Attributes:
         entry: the snapshot as the store lists it: its id, epoch and times.
     """
+
+    entry: SnapshotEntry
 
     def __init__(
         self,
@@ -116,6 +119,23 @@ class LoadedSnapshot:
         It is an object of its class if the store was opened with a topology, else a dict of its
         fields. Errors are as for `view`."""
         return self.view.processes
+
+    def process(self, process: ProcessId, kind: type[_State]) -> _State:
+        """Return the recorded state of a process, as an object of its class.
+
+        ``open_store("bank.store", topology=bank).load().process("P1", Account)`` is an ``Account``,
+        for a type checker too.
+
+        Args:
+            process: its name.
+            kind: the class of the process, or of the state of an ``ExternalProcess``; without a
+                topology, ``dict``.
+
+        Raises:
+            UsageError: there is no such process, or its state is of another class.
+            NotConsistent: as for `view`.
+        """
+        return self.view.process(process, kind)
 
     @property
     def channels(self) -> dict[Channel, tuple[Any, ...]]:
@@ -172,6 +192,9 @@ class SnapshotStore:
         topology: the topology whose classes states and messages are objects of; None for plain
             values.
     """
+
+    path: Location
+    topology: Topology | None
 
     def __init__(self, path: Location, topology: Topology | str | None) -> None:
         check_is_store(path)

@@ -14,7 +14,7 @@ import pytest
 
 from stillframe.errors import Damaged, Unavailable, UsageError
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pipeline import Pipeline, channel
+from stillframe.pipeline import JoinedService, JoinedTopicService, Pipeline, channel
 from stillframe.pipeline.locks import coordinating
 from stillframe.pipeline.pipeline import Outcome
 from stillframe.pipeline.snapshot_manifest import MANIFEST, snapshot_path
@@ -199,6 +199,15 @@ def test_an_error_where_snapshots_are_told_is_not_lost(tmp_path: Path) -> None:
         pipeline.snapshot_every(0.01, timeout_s=0.0, happened=tell),
     ):
         assert told.wait(10)
+
+
+def test_a_service_of_another_kind_than_its_channels_is_refused(tmp_path: Path) -> None:
+    """As a type checker took it for that kind."""
+    pipeline = line(tmp_path / "run")
+    with pytest.raises(UsageError, match="channels of mint are logs: give kind=JoinedService"):
+        pipeline.join_service("mint", state=Account(), kind=JoinedTopicService)
+    with pipeline.join_service("mint", state=Account(), kind=JoinedService) as me:
+        assert type(me) is JoinedService
 
 
 def test_records_that_are_no_table_are_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
 from stillframe.model import Abandoned
 from stillframe.pipeline import (
+    JoinedTopicService,
     KafkaRecord,
     Pipeline,
     joined,
@@ -197,9 +198,9 @@ def test_a_service_that_waits_commits_in_time(tmp_path: Path, servers: str) -> N
 def test_a_record_has_all_that_was_sent(tmp_path: Path, servers: str) -> None:
     """Key, value, headers, partition, offset and time arrive, and the label does not."""
     pipeline = chain(tmp_path / "p.pipeline", servers)
-    with pipeline.join_service("till", state=Till()) as till:
+    with pipeline.join_service("till", state=Till(), kind=JoinedTopicService) as till:
         till.append("orders", "zwölf", key=b"k", headers=[("a", "1"), ("b", None)], partition=1)
-    with pipeline.join_service("ledger", state=Ledger()) as me:
+    with pipeline.join_service("ledger", state=Ledger(), kind=JoinedTopicService) as me:
         channel, records = me.receive()
         assert me.receive(0) is None
         assert me.positions == {"orders": {0: 0, 1: 1}}
@@ -267,7 +268,7 @@ def test_a_topic_that_is_created_again_under_a_running_service(
     following = pipeline.topic_records("one", follow=True)
     assert [next(following).value for _ in range(3)] == [b"1", b"2", b"3"]
     again = pytest.raises(NotConsistent, match=f"topic {topic} was deleted and created again")
-    with again, pipeline.join_service("sink", state=Ledger()) as me:
+    with again, pipeline.join_service("sink", state=Ledger(), kind=JoinedTopicService) as me:
         while me.positions["one"][0] < 3:
             me.receive()
         before = taken(pipeline)
@@ -438,7 +439,7 @@ def test_a_rejected_record_leaves_nothing_behind(tmp_path: Path, servers: str) -
     )
     with (
         raising(UsageError, f"a record is larger than topic {topic} takes"),
-        pipeline.join_service("till", state=Till()) as till,
+        pipeline.join_service("till", state=Till(), kind=JoinedTopicService) as till,
     ):
         till.append("orders", "1", partition=0)
         till.append("orders", "2" * 5000, partition=1)
@@ -480,7 +481,7 @@ def test_wrong_calls_are_refused(tmp_path: Path, servers: str) -> None:
     """Each error names the channel and what it can be."""
     pipeline = chain(tmp_path / "p.pipeline", servers)
     wrong: Any = {"n": 1}
-    with pipeline.join_service("till", state=Till()) as till:
+    with pipeline.join_service("till", state=Till(), kind=JoinedTopicService) as till:
         with pytest.raises(UsageError, match="writes no channel 'sums'; it writes: orders"):
             till.append("sums", "1")
         with pytest.raises(UsageError, match="the value is of type dict: give bytes or text"):

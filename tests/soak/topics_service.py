@@ -9,7 +9,7 @@ import signal
 import sys
 
 from stillframe.errors import Unavailable
-from stillframe.pipeline import Pipeline
+from stillframe.pipeline import JoinedTopicService, Pipeline
 from stillframe.storage.location import locate
 from tests.soak.topics_shop import SERVICE, Receipts
 
@@ -18,7 +18,9 @@ def main(root: str) -> None:
     """Take the place of the service and book orders."""
     state = Receipts()
     try:
-        with Pipeline(locate(root)).join_service(SERVICE, state=state) as me:
+        with Pipeline(locate(root)).join_service(
+            SERVICE, state=state, kind=JoinedTopicService
+        ) as me:
             signal.signal(signal.SIGTERM, lambda *_: me.leave())
             print("joined", flush=True)
             for _, records in me:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 import stillframe
 from stillframe.model import Channel
-from stillframe.pipeline import Pipeline, channel, kafka_channel
+from stillframe.pipeline import JoinedTopicService, Pipeline, channel, kafka_channel
 from stillframe.pipeline.dataflow import Log, Topic
 
 ORDER = pa.schema([("serial", pa.int64()), ("amount", pa.int64()), ("hops", pa.int64())])
@@ -201,12 +201,12 @@ def _end_in(end_file: Path) -> int | None:
 def run_ledger(pipeline: Pipeline) -> None:
     """Pass orders on until SIGTERM."""
     state = Ledger()
-    with pipeline.join_service("ledger", state=state) as me:
+    with pipeline.join_service("ledger", state=state, kind=JoinedTopicService) as me:
         signal.signal(signal.SIGTERM, lambda *_: me.leave())
         say("joined")
         for _, records in me:
             for record in records:
-                one = json.loads(record.value)
+                one = json.loads(record.value or b"")
                 state.fees += FEE
                 me.append("entries", json.dumps(one | {"amount": one["amount"] - FEE}), record.key)
 

@@ -9,11 +9,18 @@ import gc
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from stillframe.errors import ApplicationError, UsageError, describe, repr_of, text_of
+from stillframe.errors import (
+    ApplicationError,
+    UsageError,
+    check_kind,
+    describe,
+    repr_of,
+    text_of,
+)
 from stillframe.model import (
     DECODING_ERRORS,
     Channel,
@@ -32,6 +39,23 @@ from stillframe.waiting import Waiting
 _ABSENT = object()
 
 
+_State = TypeVar("_State")
+
+
+def state_of(states: Mapping[ProcessId, Any], process: ProcessId, kind: type[_State]) -> _State:
+    """Return the state of `process`; UsageError unless there is one, and it is a `kind`."""
+    check_kind("kind", kind, type, "the class of the process")
+    if process not in states:
+        raise UsageError(f"there is no process {process!r}; there are {', '.join(states)}")
+    state = states[process]
+    if not isinstance(state, kind):
+        advice = ": open the store with the topology" if isinstance(state, dict) else ""
+        raise UsageError(
+            f"the state of {process} is of type {type(state).__name__}, not {kind.__name__}{advice}"
+        )
+    return state
+
+
 class SnapshotView(msgspec.Struct, frozen=True):
     """The global state of a snapshot, as predicates take it.
 
@@ -44,6 +68,11 @@ class SnapshotView(msgspec.Struct, frozen=True):
     snapshot: SnapshotId
     processes: dict[ProcessId, Any]
     channels: dict[Channel, tuple[Message, ...]]
+
+    def process(self, process: ProcessId, kind: type[_State]) -> _State:
+        """Return the recorded state of a process, as an object of its class `kind`. UsageError if
+        there is no such process, or its state is of another class."""
+        return state_of(self.processes, process, kind)
 
     def in_transit(self) -> Iterator[tuple[Channel, Message]]:
         """Yield every message in transit, with its channel."""

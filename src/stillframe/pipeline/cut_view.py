@@ -54,11 +54,14 @@ class PipelineView:
         dataflow: the queries, services and channels at that time.
     """
 
+    snapshot: SnapshotId
+    dataflow: Dataflow
+
     def __init__(
         self, root: Location, manifest: Manifest, query_states: QueryStates | None = None
     ) -> None:
-        self.snapshot: SnapshotId = manifest.snapshot
-        self.dataflow: Dataflow = manifest.dataflow
+        self.snapshot = manifest.snapshot
+        self.dataflow = manifest.dataflow
         self._root = root
         self._manifest = manifest
         self._query_states = query_states

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stillframe.durable_files import partial_path
 from stillframe.errors import (
@@ -29,6 +29,7 @@ from stillframe.pipeline import (
 from stillframe.pipeline.coordinator import TIMEOUT_S, periodically
 from stillframe.pipeline.cut_view import PipelineView, QueryStates
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic, dataflow
+from stillframe.pipeline.joined import Joined
 from stillframe.pipeline.kafka import KafkaRecord
 from stillframe.pipeline.locks import COORDINATOR, Busy, Lock, coordinating
 from stillframe.pipeline.log import LogBatch, LogReader
@@ -44,7 +45,9 @@ from stillframe.pipeline.metadata import (
     write_metadata,
 )
 from stillframe.pipeline.progress import Progress, ProgressReader
+from stillframe.pipeline.service import JoinedService
 from stillframe.pipeline.snapshot_manifest import Manifest
+from stillframe.pipeline.topic_service import JoinedTopicService
 from stillframe.pipeline.topics import Counting
 from stillframe.protocol.aligner import Mode
 from stillframe.public_names import public_attribute
@@ -55,6 +58,7 @@ from stillframe.storage.reading import is_there
 from stillframe.store.layout import explain_io_errors, first_names
 
 Outcome = Manifest | Abandoned
+_Service = TypeVar("_Service", JoinedService, JoinedTopicService)
 _BATCH_MAX = 2**63 - 1
 
 
@@ -130,11 +134,24 @@ class Pipeline:
         _check_alike(root, pipeline.dataflow, described)
         return pipeline
 
-    def join_service(self, name: str, *, state: object) -> contextlib.AbstractContextManager[Any]:
+    @overload
+    def join_service(
+        self, name: str, *, state: object, kind: type[_Service]
+    ) -> contextlib.AbstractContextManager[_Service]: ...
+
+    @overload
+    def join_service(
+        self, name: str, *, state: object
+    ) -> contextlib.AbstractContextManager[JoinedService]: ...
+
+    def join_service(
+        self, name: str, *, state: object, kind: type[Joined[Any]] | None = None
+    ) -> contextlib.AbstractContextManager[Any]:
         """Take the place of the service `name`: this program reads and writes its channels.
 
         ``with shop.join_service("books", state=books) as me`` gives a ``JoinedService``, or a
-        ``JoinedTopicService`` if its channels are topics of Kafka. When the body ends without an
+        ``JoinedTopicService`` if its channels are topics of Kafka. A type checker cannot see the
+        channels: give ``kind=JoinedTopicService`` for that. When the body ends without an
         error the service has left, and later snapshots contain the state that it had then. A signal
         that ends the program in the body counts as a crash: let its handler call ``leave``.
 
@@ -147,17 +164,24 @@ class Pipeline:
             state: the object whose fields are recorded. After a restore, and after the service has
                 left, or crashed and has topics of Kafka, its fields are set to their recorded
                 values before the body begins.
+            kind: the class that `me` must have. None: the one that its channels need.
 
         Raises:
-            UsageError: there is no such service, or the state is of another class; or at the end, a
+            UsageError: there is no such service, the state is of another class, or its channels
+                need another `kind`; or at the end, a
                 field holds a value that cannot be restored; or a topic does not exist, or does not
                 keep its records.
             Unavailable: another program runs this service; or Kafka does not answer.
             NotAtRest: it crashed in this epoch, and its state is lost: restore the pipeline first.
             NotConsistent: records of its ledger were deleted: restore the pipeline first.
         """
+        has_topics = self.dataflow.topics_of(name)
+        needed = JoinedTopicService if has_topics else JoinedService
+        if kind not in (None, needed):
+            what = "topics of Kafka" if has_topics else "logs"
+            raise UsageError(f"the channels of {name} are {what}: give kind={needed.__name__}")
         # As a union it would break the typed code of users, whose service is of one kind.
-        joining: Any = topic_service.join if self.dataflow.topics_of(name) else service.join
+        joining: Any = topic_service.join if has_topics else service.join
         joined: contextlib.AbstractContextManager[Any] = joining(
             name, pipeline=self.path, state=state
         )

@@ -12,7 +12,7 @@ from stillframe.public_names import public_attribute
 if TYPE_CHECKING:
     from stillframe.services.agent import Agent, Message, ObservedLock
     from stillframe.services.asgi import ObservedApplication
-    from stillframe.services.attachment import attach, connected_agent
+    from stillframe.services.attachment import Settings, attach, connected_agent
     from stillframe.services.grpc_client import ObservedChannel
     from stillframe.services.grpc_server import ObservedCalls
     from stillframe.services.http_client import ObservedTransport
@@ -25,6 +25,7 @@ __all__ = [
     "ObservedChannel",
     "ObservedLock",
     "ObservedTransport",
+    "Settings",
     "attach",
     "connected_agent",
 ]
@@ -32,7 +33,7 @@ __all__ = [
 _MODULES = {
     "stillframe.services.agent": "Agent Message ObservedLock",
     "stillframe.services.asgi": "ObservedApplication",
-    "stillframe.services.attachment": "attach connected_agent",
+    "stillframe.services.attachment": "Settings attach connected_agent",
     "stillframe.services.grpc_client": "ObservedChannel",
     "stillframe.services.grpc_server": "ObservedCalls",
     "stillframe.services.http_client": "ObservedTransport",

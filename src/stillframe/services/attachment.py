@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection
 from numbers import Number
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from starlette.middleware import Middleware
 
@@ -23,6 +23,26 @@ from stillframe.storage.location import local_path
 COLLECTOR_PORT = 8650
 _SECOND_LOOP = "it is served by a second event loop, whose steps are not observed as one"
 _log = logging.getLogger("stillframe.services")
+
+
+class Settings(TypedDict, total=False):
+    """The arguments of `attach` and `connected_agent` that all services of a system share.
+
+    ``SETTINGS: Settings = {"collector": ..., "secret": ...}`` lets a type checker check
+    ``attach(app, service="shop", state=till, **SETTINGS)``. Only these two are required.
+
+    Attributes:
+        collector, secret, targets, carries, stored_fields, shared, certificates: the arguments of
+            `attach` with these names.
+    """
+
+    collector: Required[str]
+    secret: Required[bytes]
+    targets: Collection[str]
+    carries: Carries | None
+    stored_fields: Collection[str]
+    shared: Collection[str]
+    certificates: str | None
 
 
 def attach(

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import msgspec
 
+from stillframe.detect.view import state_of
 from stillframe.errors import ProtocolViolation, Refused, UsageError, check_kind
 from stillframe.model import (
     Abandoned,
@@ -46,6 +47,7 @@ from stillframe.sim.network import Fifo, Frame, Lossy, MemoryChannel, Network, R
 from stillframe.topology import Description, Topology
 from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace, clean_label
 
+_State = TypeVar("_State")
 SnapshotRecorder = Recorder | LaiYangRecorder
 _RuleStep = Callable[[], list[Effect]]
 LABEL_CHARACTER_MAX = 60
@@ -61,6 +63,11 @@ class StateView(msgspec.Struct, frozen=True):
 
     processes: dict[ProcessId, Any]
     channels: dict[Channel, tuple[Any, ...]]
+
+    def process(self, process: ProcessId, kind: type[_State]) -> _State:
+        """Return the state of a process, as an object of its class `kind`. UsageError if it is not
+        here, or is of another class."""
+        return state_of(self.processes, process, kind)
 
     def in_transit(self) -> Iterator[tuple[Channel, Any]]:
         """Yield every message on a channel, with the channel."""
@@ -168,6 +175,10 @@ class World:
         UsageError: a process has its own loop, and cannot be stepped through.
     """
 
+    now: float
+    restore_point: Snapshot | None
+    refusal: str
+
     def __init__(
         self,
         topology: Topology,
@@ -184,7 +195,7 @@ class World:
         self.network = network
         self.now = 0.0
         self.epochs: list[Epoch] = []
-        self.restore_point: Snapshot | None = None
+        self.restore_point = None
         self.refusal = ""
         self.sendings: list[Channel] = []
         self.down: set[ProcessId] = set()
