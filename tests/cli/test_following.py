@@ -127,7 +127,7 @@ def test_only_a_checkpoint_is_kept(
     """Without one the query is given no place."""
     frame, waited = mock.MagicMock(), mock.Mock()
     writer = frame.writeStream.foreachBatch.return_value.trigger.return_value
-    monkeypatch.setattr(follow, "spark_session", mock.Mock())
+    monkeypatch.setattr(follow, "start_spark", mock.Mock())
     monkeypatch.setattr(source, "follow", lambda *_, **__: frame)
     monkeypatch.setattr(follow, "_wait", waited)
     result = call("store", "follow", money, *checkpoint)
@@ -141,8 +141,8 @@ def test_ctrl_c_while_spark_starts_is_an_end(
     call: Call, money: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is asked of it any more."""
-    asked = mock.Mock(side_effect=lambda **_: signal.raise_signal(signal.SIGINT))
-    monkeypatch.setattr(follow, "spark_session", asked)
+    asked = mock.Mock(side_effect=lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(follow, "start_spark", asked)
     result = call("store", "follow", money)
     assert (result.exit_code, result.output) == (0, "")
 
@@ -228,10 +228,10 @@ def test_without_spark_it_says_what_to_install(
 ) -> None:
     """A missing extra is no bug: exit 2 with the command that helps."""
 
-    def unavailable(**_: object) -> None:
+    def unavailable(_: object) -> None:
         raise Unavailable("PySpark is not installed: pip install 'stillframe[spark]'")
 
-    monkeypatch.setattr(follow, "spark_session", unavailable)
+    monkeypatch.setattr(follow, "start_spark", unavailable)
     result = call("store", "follow", money)
     assert result.exit_code == 2
     assert "pip install 'stillframe[spark]'" in result.stderr

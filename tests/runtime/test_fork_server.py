@@ -128,7 +128,7 @@ def test_a_forked_process_has_what_one_has_that_was_started_by_itself(
 
     async def start(server: ForkServer) -> WatchedProcess:
         return WatchedProcess.start(
-            (sys.executable, "-m", "stillframe.runtime.process.process_main")
+            (sys.executable, "-P", "-m", "stillframe.runtime.process.process_main")
         )
 
     monkeypatch.setattr(ForkServer, "fork", start)

@@ -14,7 +14,13 @@ from pyspark.sql import SparkSession
 
 from stillframe.errors import Unavailable, UsageError
 from stillframe.spark.queries import register, start_query
-from stillframe.spark.session import add_package, find_java, settings, spark_session
+from stillframe.spark.session import (
+    add_package,
+    check_workers,
+    find_java,
+    settings,
+    spark_session,
+)
 
 
 def make_java(home: Path, release: str | None) -> Path:
@@ -153,6 +159,23 @@ def popen(*arguments, **options):
 gateway.Popen = popen
 spark_session(master="local[1]")
 """
+
+
+def test_files_with_which_no_worker_could_start_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Spark is started; files that do no harm are none, and commands start workers that do
+    not look there."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    check_workers("nothing was started")
+    (tmp_path / "turtle.py").touch()
+    check_workers(sys.executable)
+    (tmp_path / "token.py").touch()
+    with pytest.raises(Unavailable, match=r"modules of Python, token, turtle .*: rename them"):
+        check_workers(sys.executable)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    check_workers("nothing was started")
 
 
 def test_ctrl_c_leaves_no_java_process_behind() -> None:

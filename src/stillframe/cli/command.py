@@ -34,6 +34,7 @@ from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError, describe, text_of
+from stillframe.public_names import check_assertions
 from stillframe.storage.location import Location, local_path, locate
 from stillframe.storage.remote import noticing
 
@@ -58,6 +59,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""
         with _errors_as_sentences():
+            check_assertions()
             return super().invoke(ctx)
 
 

@@ -12,11 +12,10 @@ from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, conclude, option, signals
 from stillframe.cli.options import DURATION, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
-from stillframe.cli.spark_session import with_zone
+from stillframe.cli.spark_session import start_spark, with_zone
 from stillframe.errors import StillframeError
 from stillframe.eventlog.object_segments import PUT_S
 from stillframe.eventlog.reader import list_segments
-from stillframe.spark import spark_session
 from stillframe.spark.session import check_reachable, checkpoint_address
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import check_is_store
@@ -99,7 +98,7 @@ def follow(
     stop = Stop()
     with signals(stop.ask, signal.SIGINT, signal.SIGTERM):
         with output.status("starting Spark"):
-            spark = spark_session(master=where)
+            spark = start_spark(where)
         signal.signal(signal.SIGINT, stop.ask)  # a session that starts takes Ctrl-C for itself
         if stop.is_asked:
             return

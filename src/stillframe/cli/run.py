@@ -31,7 +31,7 @@ from stillframe.cli.supervision import (
 from stillframe.detect.predicate import check_predicate_name, not_stable
 from stillframe.durable_files import shell_command
 from stillframe.errors import StillframeError, Unavailable, UsageError
-from stillframe.imports import add_cwd_to_path, load_topology
+from stillframe.imports import add_cwd_to_path, load_topology, search_path
 from stillframe.migration import migrate as migrate_snapshot
 from stillframe.model import SnapshotId
 from stillframe.runtime import events
@@ -374,7 +374,7 @@ def join(
     launch = LaunchSpec(
         me=Credentials(process, 0, "", b"", str(tls)),
         reference=reference,
-        search_path=sys.path,
+        search_path=search_path(),
         coordinator=Address.parse(coordinator, port=COORDINATOR_PORT),
         listen=Address.parse(listen, port=0),
         supervisor=current_process(),

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,20 @@ if TYPE_CHECKING:  # a session is made by what says so if PySpark is missing
     from pyspark.sql import DataFrame, SparkSession
 
 _POLL_S = 0.2
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+def start_spark(master: str) -> "SparkSession":
+    """Start Spark at `master`, or return the active session."""
+    # For Spark's workers, which need nothing of the current directory before they are told: a file
+    # that is called like a module of Python would end them.
+    is_set = _SAFE_PATH in os.environ
+    os.environ.setdefault(_SAFE_PATH, "1")
+    try:
+        return spark_session(master=master)
+    finally:
+        if not is_set:
+            del os.environ[_SAFE_PATH]
 
 
 @contextlib.contextmanager
@@ -23,7 +38,7 @@ def session(master: str, description: str) -> Iterator["SparkSession"]:
     that has the `description` of what the body does."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn())
     with output.progress_bar("starting Spark", *columns) as update:
-        spark = spark_session(master=master)
+        spark = start_spark(master)
         update(description=description)
         over = threading.Event()
         watching = threading.Thread(

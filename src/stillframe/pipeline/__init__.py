@@ -26,7 +26,7 @@ from stillframe.pipeline.stopped import NotAtRest
 from stillframe.pipeline.topic_service import JoinedTopicService
 from stillframe.pipeline.topics import Counting, Label, LabelRange
 from stillframe.protocol.aligner import Mode
-from stillframe.public_names import public_attribute
+from stillframe.public_names import check_assertions, public_attribute
 
 __all__ = [
     "Awaited",
@@ -52,6 +52,8 @@ __all__ = [
     "channel",
     "kafka_channel",
 ]
+
+check_assertions()
 
 if not TYPE_CHECKING:
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -160,6 +161,8 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     os.environ["JAVA_HOME"] = str(find_java())
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, sys.executable)
+    if _is_local(master):
+        check_workers(os.environ["PYSPARK_PYTHON"])
     builder = session_class.builder.master(master).appName(app_name)
     for setting, value in settings(master).items():
         builder = builder.config(setting, value)
@@ -176,6 +179,29 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
                 f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. Its "
                 f"last output was: {said or 'nothing'}"
             ) from error
+
+
+def check_workers(python: str) -> None:
+    """Raise Unavailable if Spark's Python workers cannot start in this directory, whose files come
+    before the modules of Python for them."""
+    names = {path.name.partition(".")[0] for path in Path.cwd().iterdir()}
+    shared = sorted(names & sys.stdlib_module_names)
+    if not shared or os.environ.get("PYTHONSAFEPATH"):
+        return
+    # Most such files do no harm.
+    trial = [
+        python,
+        "-c",
+        "import pyspark.daemon, pyspark.worker",
+    ]  # finds modules as a worker does
+    ended = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise Unavailable(
+            f"Spark's Python workers cannot start in {Path.cwd()}, which has files that are called "
+            f"like modules of Python, {', '.join(shared)} ({said})",
+            remedy="rename them, start in another directory, or set PYTHONSAFEPATH=1",
+        )
 
 
 @contextlib.contextmanager

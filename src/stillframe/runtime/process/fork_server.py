@@ -32,7 +32,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.imports import load_topology
+from stillframe.imports import load_topology, set_search_path
 from stillframe.runtime import control
 from stillframe.runtime.process import process_main
 
@@ -368,7 +368,7 @@ class _Server:
         os.umask(self._umask)
         os.chdir(self._directory)
         self._channel.set_inheritable(True)
-        program = [sys.executable, "-m", PROGRAM]
+        program = [sys.executable, "-P", "-m", PROGRAM]
         os.execve(sys.executable, program, self._variables)  # noqa: S606
 
     def _answer(self, answer: Answer) -> None:
@@ -397,7 +397,7 @@ def main() -> None:
         sys.exit(control.EXIT_FAILED)
     _fill_standard_descriptors()
     setup = msgspec.json.decode(line, type=Setup)
-    sys.path[:] = setup.search_path
+    set_search_path(setup.search_path)
     sys.argv[:] = [str(process_main.__file__)]
     server = _Server(setup)
     server.load()

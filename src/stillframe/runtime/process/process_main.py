@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from stillframe.errors import Refused, StillframeError, Unavailable, UsageError, text_of
-from stillframe.imports import load_topology
+from stillframe.imports import load_topology, set_search_path
 from stillframe.process import Process, attach
 from stillframe.restore import Start
 from stillframe.runtime import control
@@ -217,7 +217,7 @@ def main() -> None:
     if not line.endswith(b"\n"):  # the supervisor was gone before it had told us all
         sys.exit(EXIT_FAILED)
     launch = msgspec.json.decode(line, type=LaunchSpec)
-    sys.path[:] = launch.search_path
+    set_search_path(launch.search_path)
     orphaned_s = 0.0 if launch.is_elsewhere else launch.orphaned_s
     watchdog = SupervisorWatchdog(launch.supervisor, orphaned_s=orphaned_s)
     try:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from stillframe.errors import Unavailable
+from stillframe.imports import search_path
 from stillframe.runtime.process.fork_server import (
     PROGRAM,
     Answer,
@@ -171,8 +172,10 @@ class _Channel:
         with theirs:
             # Not a number of standard input, output or error, which may be free here.
             number = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, _FIRST_OTHER)
+        # Without -P, files of the current directory would come before Python's own modules.
+        command = (sys.executable, "-P", "-m", PROGRAM)
         try:
-            self.program = WatchedProcess.start((sys.executable, "-m", PROGRAM), keeps=(number,))
+            self.program = WatchedProcess.start(command, keeps=(number,))
         except BaseException:
             ours.close()
             raise
@@ -186,7 +189,7 @@ class _Channel:
         self._loop.add_reader(ours.fileno(), self._read)
         self.program.on_terminated(self._read_the_rest)
         self.program.write_line(
-            msgspec.json.encode(Setup(number, reference, sys.path, os.getpid()))
+            msgspec.json.encode(Setup(number, reference, search_path(), os.getpid()))
         )
 
     @property

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import cycle
@@ -30,7 +29,7 @@ from stillframe.errors import (
     Unavailable,
     UsageError,
 )
-from stillframe.imports import load_topology
+from stillframe.imports import load_topology, search_path
 from stillframe.migration import listed
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId, natural_order
 from stillframe.protocol import wire
@@ -260,7 +259,7 @@ class Epoch:
         launch = control.LaunchSpec(
             me=me,
             reference=system.reference,
-            search_path=sys.path,
+            search_path=search_path(),
             coordinator=self.listen,
             listen=Address(self.listen.host, 0),
             supervisor=current_process(),
