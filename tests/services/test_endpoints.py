@@ -988,6 +988,16 @@ def test_a_client_of_threads_is_refused() -> None:
         client.get("http://bank/it")
 
 
+def test_a_client_of_another_library_is_refused() -> None:
+    """Before anything of its request is sent; httpx2 has a way to be taken for httpx."""
+    transport = ObservedTransport(Agent("C", dict, secret=SECRET))
+    advice = {"httpx2": r"call httpx2\.alias_httpx\(\)", "other": "make the client with httpx"}
+    for library, expected in advice.items():
+        request: Any = type("Request", (), {"__module__": f"{library}._models"})()
+        with pytest.raises(UsageError, match=f"not for a client of {library}: {expected}"):
+            asyncio.run(transport.handle_async_request(request))
+
+
 @pytest.mark.skipif(not HAS_GENERATORS, reason="needs a FastAPI whose endpoints can be generators")
 def test_an_endpoint_that_is_a_generator_may_act_before_it_accepts() -> None:
     """FastAPI begins it with the answer; observations name it until it ends."""

@@ -47,6 +47,16 @@ class ObservedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its answer."""
+        if not isinstance(request, httpx.Request):
+            # The clients of other libraries take any transport.
+            library = type(request).__module__.partition(".")[0]
+            advice = "make the client with httpx"
+            if library == "httpx2":
+                advice = "call httpx2.alias_httpx() before anything imports httpx, or " + advice
+            raise UsageError(
+                f"ObservedTransport is for httpx.AsyncClient, not for a client of {library}: "
+                f"{advice}"
+            )
         agent, target, path = self._agent, target_of(request.url), request.url.path
         is_whole = target in agent.targets and _is_whole(request.headers)
         body = await request.aread() if is_whole else b""
