@@ -3,22 +3,30 @@
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn, cast
+from unittest.mock import Mock
 
 import pytest
 
 import stillframe
 from stillframe import (
+    Channel,
     ExternalProcess,
+    Message,
     Pipeline,
+    Process,
     SnapshotEntry,
     SnapshotId,
     Topology,
     cuts,
+    every,
     sim,
     tracefile,
 )
+from stillframe.detect.view import conserved, is_passive, waits_for, yes_or_no
 from stillframe.errors import (
     TEXT_LENGTH_MAX,
     ApplicationError,
@@ -33,10 +41,14 @@ from stillframe.errors import (
     text_of,
 )
 from stillframe.importer import JsonPaths, read_log
+from stillframe.imports import load_function, load_topology
 from stillframe.pipeline import channel
+from stillframe.pipeline.cut_view import amounts_in
+from stillframe.protocol.action_runner import ActionRunner
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.run_file import find_running
 from stillframe.services import connected_agent
+from stillframe.state_codec import StateCodec
 from stillframe.store.history import SnapshotPublished
 from stillframe.store.store import Store
 from stillframe.store.writer import local
@@ -129,6 +141,110 @@ def test_the_text_of_an_exception_can_be_made_and_encoded(
     error = Hostile(make)
     assert describe(error).startswith(text)
     assert {type(text_of(error)), type(repr_of(error))} == {str}
+
+
+class HostileZone(tzinfo):
+    """A time zone that asks a function, which raises."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def utcoffset(self, at: datetime | None) -> timedelta:
+        """Return nothing."""
+        offset: timedelta = self._ask()
+        return offset
+
+    dst = tzname = utcoffset  # type: ignore[assignment]
+
+
+class Cash(Message):
+    """A message."""
+
+    amount: int
+
+
+class Till(Process):
+    """A process whose handlers do what a function does."""
+
+    at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    _ask: Callable[..., Any] = print
+
+    def receive(self, channel: Channel, message: Cash) -> None:
+        """Ask."""
+        self._ask()
+
+    @every(ms=1)
+    def act(self) -> None:
+        """Ask."""
+        self._ask()
+
+    def on_cut(self, snapshot: object) -> None:
+        """Ask."""
+        self._ask()
+
+
+def till_of(ask: Callable[..., Any]) -> ActionRunner:
+    """Return a process that asks a function in its handlers."""
+    till = Till()
+    runner = ActionRunner("A", Topology({"A": till, "B": Till()}, [("B", "A")]))
+    cast(Till, runner.process)._ask = ask
+    return runner
+
+
+def recorded_at(zone: tzinfo) -> bytes:
+    """Record a state with a time."""
+    return StateCodec(Till).capture(Till(at=datetime(2026, 1, 1, tzinfo=zone)))
+
+
+def of_module(ask: Callable[..., Any], load: Callable[[str], object]) -> object:
+    """Load something from a module that asks a function for each of its names."""
+    module = sys.modules["hostile_module"] = ModuleType("hostile_module")
+    module.__getattr__ = ask  # type: ignore[method-assign]
+    try:
+        return load("hostile_module:it")
+    finally:
+        del sys.modules["hostile_module"]
+
+
+ASKED = SnapshotId("P", 7)
+PLACES: dict[str, Callable[[Callable[..., Any]], object]] = {
+    "a topology": lambda ask: of_module(ask, load_topology),
+    "a predicate": lambda ask: of_module(ask, load_function),
+    "an answer of a predicate": lambda ask: yes_or_no(ask, None, "m:f", "on P-7"),
+    "is_passive": lambda ask: is_passive(SimpleNamespace(is_passive=ask), "A", ASKED),
+    "waits_for": lambda ask: waits_for(SimpleNamespace(waits_for=ask), "A", ASKED),
+    "conserved": lambda ask: conserved(SimpleNamespace(conserved=ask), "A", ASKED),
+    "a property": lambda ask: conserved(type("T", (), {"conserved": property(ask)})(), "A", ASKED),
+    "amounts": lambda ask: amounts_in(Mock(snapshot=ASKED), ask, "m:f"),
+    "receive": lambda ask: till_of(ask).receive([(Channel("B", "A"), Cash(1))]),
+    "an action": lambda ask: till_of(ask).act("act"),
+    "on_cut": lambda ask: till_of(ask).cut(ASKED),
+    "a state": lambda ask: recorded_at(HostileZone(ask)),
+}
+
+
+ERRORS: dict[str, BaseException] = {
+    "Hostile (its str() raised ZeroDivisionError)": Hostile(lambda: 1 // 0),
+    "Hostile: c\\udce9": Hostile(lambda: "c\udce9"),
+    "SystemExit: 3": SystemExit(3),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    # Where a state is recorded, sys.exit() ends the process.
+    [(place, text) for place in PLACES for text in list(ERRORS)[: 2 if "state" in place else 3]],
+)
+def test_an_error_in_code_of_an_application_is_named_by_its_class(place: str, text: str) -> None:
+    """Wherever it is called: whoever called it has an error of ours to report."""
+
+    def ask(*_: object) -> NoReturn:
+        raise ERRORS[text]
+
+    with pytest.raises(StillframeError) as found:
+        PLACES[place](ask)
+    assert text in str(found.value)
+    assert str(found.value).encode()
 
 
 def test_errors_are_in_utf8() -> None:

@@ -295,6 +295,49 @@ def long_sentences(written: Iterable[str]) -> list[str]:
     return [sentence for sentence in sentences if len(sentence.split()) > SENTENCE_WORDS_MAX]
 
 
+BROAD = frozenset(
+    "Exception BaseException SystemExit TypeError ValueError AttributeError RuntimeError KeyError "
+    "IndexError LookupError NameError ArithmeticError OverflowError ImportError RecursionError "
+    "ModuleNotFoundError AssertionError".split()
+)
+"""What code of an application raises as well, directly or as a class of its own."""
+
+
+def texts_of_errors(source: str) -> list[int]:
+    """Return the lines that make the text of what an ``except`` of one of `BROAD` has caught."""
+    found = []
+    for handler in ast.walk(ast.parse(source)):
+        if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
+            continue
+        kinds = handler.type or ast.Name("BaseException")
+        if BROAD.isdisjoint(one.id for one in ast.walk(kinds) if isinstance(one, ast.Name)):
+            continue
+        for item in ast.walk(handler):
+            shown: list[ast.expr] = []
+            if isinstance(item, ast.FormattedValue):
+                shown = [item.value]
+            elif isinstance(item, ast.Call) and isinstance(item.func, ast.Name):
+                shown = item.args if item.func.id in ("str", "repr", "format") else []
+            found += [
+                one.lineno for one in shown if isinstance(one, ast.Name) and one.id == handler.name
+            ]
+    return sorted(found)
+
+
+def test_only_one_module_makes_texts_of_errors_that_may_be_of_an_application() -> None:
+    """`errors.describe` and `errors.text_of` cannot fail: the class may have no text, or one that
+    is not UTF-8."""
+    found = {named(path): texts_of_errors(path.read_text(encoding="utf-8")) for path in OURS}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("text", ["f'{e}'", "f'{e!r}'", "str(e)", "repr(e)"])
+def test_a_text_of_an_error_is_found(text: str) -> None:
+    """In an ``except`` of a class that an application may have raised, and in no other one."""
+    for kind, lines in (("(OSError, ValueError)", [4]), ("OSError", [])):
+        assert texts_of_errors(f"try:\n    act()\nexcept {kind} as e:\n    say({text})") == lines
+
+
 def test_no_phrase_reads_as_translated() -> None:
     """Pages, messages and docstrings have none of `PHRASES`."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]

@@ -138,8 +138,14 @@ def repr_of(found: object) -> str:
 
 def describe(error: BaseException) -> str:
     """Return an error with its class, as ``text_of`` does."""
-    name, text = _class_name(error), text_of(error)
+    name, text = class_name(error), text_of(error)
     return f"{name}: {text}" if text and not text.startswith(f"{name} (") else text or name
+
+
+def class_name(found: object) -> str:
+    """Return the name of the class of an object. A metaclass may have another `__name__`."""
+    name: str = type.__dict__["__name__"].__get__(type(found))
+    return name
 
 
 def _made(make: Callable[[object], str], found: object) -> str:
@@ -149,11 +155,5 @@ def _made(make: Callable[[object], str], found: object) -> str:
         kept = utf8(str.__getitem__(text, slice(TEXT_LENGTH_MAX)))
         count = str.__len__(text)
     except BaseException as error:  # noqa: BLE001 - sys.exit() in it as well
-        return f"{_class_name(found)} (its {make.__name__}() raised {_class_name(error)})"
+        return f"{class_name(found)} (its {make.__name__}() raised {class_name(error)})"
     return kept if count <= TEXT_LENGTH_MAX else f"{kept}... ({count:,} characters)"
-
-
-def _class_name(found: object) -> str:
-    """Return the name of the class of an object. A metaclass may have another `__name__`."""
-    name: str = type.__dict__["__name__"].__get__(type(found))
-    return name

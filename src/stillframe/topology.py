@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from stillframe.errors import UsageError, check_kind
+from stillframe.errors import UsageError, check_kind, repr_of
 from stillframe.keyed import Keyed
 from stillframe.model import Channel, ProcessId, ProcessState, check_process_id, natural_order
 from stillframe.process import (
@@ -353,7 +353,7 @@ class Topology:
         check_kind("channels", pairs, Iterable, _CHANNELS)
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise UsageError(f"a channel is {pair!r}: give {_CHANNELS}")
+                raise UsageError(f"a channel is {repr_of(pair)}: give {_CHANNELS}")
             source, target = pair
             channel = Channel(source, target)
             for end in (source, target):
@@ -408,7 +408,7 @@ def _inspect(
             kind, annotation = process.state, process.accepts
         case _:
             raise UsageError(
-                f"process {name!r} is {process!r}: give an instance of a stillframe.Process "
+                f"process {name!r} is {repr_of(process)}: give an instance of a stillframe.Process "
                 "subclass, or stillframe.ExternalProcess(...)"
             )
     codec = StateCodec(kind)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import anyio.from_thread
 import fastapi
@@ -27,9 +27,11 @@ from starlette.routing import Route
 from stillframe.errors import UsageError
 from stillframe.protocol.activities import NUMBER_MAX
 from stillframe.protocol.calls import CallId, InstanceFragment, RequestHeader
+from stillframe.protocol.wire import encode_control
 from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message
 from stillframe.services.asgi import ObservedApplication
 from stillframe.services.attachment import observe_application
+from stillframe.services.control import Captured
 from stillframe.services.headers import NAME, HeaderCodec
 from stillframe.services.http_client import ObservedTransport
 from tests.services.deployment import SECRET, address, listening
@@ -1375,20 +1377,68 @@ def test_an_unsigned_header_has_no_effect(header: str) -> None:
     assert fragment.state.ignored_count == 1
 
 
-def test_a_state_that_cannot_be_captured_fails_no_request() -> None:
-    """The observation says why it lacks it."""
+class NoText(BaseException):
+    """Like an exception of an application that formats what was never set."""
 
-    def broken() -> object:
-        raise ValueError("no state")
+    def __str__(self) -> str:
+        raise AttributeError("code")
 
-    agent = Agent("S", broken, secret=SECRET, carries=lambda message: {"EUR": message.body[99]})
-    assert agent.amounts(Message(method="POST", path="/it", body=b"")) is None
-    fragment = agent.rules.meet(1)
-    assert fragment is not None
-    assert fragment.partial == (
-        "carries raised IndexError for POST",
-        "its state could not be captured: ValueError: no state",
-    )
+
+def conserving(make: Callable[[], Any]) -> object:
+    """Return a state whose conserved amounts are what a function returns, or raises."""
+
+    class Till:
+        def conserved(self) -> Any:
+            return make()
+
+    return Till()
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises."""
+
+    def make(*_: object) -> NoReturn:
+        raise error
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (raising(ValueError("no state")), "ValueError: no state"),
+        (raising(ValueError("c\udce9")), "ValueError: c\\udce9"),
+        (raising(NoText()), "NoText (its str() raised AttributeError)"),
+        (raising(SystemExit(3)), "SystemExit: 3"),
+        (lambda *_: {"c\udce9": 1}, "U"),
+        (lambda *_: {"a": "c\udce9"}, "U"),
+    ],
+)
+def test_what_fails_in_the_code_of_an_application_fails_no_request(
+    make: Callable[..., Any], name: str
+) -> None:
+    """Its state, its conserved amounts, those of a message, and a name or path that is not UTF-8:
+    the observation can be sent, and says by the class of the error why it lacks them."""
+    message = Message(method="POST", path="/c\udce9", body=b"")
+    for state in (make, conserving(make)):
+        agent = Agent("S", state, secret=SECRET, carries=make, shared=["c\udce9"])
+        assert agent.amounts(message) is None
+        asyncio.run(requested(agent, message))
+        with agent.partial_while(raising(KeyError("c\udce9"))):
+            fragment = agent.rules.meet(1)
+        assert fragment is not None
+        assert encode_control(Captured(fragment))
+        [failure] = [one for one in fragment.partial if "could not be captured" in one]
+        assert failure.startswith(f"its state could not be captured: {name}")
+        kind = name.partition(":")[0].partition(" ")[0]
+        assert any(one.startswith(f"carries raised {kind}") for one in fragment.partial)
+
+
+async def requested(agent: Agent, message: Message) -> None:
+    """Make a call to a target that takes no part, and lock."""
+    call, _ = agent.request("c\udce9:80", message)
+    call.stop_waiting()
+    await agent.lock("c\udce9").acquire()
 
 
 def test_what_is_held_is_captured() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, text_of
 from stillframe.importer.clocks import (
     PROGRESS_STEP,
     ClockedEvent,
@@ -369,7 +369,7 @@ def _compile(regex: str, what: str) -> re.Pattern[str]:
     try:
         return re.compile(_GROUP_OPENINGS.sub(translate, regex), re.MULTILINE)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"the {what} {regex!r} is invalid: {error}") from None
+        raise UsageError(f"the {what} {regex!r} is invalid: {text_of(error)}") from None
 
 
 def _read_text(path: Path) -> str:

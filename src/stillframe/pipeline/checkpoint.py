@@ -29,7 +29,7 @@ from typing import Annotated, BinaryIO, cast
 import msgspec
 
 from stillframe.durable_files import link_into
-from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, UsageError, text_of
 from stillframe.model import DECODING_ERRORS
 from stillframe.pipeline.metadata import POSITION_END
 from stillframe.storage.files import below, copy_all, mapped, names, remove_tree
@@ -203,7 +203,9 @@ def planned_at(checkpoint: Location, batch: int) -> float | None:
     try:
         return msgspec.json.decode(lines[1], type=_BatchMetadata).batchTimestampMs / 1000
     except (IndexError, *DECODING_ERRORS) as error:
-        raise Damaged(f"{checkpoint} has no plan of micro-batch {batch}: {error}") from error
+        raise Damaged(
+            f"{checkpoint} has no plan of micro-batch {batch}: {text_of(error)}"
+        ) from error
 
 
 def planned_batch(checkpoint: Location) -> int | None:

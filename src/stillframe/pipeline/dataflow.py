@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.errors import UsageError, check_kind
+from stillframe.errors import UsageError, check_kind, text_of
 from stillframe.model import check_process_id
 from stillframe.protocol.aligner import Mode
 
@@ -380,7 +380,7 @@ def decode_schema(text: str) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (ValueError, pa.ArrowException, OSError) as error:
-        raise UsageError(f"a channel's schema cannot be read: {error}") from error
+        raise UsageError(f"a channel's schema cannot be read: {text_of(error)}") from error
 
 
 def schema_difference(

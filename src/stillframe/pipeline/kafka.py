@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
+from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError, text_of
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka_login import VARIABLE, client_settings, identity, where
 from stillframe.pipeline.topics import HEADER, Counting, Label, TopicRecord, decode_label
@@ -709,4 +709,6 @@ def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise Unavailable(f"confluent-kafka is not installed ({error})", remedy=_INSTALL) from None
+        raise Unavailable(
+            f"confluent-kafka is not installed ({text_of(error)})", remedy=_INSTALL
+        ) from None

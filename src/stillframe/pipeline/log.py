@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stillframe.durable_files import check_content, check_file, checksum_of, write_new
-from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError
+from stillframe.errors import Damaged, NotConsistent, StoreError, Unavailable, UsageError, text_of
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Log, schema_difference
 from stillframe.pipeline.metadata import CHANNELS, Metadata, Segment, with_ends
@@ -584,7 +584,7 @@ def record_batches(path: Location, schema: pa.Schema, checksum: int) -> Iterator
                 yield from table.cast(schema).to_batches()
     except (OSError, pa.ArrowException, KeyError, UnicodeError) as error:
         raise Damaged(
-            f"{path} cannot be read as records of its channel: {error}", path=path
+            f"{path} cannot be read as records of its channel: {text_of(error)}", path=path
         ) from error
 
 

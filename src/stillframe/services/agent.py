@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stillframe.errors import UsageError, check_kind, describe
+from stillframe.errors import UsageError, check_kind, class_name, describe, repr_of, utf8
 from stillframe.model import DECODING_ERRORS, check_process_id
 from stillframe.ordered_sets import with_ordered_sets
 from stillframe.protocol.activities import (
@@ -133,7 +133,7 @@ class Agent:
         ):
             _check_texts(name, texts)
         if carries is not None and not callable(carries):
-            raise UsageError(f"carries is {carries!r}: give a function")
+            raise UsageError(f"carries is {repr_of(carries)}: give a function")
         if len(secret) < SECRET_BYTES_MIN:
             raise UsageError(f"the secret has {len(secret)} bytes: use {SECRET_BYTES_MIN} or more")
         self.service = check_process_id(service, "a service")
@@ -221,7 +221,9 @@ class Agent:
             has_unknown_amounts=carries is None,
         )
         carries = carries or NOTHING
-        header = self.rules.request(target, carries=carries, serving=SERVING.get(), details=details)
+        header = self.rules.request(
+            utf8(target), carries=carries, serving=SERVING.get(), details=details
+        )
         text = self.headers.encode(header) if target in self.targets else None
         return OutgoingCall(self, header.call, message.path), text
 
@@ -284,7 +286,7 @@ class Agent:
         began_at = time.time()
         may_store = self._stored_fields and message.method != GRPC
         return CallDetails(
-            name=f"{message.method} {message.path}"[:NAME_LENGTH_MAX],
+            name=utf8(f"{message.method} {message.path}"[:NAME_LENGTH_MAX]),
             activity=activity,
             began_at=began_at,
             deadline=None if timeout_s is None else began_at + timeout_s,
@@ -299,9 +301,11 @@ class Agent:
             return NOTHING
         try:
             return amounts_in(self._carries(message))
-        except Exception as error:  # noqa: BLE001 - no request fails because of an observation
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - no request fails because of an observation
             if len(self._once) < ERROR_COUNT_MAX:
-                self._once[f"carries raised {type(error).__name__} for {message.method}"] = None
+                self._once[f"carries raised {class_name(error)} for {message.method}"] = None
             return None
 
     def unread_amounts(self) -> Amounts | None:
@@ -370,7 +374,7 @@ class Agent:
                 f"the agent has a lock {name!r} already: make each lock once, where the "
                 "application begins, and give each another name"
             )
-        lock = ObservedLock(self, name, count_max)
+        lock = ObservedLock(self, utf8(name), count_max)
         self._locks.append(lock)
         return lock
 
@@ -403,7 +407,7 @@ class Agent:
         held: dict[str, int] = {}
         for amounts in (*self._held.values(), *held_by_threads):
             add_amounts(held, amounts)
-        partial = [*self._always, *self._once, *(reason() for reason in self._reasons.values())]
+        partial = [*self._always, *self._once, *map(_made, self._reasons.values())]
         partial += [f"a task keeps the answer of {path}" for path in self._keeping.values()]
         partial += [
             f"{name} made no step, so an earlier observation may have its effect too early"
@@ -424,13 +428,15 @@ class Agent:
             if hasattr(self._state, "conserved"):
                 conserved = amounts_in(self._state.conserved())
             encoded = fields
-        except Exception as error:  # noqa: BLE001 - the same
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the same
             partial.append(f"its state could not be captured: {describe(error)}")
         locks = tuple(lock.record() for lock in self._locks if lock.is_held)
         state = InstanceState(
             encoded, held, dict(conserved), locks, self._task_waits(), self.ignored_count
         )
-        return Captured(state, tuple(filter(None, partial)))
+        return Captured(state, tuple(utf8(one) for one in partial if one))
 
     def _task_waits(self) -> tuple[TaskWait, ...]:
         name = self.activity_of
@@ -650,10 +656,18 @@ def _is_of_client(task: asyncio.Task[Any]) -> bool:
     return module.partition(".")[0] in _OF_CLIENTS
 
 
+def _made(reason: Callable[[], str]) -> str:
+    """Return why observations are partial, by code that may ask objects of the application."""
+    try:
+        return reason()
+    except Exception as error:  # noqa: BLE001 - no request fails because of an observation
+        return f"why it may be torn is unknown: {describe(error)}"
+
+
 def _check_texts(name: str, texts: Any) -> None:
     is_one = isinstance(texts, str | bytes) or not isinstance(texts, Collection)
     if is_one or not all(isinstance(one, str) for one in texts):
-        raise UsageError(f"{name} is {texts!r}: give a list of texts")
+        raise UsageError(f"{name} is {repr_of(texts)}: give a list of texts")
 
 
 def _nothing(_: Message) -> Amounts:
@@ -672,6 +686,8 @@ def amounts_in(found: object) -> dict[str, int]:
     except msgspec.ValidationError as error:
         raise UsageError(f"amounts are whole numbers by unit, and these are not: {error}") from None
     for unit, amount in amounts.items():
+        if utf8(unit) != unit:
+            raise UsageError(f"the unit {unit!r} is not UTF-8: use another name")
         if abs(amount) > NUMBER_MAX:
             raise UsageError(f"the amount of {unit} is above {NUMBER_MAX}: use a larger unit")
     return amounts

@@ -109,7 +109,11 @@ class _CollectorConnection(OutboundConnection):
     def flush(self) -> None:
         """Send what waits."""
         while self._waiting and self.is_open:
-            self.send(control.Captured(self._waiting.popleft()))
+            try:
+                self.send(control.Captured(self._waiting.popleft()))
+            except Exception as error:  # noqa: BLE001 - no request fails because of it
+                self.crashed(error)
+                self.close()
 
     def acknowledge(self) -> None:
         """Send the acknowledgements that are due."""

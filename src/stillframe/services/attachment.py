@@ -11,7 +11,7 @@ from typing import Any, Required, TypedDict
 
 from starlette.middleware import Middleware
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, repr_of
 from stillframe.process import Message, check_names, names_of
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
@@ -166,15 +166,15 @@ def _check_state(state: object) -> None:
     """Refuse a state that no observation could show."""
     if state is None or isinstance(state, type | Number | str | bytes | list | tuple):
         raise UsageError(
-            f"state is {state!r}: give an object whose fields are the state, or a function that "
-            "returns the state"
+            f"state is {repr_of(state)}: give an object whose fields are the state, or a "
+            "function that returns the state"
         )
     check_names(type(state), Message)
     for name in names_of(Message):
         if name in getattr(state, "__dict__", ()):
             raise UsageError(
-                f"the {name} of state is {vars(state)[name]!r}: make it a method of its class that "
-                "returns amounts by unit, or rename it"
+                f"the {name} of state is {repr_of(vars(state)[name])}: make it a method of its "
+                "class that returns amounts by unit, or rename it"
             )
 
 
@@ -182,17 +182,17 @@ def _address_of(collector: str) -> Address:
     """Return the address of the collector."""
     example = f"write for example 127.0.0.1:{COLLECTOR_PORT}"
     if not isinstance(collector, str):
-        raise UsageError(f"collector is {collector!r}: {example}")
+        raise UsageError(f"collector is {repr_of(collector)}: {example}")
     scheme, separator, _ = collector.partition("://")
     if separator:
         raise UsageError(
-            f"collector is {collector!r}: leave out {scheme + separator!r}, and {example}"
+            f"collector is {repr_of(collector)}: leave out {scheme + separator!r}, and {example}"
         )
     address = Address.parse(collector, port=COLLECTOR_PORT)
     if not address.port:
         raise UsageError(
-            f"collector is {collector!r}: give the port at which 'stillframe observe' listens; "
-            f"{example}"
+            f"collector is {repr_of(collector)}: give the port at which 'stillframe observe' "
+            f"listens; {example}"
         )
     return address
 

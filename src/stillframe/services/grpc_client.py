@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, repr_of
 from stillframe.protocol.calls import AnswerHeader
 from stillframe.services.agent import Agent, OutgoingCall
 from stillframe.services.grpc_messages import (
@@ -51,9 +51,11 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
 
     def __init__(self, agent: Agent, channel: grpc.aio.Channel, target: str) -> None:
         if not isinstance(agent, Agent):
-            raise UsageError(f"{agent!r} is no agent: give what connected_agent has returned")
+            raise UsageError(
+                f"{repr_of(agent)} is no agent: give what connected_agent has returned"
+            )
         if not isinstance(channel, grpc.aio.Channel):
-            raise UsageError(f"{channel!r} is no channel of grpc.aio")
+            raise UsageError(f"{repr_of(channel)} is no channel of grpc.aio")
         self._agent = agent
         self._channel = channel
         with contextlib.suppress(UsageError):  # then it is not one of them

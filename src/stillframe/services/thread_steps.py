@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from stillframe.errors import text_of
 from stillframe.protocol.calls import NOTHING, Amounts, add_amounts
 
 IN_THREAD: ContextVar["ThreadCall | None"] = ContextVar("stillframe_in_thread", default=None)
@@ -132,7 +133,7 @@ class ThreadSteps:
         with contextlib.suppress(TypeError):  # no weak reference is possible, or it has no hash
             (self._stepping if call.has_stepped else self._not_always).add(plain)
         if call.is_early and not call.has_stepped:
-            self.early.add(getattr(plain, "__qualname__", type(plain).__name__))
+            self.early.add(text_of(getattr(plain, "__qualname__", type(plain).__name__)))
 
     def send(self) -> None:
         """Record that the current context sends a request: that is a step of a function that serves

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import IO, TYPE_CHECKING
 
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import Unavailable, UsageError, text_of
 from stillframe.storage.location import Location
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
             last_words.seek(max(0, last_words.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
             said = last_words.read().decode(errors="replace").strip()
             raise Unavailable(
-                f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: {error}. Its "
-                f"last output was: {said or 'nothing'}"
+                f"Spark did not start with the Java in {os.environ['JAVA_HOME']}: "
+                f"{text_of(error)}. Its last output was: {said or 'nothing'}"
             ) from error
 
 
@@ -286,13 +286,15 @@ def import_with_pyspark(module: str) -> ModuleType:
     try:
         import pyspark  # noqa: PLC0415 - only here is Spark needed
     except ImportError as error:
-        raise Unavailable(f"PySpark is not installed ({error})", remedy=_INSTALL) from error
+        raise Unavailable(
+            f"PySpark is not installed ({text_of(error)})", remedy=_INSTALL
+        ) from error
     check_version(pyspark.__version__)
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise Unavailable(
-            f"a package that PySpark needs is missing: {error}", remedy=_INSTALL
+            f"a package that PySpark needs is missing: {text_of(error)}", remedy=_INSTALL
         ) from error
 
 

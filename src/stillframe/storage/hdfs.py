@@ -29,7 +29,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, text_of
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.remote import RemoteStorage, library, started
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Version
@@ -239,7 +239,7 @@ class Hdfs(RemoteStorage):
             # The first version goes first: without it, the others mean nothing.
             self._remove(path)
         except RuntimeError as error:
-            if _NOT_EMPTY not in str(error):
+            if _NOT_EMPTY not in text_of(error):
                 raise
         else:
             self._remove(_versions(path), is_deep=True)

@@ -28,7 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stillframe.errors import StillframeError, Unavailable, UsageError
+from stillframe.errors import StillframeError, Unavailable, UsageError, text_of
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.storage.remote import REPEAT_S, RemoteStorage, library
 from stillframe.storage.storage import Changed, Listed, RequestCounts, Version
@@ -370,7 +370,7 @@ def _client_of(root: str, silent_s: float) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 - of obstore, or of boto3
         # The first line names a setting. That may be an address with credentials.
-        why = re.sub(r"\S+[@?]\S*", "...", str(error).partition("\n")[0])
+        why = re.sub(r"\S+[@?]\S*", "...", text_of(error).partition("\n")[0])
         raise UsageError(f"{root} cannot be used with these settings: {why}") from None
 
 

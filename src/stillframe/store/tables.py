@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.errors import NotConsistent, StoreError, UsageError
+from stillframe.errors import NotConsistent, StoreError, UsageError, text_of
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -447,7 +447,7 @@ def as_changes(snapshot: str, state: ProcessState, description: Description) -> 
         }
     except (*DECODING_ERRORS, KeyError) as error:
         raise UsageError(
-            f"{where}: its state is not a map with {', '.join(names)}: {error}"
+            f"{where}: its state is not a map with {', '.join(names)}: {text_of(error)}"
         ) from error
     return ProcessState(state.process, state.kind, _encode(fields), None, keyed)
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from stillframe.durable_files import replace_durably
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, text_of
 from stillframe.model import ProcessId, check_process_id
 from stillframe.runtime.network.certificates import (
     ANY_PROCESS,
@@ -68,7 +68,7 @@ def issue_certificates(
     except OSError as error:
         raise UsageError(f"{error.filename or directory}: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"the CA in {directory} cannot be used: {error}") from error
+        raise UsageError(f"the CA in {directory} cannot be used: {text_of(error)}") from error
     return tuple(directory / folder for folder in wanted)
 
 

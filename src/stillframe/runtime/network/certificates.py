@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from stillframe.errors import Refused, UsageError
+from stillframe.errors import Refused, UsageError, text_of
 from stillframe.model import ProcessId
 
 CA_FILE = "ca.pem"
@@ -102,7 +102,7 @@ def read_own(directory: Path) -> Validity:
             f"example as {name_of('P1')}; {MAKE_NEW}"
         ) from error
     except ValueError as error:
-        raise UsageError(f"{path} is not a certificate in PEM: {error}") from error
+        raise UsageError(f"{path} is not a certificate in PEM: {text_of(error)}") from error
     return Validity(
         tuple(names.get_values_for_type(x509.DNSName)),
         certificate.not_valid_before_utc,
