@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -99,6 +101,22 @@ def test_an_acceptor_opens_only_where_it_may_and_can() -> None:
         first.close()
 
     asyncio.run(main())
+
+
+def test_no_epoch_begins_where_no_process_can_reach_its_coordinator() -> None:
+    """As in a network namespace whose loopback interface is down: the error says what to do."""
+    code = (
+        "import asyncio; from stillframe.runtime.network import acceptor as a, addresses as b\n"
+        "asyncio.run(a.require_route(b.Address('127.0.0.1', 8640)))"
+    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True)
+    made = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"needs network namespaces: {made.stderr.decode().strip()}")
+    apart = subprocess.run(["unshare", "--net", *command], capture_output=True, check=False)
+    assert b"Unavailable: no process can reach the coordinator at 127.0.0.1:8640" in apart.stderr
+    assert b"let root call 'ip link set lo up'" in apart.stderr
 
 
 def test_a_connection_that_ends_leaves_nothing_behind() -> None:

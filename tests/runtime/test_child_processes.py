@@ -26,7 +26,7 @@ from stillframe.runtime.process.fork_server import Setup
 from stillframe.runtime.supervisor import fork_client
 from stillframe.runtime.supervisor.child_processes import ChildProcesses, run_until_stopped
 from stillframe.runtime.supervisor.fork_client import WatchedProcess
-from stillframe.runtime.supervisor.supervisor import Supervisor
+from stillframe.runtime.supervisor.supervisor import Epoch, Supervisor
 from stillframe.store.store import Store
 from tests.runtime.links import children, until
 from tests.runtime.watch import Watch, new_store, program
@@ -95,7 +95,33 @@ def test_one_that_ends_at_once_is_named_with_its_exit_code(
     run(main())
     store.close()
     causes = {death.cause for death in watch.of(events.ProcessDied)}
-    assert causes == {"it exited with code 1"}
+    assert causes == {"it exited with code 1 and did not say why; see its standard error"}
+
+
+def test_one_that_cannot_say_it_to_the_coordinator_is_named_with_its_cause_too(
+    unfortunate: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it never reached the coordinator."""
+    store, watch, launch = unfortunate("pass"), Watch(), Epoch._launch
+
+    def astray(self: Epoch, process: str, secret: bytes) -> LaunchSpec:
+        nowhere = Address("127.0.0.1", 1)
+        return msgspec.structs.replace(launch(self, process, secret), coordinator=nowhere)
+
+    monkeypatch.setattr(Epoch, "_launch", astray)
+
+    async def main() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            system = Supervisor("unfortunate:idle", store, emit=watch.emit)
+            beginning = asyncio.ensure_future(system.__aenter__())
+            await watch.until(lambda: bool(watch.of(events.ProcessDied)))
+            beginning.cancel()
+            await asyncio.wait({beginning})
+
+    asyncio.run(main())
+    store.close()
+    died = watch.of(events.ProcessDied)[0]
+    assert died.cause.startswith("the coordinator does not answer at 127.0.0.1:1: Connection")
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

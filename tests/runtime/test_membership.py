@@ -6,13 +6,19 @@ from collections.abc import Callable
 import pytest
 
 from stillframe import Topology
+from stillframe.errors import Unavailable
 from stillframe.runtime import control
-from stillframe.runtime.coordinator.membership import CoordinatorConfig, EpochStart, Membership
+from stillframe.runtime.coordinator.membership import (
+    CoordinatorConfig,
+    EpochStart,
+    Membership,
+)
 from stillframe.runtime.network import acceptor, connection
 from stillframe.runtime.network.addresses import ANY_PORT, LOOPBACK
-from stillframe.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Credentials
+from stillframe.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, Credentials
+from stillframe.runtime.process import process_runtime
 from stillframe.runtime.process.link import connect
-from stillframe.runtime.process.process_runtime import CoordinatorConnection
+from stillframe.runtime.process.process_runtime import CoordinatorConnection, ProcessRuntime
 from tests.runtime.conformance import Caller
 from tests.runtime.links import SECRET, hang_up, until
 
@@ -85,6 +91,66 @@ def test_who_is_at_the_handshake_when_the_epoch_ends_is_sent_away() -> None:
     asyncio.run(main())
 
 
+def test_a_handshake_takes_no_time_while_its_listener_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However late the event loop comes to its turns, each of them passes."""
+    due: list[Callable[[], None]] = []
+
+    class Loop:
+        def call_later(self, delay_s: float, act: Callable[..., None], *words: object) -> None:
+            assert delay_s == HANDSHAKE_TIMEOUT_S / connection.HANDSHAKE_TURNS
+            due.append(lambda: act(*words))
+
+    monkeypatch.setattr(asyncio, "get_running_loop", Loop)
+    waiting = CoordinatorConnection(Credentials("A", 1, "", SECRET), control.JoinRequest)
+    waiting._wait(connection.HANDSHAKE_TURNS)
+    for _ in range(connection.HANDSHAKE_TURNS):
+        assert not waiting._is_aborted
+        (turn,) = due
+        due.clear()
+        turn()
+    assert waiting._is_aborted
+
+
+def test_a_process_waits_for_a_coordinator_that_is_busy_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until it is welcome: a program that a user started is told instead."""
+    monkeypatch.setattr(process_runtime, "RETRY_S_MAX", 0.0)
+    turned_away: list[Connection] = []
+
+    async def main() -> None:
+        membership = membership_of(is_taken_over=False)
+        answer = membership.acceptor._answer
+
+        def busy() -> Connection:
+            made = answer()
+            if len(turned_away) < 3:
+                turned_away.append(made)
+                made.abort()
+            return made
+
+        membership.acceptor._answer = busy
+        address = await membership.listen(ANY_PORT, None)
+        me = Credentials("A", 1, DESCRIPTION.hash, SECRET)
+        async with asyncio.timeout(30):
+            hasty = ProcessRuntime(me, address, ANY_PORT)
+            with pytest.raises(Unavailable, match="closed the connection during the handshake"):
+                await hasty.connect()
+            await hasty.close()
+            patient = ProcessRuntime(me, address, ANY_PORT)
+            assert membership.progressed_at == 0.0
+            await patient.connect(is_patient=True)
+        assert len(turned_away) == 3
+        assert membership.progressed_at > 0.0
+        await patient.close()
+        end(membership)
+        await hang_up()
+
+    asyncio.run(main())
+
+
 class Silent(CoordinatorConnection):
     """One that says who it is, and nothing else."""
 
@@ -96,7 +162,8 @@ class Silent(CoordinatorConnection):
 def test_who_only_says_who_it_is_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could come so often that no descriptor is left for the others."""
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(acceptor, "GREETING_COUNT_MAX", 1)
+    # One in all: both processes are expected.
+    monkeypatch.setattr(acceptor, "GREETING_COUNT_MAX", -1)
 
     async def main() -> None:
         membership = membership_of(is_taken_over=False)

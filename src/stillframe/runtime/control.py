@@ -293,8 +293,9 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     seconds. `pipeline` is the place of the pipeline in which this process is a service,
     `pipeline_epoch` its epoch, from which the state of the process is, and `system` the name of its
     system there. `outputs` says where it writes its event log and
-    fragments. A process that `is_elsewhere` than the coordinator waits for it, prints its own
-    messages, and determines the hash of its topology itself.
+    fragments. It writes why it failed, a ``Failure``, into the directory `last_words`, in a file
+    that is called like its process number. A process that `is_elsewhere` than the coordinator waits
+    for it, prints its own messages, and determines the hash of its topology itself.
     """
 
     me: Credentials
@@ -309,3 +310,4 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     system: str = ""
     outputs: OutputDirs = NO_OUTPUT
     is_elsewhere: bool = False
+    last_words: str = ""

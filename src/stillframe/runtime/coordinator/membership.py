@@ -12,6 +12,7 @@ or the kernel of its machine has closed the connection.
 import asyncio
 import errno
 import secrets
+import time
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -68,8 +69,12 @@ class MemberConnection(InboundConnection):
 
     def send(self, message: control.ToProcess) -> None:
         """Send a message to the process."""
+        self.write(wire.encode_control(message))
+
+    def write(self, encoded: bytes | bytearray) -> None:
+        """Send a message that was encoded."""
         if self.transport is not None:
-            self.transport.write(wire.encode_control(message))
+            self.transport.write(encoded)
 
     def refuse(self, detail: str) -> None:
         """Dismiss a process that has no place, and close."""
@@ -137,7 +142,8 @@ class EpochStart(msgspec.Struct, frozen=True, kw_only=True):
 
 class Membership:
     """The connections of the processes of one epoch. `on_message` receives what a process reports
-    about snapshots, `returned` one that has rejoined; it must be sent ``Rejoined`` first."""
+    about snapshots, `returned` one that has rejoined; it must be sent ``Rejoined`` first.
+    `progressed_at` is when a process last joined or began to listen, by ``time.monotonic``."""
 
     def __init__(
         self,
@@ -149,7 +155,10 @@ class Membership:
         returned: Callable[[ProcessId], None],
     ) -> None:
         self.running = asyncio.Event()
-        self.acceptor = Acceptor(self._answer, self.warn)
+        # All processes may connect at the same time, at the start or when they reconnect.
+        expected_count = len(description.processes)
+        self.acceptor = Acceptor(self._answer, self.warn, expected_count=expected_count)
+        self.progressed_at = 0.0
         self._description = description
         self._config = config
         self._start = start
@@ -195,9 +204,10 @@ class Membership:
 
     def broadcast(self, message: control.ToProcess, *, but: Collection[ProcessId] = ()) -> None:
         """Send a message to every connected process, `but` some."""
+        encoded = wire.encode_control(message)
         for process, connection in self._connections.items():
             if process not in but:
-                connection.send(message)
+                connection.write(encoded)
 
     def warn(self, detail: str) -> None:
         """Report that a connection failed, and the failure was handled."""
@@ -253,6 +263,7 @@ class Membership:
                 raise ProtocolViolation("it sent a message before it reported whether it is new")
             case control.ListeningOn(address):
                 self._addresses[process] = address
+                self.progressed_at = time.monotonic()
                 if not self.not_listening:
                     self.broadcast(control.Addresses(self._addresses))
             case control.Ready():
@@ -284,6 +295,7 @@ class Membership:
         else:
             self._known.add(process)
             self._connections[process] = connection
+            self.progressed_at = time.monotonic()
             epoch, starts = self._start.epoch, self._start.starts
             start = starts[process] if starts else None
             connection.send(control.Setup(epoch, self._run, start, self._config.marker_wait_s))

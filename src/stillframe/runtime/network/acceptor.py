@@ -15,7 +15,10 @@ from stillframe.runtime.network.certificates import explain_unreadable
 from stillframe.runtime.network.connection import Connection, protocol_of
 
 GREETING_COUNT_MAX = 256
-"""How many handshakes may be in progress; one more replaces the oldest."""
+"""How many handshakes may be in progress, besides the expected ones; one more replaces the
+oldest."""
+BACKLOG = 128
+"""How many connections the kernel makes before they are accepted, besides the expected ones."""
 REPORT_COUNT_MAX = 20
 REPORT_PERIOD_S = 10.0
 """This many refusals are reported in such a period; further ones are counted."""
@@ -23,10 +26,18 @@ REPORT_PERIOD_S = 10.0
 
 class Acceptor:
     """The listener of a process or of the coordinator: `answer` makes what speaks on a new
-    connection, `report` takes a sentence about one that was refused."""
+    connection, `report` takes a sentence about one that was refused. So many as `expected_count`
+    may connect at the same time."""
 
-    def __init__(self, answer: Callable[[], Connection], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[], Connection],
+        report: Callable[[str], None],
+        *,
+        expected_count: int = 0,
+    ) -> None:
         self.refused_count = 0
+        self._expected_count = expected_count
         self._answer = answer
         self._report = report
         self._greeting: dict[Connection, None] = {}
@@ -44,7 +55,10 @@ class Acceptor:
         try:
             found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
             self._listener = await loop.create_server(
-                lambda: self._accept(certificates), str(found[0][4][0]), listen.port
+                lambda: self._accept(certificates),
+                str(found[0][4][0]),
+                listen.port,
+                backlog=BACKLOG + self._expected_count,
             )
         except OSError as error:
             advice = (
@@ -92,15 +106,34 @@ class Acceptor:
             return connection
         self._greeting[connection] = None
         connection.settled = lambda: self._greeting.pop(connection, None)
-        if len(self._greeting) > GREETING_COUNT_MAX:
+        if len(self._greeting) > (count_max := GREETING_COUNT_MAX + self._expected_count):
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
             oldest.abort()
             self.refused(
-                f"a connection from {oldest.peer} was closed: {GREETING_COUNT_MAX} newer ones "
+                f"a connection from {oldest.peer} was closed: {count_max} newer ones "
                 "have not identified themselves yet"
             )
         return protocol
+
+
+async def require_route(address: Address) -> None:
+    """Raise Unavailable if programs of this machine cannot reach `address`, where one listens."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, there = found[0]
+        # No packet is sent: the kernel looks for a way.
+        with socket.socket(family, kind, protocol) as trial:
+            trial.connect(there)
+    except OSError as error:
+        raise Unavailable(
+            f"no process can reach the coordinator at {address}: {error.strerror or error}",
+            remedy="the loopback interface is down: let root call 'ip link set lo up' in this "
+            "network namespace"
+            if address.is_loopback
+            else "give an address of this machine that it can reach itself",
+        ) from error
 
 
 def close_gracefully(server: asyncio.Server) -> None:

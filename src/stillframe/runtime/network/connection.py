@@ -35,6 +35,9 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_speaks_for
 
 HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TURNS = 10
+"""The time limit passes in so many turns. While this program is busy, the other end could not
+answer, and at most one of them passes."""
 _TLS_READ_BYTES = 256 * 2**10
 DEAD_AFTER_S = 10
 """A connection over which nothing returns for this long is closed: its other end has lost power, or
@@ -80,12 +83,14 @@ class Credentials(msgspec.Struct, frozen=True):
 class Connection(asyncio.BufferedProtocol):
     """A connection: it decodes frames, and closes with a reason.
 
-    `peer` is the address of the other end. `shown_names` are those of its certificate, None without
+    `peer` is the address of the other end. The handshake has a time limit if it `is_limited`.
+    `shown_names` are those of its certificate, None without
     TLS. `settled` is called when the handshake has ended, or the connection is closed before.
     """
 
     def __init__(self) -> None:
         self.transport: Transport | None = None
+        self.is_limited = True
         self.reader = wire.FrameReader()
         self.peer = ""
         self.shown_names: frozenset[str] | None = None
@@ -114,11 +119,16 @@ class Connection(asyncio.BufferedProtocol):
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
         peer = transport.get_extra_info("peername")
         self.peer = str(Address(*peer[:2])) if peer else "a disconnected client"
-        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._expire)
+        if self.is_limited:
+            self._wait(HANDSHAKE_TURNS)
         return True
 
-    def _expire(self) -> None:
-        if self.transport is None:
+    def _wait(self, turn_count: int) -> None:
+        if turn_count:
+            turn_s = HANDSHAKE_TIMEOUT_S / HANDSHAKE_TURNS
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(turn_s, self._wait, turn_count - 1)
+        elif self.transport is None:
             self.abort()
         else:
             self.close()

@@ -7,12 +7,14 @@ another supervisor can take over; on another machine it ends with the program th
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import queue
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -82,7 +84,8 @@ async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
             orphaned_s=launch.orphaned_s,
             on_supervisor=watchdog.on_supervisor,
         )
-        start = await runtime.connect()
+        # Its supervisor says when it is too late, and lives as long as this process waits.
+        start = await runtime.connect(is_patient=True)
     if launch.outputs.any:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _terminate, runtime)
@@ -209,6 +212,14 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
     await runtime.run(host, begin)
 
 
+def _leave_last_words(launch: LaunchSpec, failure: StillframeError) -> None:
+    """Write why this process fails, for a supervisor that the connection did not tell."""
+    words = control.Failure(text_of(failure), traceback_of(failure))
+    # Without a place for it, the supervisor names the standard error.
+    with contextlib.suppress(OSError):
+        Path(launch.last_words, str(os.getpid())).write_bytes(msgspec.json.encode(words))
+
+
 def main() -> None:
     """Run one process until the supervisor ends it."""
     # Ctrl-C in a terminal reaches the supervisor too: it decides.
@@ -222,7 +233,12 @@ def main() -> None:
     watchdog = SupervisorWatchdog(launch.supervisor, orphaned_s=orphaned_s)
     try:
         uvloop.run(_run(launch, watchdog))
-    except StillframeError as error:
+    except Exception as error:
+        failure = failure_of(launch.me.process, error)
+        if launch.last_words:
+            _leave_last_words(launch, failure)
+        if not isinstance(error, StillframeError):
+            raise
         # Elsewhere the coordinator was told; its words reach the user there, not here.
         if launch.is_elsewhere:
             _print(launch, str(error))

@@ -70,11 +70,13 @@ _decode: Callable[[bytes], control.ToProcess] = msgspec.msgpack.Decoder(control.
 
 class CoordinatorConnection(OutboundConnection):
     """The connection to the coordinator: its messages go into `received`, None when it closes.
-    `first` returns the first message, which is sent after the handshake."""
+    `first` returns the first message, which is sent after the handshake; `is_welcome` says that it
+    was."""
 
     def __init__(self, me: Credentials, first: Callable[[], control.FirstMessage]) -> None:
         super().__init__(me, None)
         self._first = first
+        self.is_welcome = False
         self.received: asyncio.Queue[control.ToProcess | StillframeError | None] = asyncio.Queue()
         self.closed = asyncio.Event()
 
@@ -89,7 +91,7 @@ class CoordinatorConnection(OutboundConnection):
             self.received.put_nowait(message)
         elif self.greet(frame) is not None:
             self.open(wire.Kind.CONTROL, frame_bytes_max=wire.CONTROL_BYTES_MAX)
-            self.is_open = True
+            self.is_open = self.is_welcome = True
             self.send(self._first())
 
     def send(self, message: control.FromProcess) -> None:
@@ -115,6 +117,10 @@ class CoordinatorConnection(OutboundConnection):
 
 SomeHost = TypeVar("SomeHost", bound=Host)
 Expected = TypeVar("Expected", control.Setup, control.Addresses, control.Rejoined)
+
+
+class _NoAnswer(Unavailable):
+    """The coordinator did not answer in the handshake: it may be busy with other processes."""
 
 
 class RetryLater(Refused):
@@ -154,15 +160,23 @@ class ProcessRuntime:
         self.close_logs: Callable[[], None] = lambda: None
         self.failed: asyncio.Future[StillframeError] = asyncio.get_running_loop().create_future()
 
-    async def connect(self) -> Start | None:
+    async def connect(self, *, is_patient: bool = False) -> Start | None:
         """Join the epoch; return the initial state, None for a fresh start. Raises Refused if the
-        coordinator refused this process, or the reverse; Unavailable if there is none; UsageError
-        if the certificates are not valid."""
+        coordinator refused this process, or the reverse; Unavailable if there is none, or it does
+        not answer in time: one that `is_patient` waits for its answer as long as it exists.
+        UsageError if the certificates are not valid."""
         if self.me.certificates is not None:
             check_own(Path(self.me.certificates), self.me.process)
-        self._connection = await self._dial(control.JoinRequest)
-        self._closers.append(self._hang_up)
-        setup = await self._expect(control.Setup)
+        while True:
+            try:
+                self._connection = await self._dial(control.JoinRequest, is_limited=not is_patient)
+                self._closers = [self._hang_up]
+                setup = await self._expect(control.Setup)
+                break
+            except _NoAnswer:
+                if not is_patient:
+                    raise
+            await asyncio.sleep(RETRY_S_MAX)
         self._marker_wait_s = setup.marker_wait_s
         self._run = setup.run
         self.me = msgspec.structs.replace(self.me, epoch=setup.epoch)
@@ -234,6 +248,7 @@ class ProcessRuntime:
         self.acceptor = acceptor = Acceptor(
             lambda: ListeningLink(host, self.me, warn=self._warn, refused=acceptor.refused),
             self._warn,
+            expected_count=len(host.incoming),
         )
         try:
             address = await acceptor.open(self._listen, self.me.certificates)
@@ -331,13 +346,17 @@ class ProcessRuntime:
             failure.__cause__ = error
             self.fail(failure)
 
-    async def _dial(self, first: Callable[[], control.FirstMessage]) -> CoordinatorConnection:
+    async def _dial(
+        self, first: Callable[[], control.FirstMessage], *, is_limited: bool = True
+    ) -> CoordinatorConnection:
         connection = CoordinatorConnection(self.me, first)
+        connection.is_limited = is_limited
         try:
             return await connect(connection, self._coordinator, self.me.certificates, None)
         except OSError as error:
             reason = error.strerror or str(error) or "no answer"
-            raise Unavailable(
+            kind = _NoAnswer if isinstance(error, TimeoutError) else Unavailable
+            raise kind(
                 f"the coordinator does not answer at {self._coordinator}: {reason}; "
                 "is the system running?"
             ) from error
@@ -349,6 +368,10 @@ class ProcessRuntime:
         if isinstance(message, control.Dismissed):
             is_over = message.detail.startswith(control.EPOCH_OVER)
             raise (EpochEnded if is_over else RetryLater)(message.detail)
+        if message is None and not self._connection.is_welcome:
+            raise _NoAnswer(
+                f"the coordinator at {self._coordinator} closed the connection during the handshake"
+            )
         if not isinstance(message, kind):
             raise Unavailable(
                 "the coordinator closed the connection"

@@ -9,12 +9,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stillframe.model import ProcessId
-from stillframe.runtime.control import CLOSE_S_MAX, EXIT_JOIN_REJECTED, LaunchSpec
+from stillframe.model import DECODING_ERRORS, ProcessId
+from stillframe.runtime.control import CLOSE_S_MAX, EXIT_JOIN_REJECTED, Failure, LaunchSpec
 from stillframe.runtime.os_process import OsProcess, identify, kill, open_process
 from stillframe.runtime.supervisor.fork_client import ForkServer, WatchedProcess
 
@@ -22,6 +23,7 @@ LOG_END_S = 2 * CLOSE_S_MAX + 2.0
 """How long a process has to finish its action, event log and fragments. One that is killed before
 that would lose what it has recorded."""
 _EXIT_WAIT_S = 1.0
+_WORDS_BYTES_MAX = 2**20
 UNKNOWN_END = (
     "it ended for an unknown reason, because a previous supervisor started it; see its "
     "standard error"
@@ -126,6 +128,20 @@ class ChildProcesses:
                     return _exit_text(await child.wait())
         return "its connection to the coordinator was lost"
 
+    def take_last_words(self, process: ProcessId, directory: Path) -> Failure | None:
+        """Return why `process`, which has terminated, failed; None if it did not write that into
+        `directory`."""
+        if (child := self.running.get(process)) is None:
+            return None
+        path = directory / str(child.pid)
+        try:
+            with path.open("rb") as file:
+                words = msgspec.json.decode(file.read(_WORDS_BYTES_MAX), type=Failure)
+            path.unlink()
+        except (OSError, *DECODING_ERRORS):
+            return None
+        return words
+
     def _on_terminated(self, process: ProcessId, child: WatchedProcess) -> None:
         if self.running.get(process) is child:
             self._exited(process)
@@ -145,7 +161,7 @@ def _exit_text(code: int | None) -> str:
     if code is None:
         return UNTOLD_END
     if code >= 0:
-        return f"it exited with code {code}"
+        return f"it exited with code {code} and did not say why; see its standard error"
     try:
         return f"it was killed by {signal.Signals(-code).name}"
     except ValueError:  # most real-time signals have no name

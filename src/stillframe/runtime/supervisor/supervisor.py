@@ -39,6 +39,7 @@ from stillframe.runtime import control, events, run_file
 from stillframe.runtime.coordinator.coordinator import PENDING_COUNT_MAX, Coordinator
 from stillframe.runtime.coordinator.membership import EpochStart
 from stillframe.runtime.coordinator.snapshot_monitor import SnapshotTimelines
+from stillframe.runtime.network.acceptor import require_route
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.connection import Credentials
 from stillframe.runtime.os_process import (
@@ -64,7 +65,8 @@ Answer = TypeVar("Answer")
 DISK_RETRY_S = 1.0
 SECRET_BYTES = 32
 START_TIMEOUT_S = 60.0
-"""A process that does not listen this long after its start is taken for dead."""
+"""A process that does not listen this long after its start is taken for dead, unless others have
+joined or begun to listen in this time."""
 
 
 class ProcessFailed(msgspec.Struct, frozen=True):
@@ -138,6 +140,8 @@ class Epoch:
         began = time.monotonic()
         running, timeout_s = coordinator.membership.running, system.config.timeout_s
         while not await first_completed(running.wait(), self.ended, timeout_s=timeout_s):
+            # While others make progress, it is the machine that is slow.
+            began = max(began, coordinator.membership.progressed_at)
             self._name_late(coordinator, time.monotonic() - began)
 
     async def take_over(self, stale: run_file.RunFile) -> None:
@@ -196,6 +200,9 @@ class Epoch:
         if death.failure is not None:
             return events.ProcessDied(death.process, death.failure.detail, death.failure.story)
         cause = await self.children.describe_end(death.process)
+        words = self.children.take_last_words(death.process, self._system.socket.parent)
+        if words is not None:
+            return events.ProcessDied(death.process, words.detail, words.story)
         return events.ProcessDied(death.process, cause)
 
     def _coordinate(
@@ -232,6 +239,8 @@ class Epoch:
                 raise
             # The port was never announced, and another program has it now.
             self.listen = await listen(placement.listen, placement.certificates)
+        if self._system.local_processes:
+            await require_route(self.listen)
 
     def _write_run_file(self, secret: bytes) -> None:
         system = self._system
@@ -265,6 +274,7 @@ class Epoch:
             supervisor=current_process(),
             orphaned_s=system.config.orphaned_s,
             outputs=system.config.outputs,
+            last_words=str(system.socket.parent),
         )
         if binding is None or process not in binding.services:
             return launch
