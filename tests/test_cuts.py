@@ -20,6 +20,7 @@ from stillframe.cuts import (
     interior,
     observation_without,
     possibly,
+    shown_count,
 )
 from stillframe.errors import UsageError
 from stillframe.importer.jsonlines import read_json_lines
@@ -130,6 +131,13 @@ def test_going_through_cuts_begins_at_once() -> None:
 def test_a_maximum_bounds_the_work() -> None:
     """30 processes that never talk: 3^30 cuts are too many, which is found out quickly."""
     assert count_consistent_cuts(independent(30, 2), count_max=1000) == 1001
+
+
+def test_large_counts_are_shown_by_their_power() -> None:
+    """Up to 40 digits exactly, beyond, four digits: a number of any size fits into a line."""
+    assert shown_count(10**40 - 1) == f"{10**40 - 1:,}"
+    assert shown_count(2**4096) == "1.044e+1233"
+    assert shown_count(10**40) == "1.000e+40"
 
 
 def test_the_lecture_example() -> None:
@@ -310,13 +318,13 @@ def test_a_table_that_grows_too_large_is_given_up(monkeypatch: pytest.MonkeyPatc
     steps = [Event("P0", sent=tuple(to_all))]
     steps += [Event(m.channel.target, accepted=(m,)) for m in to_all]
     wide = Trace(names, steps)
-    monkeypatch.setattr(cuts, "LIMITS_MAX", 10_000)
-    with pytest.raises(UsageError, match=r"25 processes with 25 events have more than .* cuts"):
-        count_consistent_cuts(wide)
-    monkeypatch.setattr(cuts, "LIMITS_MAX", 10**9)
-    monkeypatch.setattr(cuts, "LIMIT_STEPS_MAX", 10_000)
-    with pytest.raises(UsageError, match="use fewer processes"):
-        count_consistent_cuts(wide)
+    for step_max in (1_000, 100_000):
+        with pytest.raises(
+            UsageError, match=r"25 processes .* at least .* raise step_max"
+        ) as error:
+            count_consistent_cuts(wide, step_max=step_max)
+        assert f"{step_max:,} steps do not count them all" in str(error.value)
+    assert count_consistent_cuts(wide, count_max=1000, step_max=100_000) == 1001
     monkeypatch.setattr(cuts, "BOUNDS_MAX", 100)
     for ask in (count_consistent_cuts, lambda trace: next(consistent_cuts(trace))):
         with pytest.raises(UsageError, match="25 events of 25 processes have 625 bounds"):

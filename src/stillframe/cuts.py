@@ -14,9 +14,10 @@ Detection of Global Predicates*, 1991). A predicate possibly held if it holds at
 observation, and definitely if it holds at a cut of every one.
 """
 
+import math
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 import msgspec
 
@@ -39,10 +40,12 @@ __all__ = [
 
 BOUNDS_MAX = 20_000_000
 """Maximum number of bounds in a table, which has one of each process for each event."""
-LIMITS_MAX = 5_000_000
-"""Maximum number of limits in memory while cuts are counted, one of each process per choice."""
-LIMIT_STEPS_MAX = 200_000_000
-"""Maximum number of limits that are visited in all."""
+STEP_MAX = 10_000_000
+"""Maximum number of steps of counting: visits of a choice of limits, by one event each."""
+STEPS_PER_CHOICE = 25
+"""For each choice in memory at a time, counting may take this many steps."""
+_PROGRESS_STEP = 64
+_DIGITS_MAX = 40
 _STOPPED = -1
 
 
@@ -79,7 +82,9 @@ def consistent_cuts(trace: Trace) -> Iterator[Cut]:
             begun.append(((*head, count), above, below))
 
 
-def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
+def count_consistent_cuts(
+    trace: Trace, *, count_max: int | None = None, step_max: int = STEP_MAX
+) -> int:
     """Return how many consistent cuts there are, without enumerating them.
 
     Groups of processes that exchange no message are counted separately, and the numbers multiplied.
@@ -87,70 +92,117 @@ def count_consistent_cuts(trace: Trace, *, count_max: int | None = None) -> int:
     Otherwise the events are swept in a possible order. A cut stops each process somewhere; what
     matters of the processes that have stopped is only how far they let the others go. So cuts that
     leave the others the same limits are counted together, and for the last process that continues,
-    its whole interval at once. Time and memory grow with the number of different limits. That
-    depends on how many messages are in transit at a time, not on how long the lines are; but each
-    additional process can double it: above a dozen with few messages, give a maximum.
+    its whole interval at once. Events that neither send nor accept are counted with the one before
+    them. Time and memory grow with the number of different limits. That depends on how many
+    messages are in transit at a time, not on how long the lines are; but each additional process
+    can double it: above a dozen with few messages, give a maximum.
 
     Args:
         trace: the execution.
         count_max: stop above this number.
+        step_max: stop with an error after this number of steps. A million take one to three
+            seconds, and bound memory to some 20 MB.
 
     Returns:
         The number of consistent cuts; ``count_max + 1`` if there are more than `count_max`.
 
     Raises:
-        UsageError: the number cannot be found with a bounded table.
+        UsageError: the number cannot be found with a bounded table or within `step_max` steps.
     """
-    count = 1
-    for group in sorted(_independent(trace), key=lambda group: len(group.processes)):
-        count *= _count_connected(group, None if count_max is None else count_max // count)
-        if count_max is not None and count > count_max:
-            return count_max + 1
+    count, is_exact = count_at_least(trace, count_max=count_max, step_max=step_max)
+    if count_max is not None and count > count_max:
+        return count_max + 1
+    if not is_exact:
+        raise UsageError(
+            f"{len(trace.processes)} processes with {trace.event_count:,} events have at least "
+            f"{shown_count(count)} consistent cuts, and {step_max:,} steps do not count them all: "
+            "raise step_max (--steps), or use fewer processes or events"
+        )
     return count
 
 
-def _count_connected(trace: Trace, count_max: int | None) -> int:
-    size, found = len(trace.processes), 0
-    swept = [0] * size
-    ways_of: dict[Cut, int] = {}
+def shown_count(count: int) -> str:
+    """Return a count as text: of large ones, four digits and the power of ten."""
+    if count < 10**_DIGITS_MAX:
+        return f"{count:,}"
+    power = math.log10(count)
+    return f"{math.floor(10 ** (power % 1) * 1000) / 1000:.3f}e+{math.floor(power)}"
 
-    def put(limits: Cut, ways: int) -> int:
-        """Add limits that can be reached; return how many cuts that completes."""
-        going_count = size - limits.count(_STOPPED)
-        if going_count > 1:
-            ways_of[limits] = ways_of.get(limits, 0) + ways
-            return 0
-        if going_count == 0:
-            return ways
-        limit = max(limits)
-        return ways * (limit - swept[limits.index(limit)] + 1)
 
-    found += put(trace.end, 1)
-    limit_steps = 0
+def count_at_least(
+    trace: Trace,
+    *,
+    count_max: int | None = None,
+    step_max: int = STEP_MAX,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[int, bool]:
+    """Return the number of consistent cuts, and True; or how many there are at least, and False, if
+    those are more than `count_max` or counting took `step_max` steps. `progress` is called with the
+    number of events that were swept, and of all."""
+    groups = sorted(_independent(trace), key=lambda group: len(group[0].processes))
+    total = sum(group.event_count for group, _ in groups)
+    count, step_count, swept_count = 1, 0, 0
+    for group, weights in groups:
+        most = None if count_max is None else count_max // count
+        found = 1
+        for found, choice_count in _sweep(group, weights):
+            step_count += choice_count
+            swept_count += 1
+            if not swept_count % _PROGRESS_STEP:
+                progress(min(swept_count, total), total)
+            if (
+                (most is not None and found > most)
+                or step_count > step_max
+                or choice_count * STEPS_PER_CHOICE > step_max
+            ):
+                return count * found, False
+        count *= found
+    return count, True
+
+
+def _sweep(trace: Trace, weights: list[list[int]]) -> Iterator[tuple[int, int]]:
+    """Yield after each event how many consistent cuts were found, and how many choices of limits
+    may lead to more; after the last one, the number of all. A count of a process stands for as many
+    counts as its weight."""
+    sums = [[0, *accumulate(line)] for line in weights]
+    if len(weights) == 1:
+        yield sums[0][-1], 0
+        return
+    found = 0
+    swept = [0] * len(weights)
     highest = _highest(trace)
+    # For each set of processes that continue, as bits: their limits, and in how many ways.
+    tables: dict[int, dict[Cut, int]] = {(1 << len(weights)) - 1: {trace.end: 1}}
     for index, count in _balanced_order(trace, highest):
-        limit_of_others = list(highest[index][count - 1])
-        limit_of_others[index] = _STOPPED
-        for limits, ways in list(ways_of.items()):
-            if limits[index] == _STOPPED:
+        bound = list(highest[index][count - 1])
+        bound[index] = _STOPPED
+        weight = weights[index][count - 1]
+        for going, table in list(tables.items()):
+            rest = going & ~(1 << index)
+            if rest == going:
                 continue
-            if limits[index] < count:
-                del ways_of[limits]
-            found += put(tuple(map(min, limits, limit_of_others)), ways)
+            if rest & (rest - 1):
+                stopped = tables.setdefault(rest, {})
+                for limits, ways in table.items():
+                    lower = tuple(map(min, limits, bound))
+                    stopped[lower] = stopped.get(lower, 0) + ways * weight
+            else:
+                last = rest.bit_length() - 1
+                until, most = sums[last], bound[last]
+                for limits, ways in table.items():
+                    counted = until[min(limits[last], most) + 1] - until[swept[last]]
+                    found += ways * weight * counted
+            for limits in [limits for limits in table if limits[index] < count]:
+                del table[limits]
+            if not table:
+                del tables[going]
         swept[index] = count
-        limit_steps += len(ways_of) * size
-        if len(ways_of) * size > LIMITS_MAX or limit_steps > LIMIT_STEPS_MAX:
-            raise UsageError(
-                f"{size} processes with {trace.event_count:,} events have more than "
-                f"{found + sum(ways_of.values()):,} consistent cuts, too many to count: use "
-                "fewer processes or events"
-            )
-        if not ways_of:
-            break
-        if count_max is not None and found + sum(ways_of.values()) > count_max:
-            return count_max + 1
-    found += sum(ways_of.values())
-    return found if count_max is None else min(found, count_max + 1)
+        at_least = found + sum(sum(table.values()) for table in tables.values())
+        yield at_least, sum(map(len, tables.values()))
+    for going, table in tables.items():
+        ends = (line[-1] for index, line in enumerate(weights) if going >> index & 1)
+        found += sum(table.values()) * math.prod(ends)
+    yield found, 0
 
 
 def interior(trace: Trace, cut: Cut) -> Cut:
@@ -197,11 +249,14 @@ def _shown(trace: Trace, cut: Cut) -> str:
     return ", ".join(f"{p}={count}" for p, count in zip(trace.processes, cut, strict=True))
 
 
-def _independent(trace: Trace) -> Iterator[Trace]:
-    """Yield the groups of processes that accept no message of each other, each as a trace, without
-    messages that were never accepted: those do not matter to consistency."""
+def _independent(trace: Trace) -> Iterator[tuple[Trace, list[list[int]]]]:
+    """Yield the groups of processes that accept no message of each other, each as a trace.
+
+    It has what matters to consistency: no messages that were never accepted, and no events that
+    accept and send none. With it, for each process and count, how many counts that stands for: its
+    own, and those of the events that were left out after it.
+    """
     group_of: dict[ProcessId, set[ProcessId]] = {name: {name} for name in trace.processes}
-    events: dict[ProcessId, list[Event]] = defaultdict(list)
     for position, event in trace.positions():
         group = group_of[position.process]
         for message in event.accepted:
@@ -210,12 +265,23 @@ def _independent(trace: Trace) -> Iterator[Trace]:
                 small, group = sorted((group, other), key=len)
                 group |= small
                 group_of.update(dict.fromkeys(small, group))
+    events: dict[ProcessId, list[Event]] = {_first(group): [] for group in group_of.values()}
+    weights = {name: [1] for name in trace.processes}
     for position, event in trace.positions():
         sent = tuple(message for message in event.sent if trace.accepted_in(message) is not None)
-        first = next(iter(group_of[position.process]))
-        events[first].append(msgspec.structs.replace(event, sent=sent))
+        if sent or event.accepted:
+            weights[position.process].append(1)
+            first = _first(group_of[position.process])
+            events[first].append(msgspec.structs.replace(event, sent=sent))
+        else:
+            weights[position.process][-1] += 1
     for first, those in events.items():
-        yield Trace(sorted(group_of[first], key=trace.index_of.__getitem__), those)
+        names = sorted(group_of[first], key=trace.index_of.__getitem__)
+        yield Trace(names, those), [weights[name] for name in names]
+
+
+def _first(group: set[ProcessId]) -> ProcessId:
+    return next(iter(group))
 
 
 def _highest(trace: Trace) -> list[list[Cut]]:

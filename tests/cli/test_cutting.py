@@ -147,7 +147,7 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
         (("--before", "P1"), "'P1' is not an event, such as P2#7"),
         (("--before", "P1#9"), "there is no event P1#9: process P1 has 2"),
         (("--where", "answered"), "'answered' does not name a predicate: write MODULE:FUNCTION"),
-        (("--where", "nowhere_at_all:x"), "module 'nowhere_at_all' cannot be imported"),
+        (("--where", "nowhere_at_all:x"), "there is no module 'nowhere_at_all' here"),
         (("--where", "json:nothing"), "json has no function 'nothing'"),
         (
             ("--where", f"{__name__}:wrong"),
@@ -277,12 +277,17 @@ def test_a_predicate_that_never_holds_is_a_no(call: Call, trace: Path) -> None:
 def test_cuts_are_counted_up_to_a_bound(
     call: Call, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exactly, or that there are more."""
-    result = call("trace", "cuts", trace)
-    assert result.stdout.splitlines()[-1].split() == ["2", "3", "3", "4"]
+    """Exactly, or how many there are at least, and the option that counts more."""
+    exact = call("trace", "cuts", trace)
+    assert (exact.stdout.splitlines()[-1].split(), exact.stderr) == (["2", "3", "3", "4"], "")
+    bounded = call("trace", "cuts", trace, "--steps", "1")
+    assert bounded.stdout.splitlines()[-1].split() == ["2", "3", "3", "at", "least", "2"]
+    assert bounded.stderr == "counting stopped at its limit of 1 step: raise it with --steps\n"
+    answer = json.loads(call("trace", "cuts", trace, "--steps", "1", "--json").stdout)
+    assert (answer["consistent_cut_count"], answer["consistent_cut_count_min"]) == (None, 2)
     monkeypatch.setattr(trace_commands, "COUNTED_MAX", 3)
-    assert call("trace", "cuts", trace).stdout.rstrip().endswith("more than 3")
-    assert json.loads(call("trace", "cuts", trace, "--json").stdout)["consistent_cut_count"] is None
+    answer = json.loads(call("trace", "cuts", trace, "--json").stdout)
+    assert (answer["consistent_cut_count"], answer["consistent_cut_count_min"]) == (None, 3)
 
 
 def test_too_many_cuts_are_not_asked_at(

@@ -17,12 +17,15 @@ from stillframe import tracefile
 from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, argument, conclude, end_with_failure, flag, option
 from stillframe.cuts import (
+    STEP_MAX,
     CutView,
     Predicate,
+    count_at_least,
     count_consistent_cuts,
     cuts_where,
     definitely,
     explain,
+    shown_count,
 )
 from stillframe.detect.view import yes_or_no
 from stillframe.diagram.layout import count_messages
@@ -39,8 +42,8 @@ _COUNT = re.compile(r"(?P<process>[^=,#\s]+)=(?P<count>[0-9]{1,18})")
 _RENAMED_SHOWN_MAX = 5
 _WARNINGS_SHOWN_MAX = 5
 _POSITION = re.compile(r"(?P<process>[^=,#\s]+)#(?P<index>[0-9]{1,18})")
-COUNTED_MAX = 100_000_000
-"""More cuts than this are not counted, which takes under a second."""
+COUNTED_MAX = 10**1000
+"""More cuts than this are not counted: no other program reads the number."""
 SEARCHED_MAX = 2_000_000
 """A predicate is not asked at more cuts than this: all that an observation can pass are kept."""
 _PROGRESS_STEP = 1000
@@ -63,6 +66,8 @@ EXECUTION_COLUMNS: output.Columns[dict[str, Any]] = {
         "unknown" if row["in_transit_count"] is None else row["in_transit_count"]
     ),
 }
+
+COUNT_COLUMNS = ("processes", "events", "messages", "consistent cuts")
 
 app = Commands()
 
@@ -237,6 +242,13 @@ def cuts(
         "MODULE:FUNCTION",
         "Count the consistent cuts in which this function of a CutView returns True.",
     ),
+    steps: int = option(
+        "N",
+        "Count the cuts in at most this many steps, else print how many there are at least. A"
+        " million take one to three seconds, and up to 20 MB.",
+        default=STEP_MAX,
+        min=1,
+    ),
     prove: str | None = option(
         "SNAPSHOT", "Reorder the trace so that all events before this snapshot's cut come first."
     ),
@@ -266,34 +278,49 @@ def cuts(
     elif prove is not None:
         put_order(trace, prove)
     elif predicate is not None:
-        _search(trace, predicate)
+        _search(trace, predicate, steps)
     else:
-        cut_count = count_consistent_cuts(trace, count_max=COUNTED_MAX)
-        is_exact = cut_count <= COUNTED_MAX
-        counts = {
-            "process_count": len(trace.processes),
-            "event_count": trace.event_count,
-            "message_count": trace.message_count,
-            "is_message_count_exact": not trace.are_messages_implied,
-            "filled_count": trace.filled_count,
-        }
-        row = (
-            len(trace.processes),
-            trace.event_count,
-            _messages(counts),
-            cut_count if is_exact else f"more than {COUNTED_MAX:,}",
-        )
-        columns = ("processes", "events", "messages", "consistent cuts")
-        output.answer(
-            counts | {"consistent_cut_count": cut_count if is_exact else None},
-            lambda: output.put_table("", columns, [row], texts=0),
-        )
-        if trace.filled_count:
-            _say_if_implied(trace)
+        _count(trace, steps)
 
 
-def _search(trace: Trace, predicate: Predicate) -> None:
-    total = count_consistent_cuts(trace, count_max=SEARCHED_MAX)
+def _count(trace: Trace, step_max: int) -> None:
+    with output.progress_bar("counting", BarColumn(), TimeRemainingColumn()) as update:
+        count, is_exact = count_at_least(
+            trace,
+            count_max=COUNTED_MAX,
+            step_max=step_max,
+            progress=lambda done, total: update(completed=done, total=total),
+        )
+    counts = {
+        "process_count": len(trace.processes),
+        "event_count": trace.event_count,
+        "message_count": trace.message_count,
+        "is_message_count_exact": not trace.are_messages_implied,
+        "filled_count": trace.filled_count,
+    }
+    row = (
+        len(trace.processes),
+        trace.event_count,
+        _messages(counts),
+        f"{'' if is_exact else 'at least '}{shown_count(count)}",
+    )
+    output.answer(
+        counts
+        | {
+            "consistent_cut_count": count if is_exact else None,
+            "consistent_cut_count_min": min(count, COUNTED_MAX),
+        },
+        lambda: output.put_table("", COUNT_COLUMNS, [row], texts=0),
+    )
+    if not is_exact and count <= COUNTED_MAX:
+        steps = quantities.count(step_max, "step")
+        output.say(f"counting stopped at its limit of {steps}: raise it with --steps")
+    if trace.filled_count:
+        _say_if_implied(trace)
+
+
+def _search(trace: Trace, predicate: Predicate, step_max: int) -> None:
+    total = count_consistent_cuts(trace, count_max=SEARCHED_MAX, step_max=step_max)
     if total > SEARCHED_MAX:
         raise UsageError(
             f"the trace has more than {SEARCHED_MAX:,} consistent cuts, too many to evaluate: "
