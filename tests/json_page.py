@@ -120,7 +120,7 @@ def check_output(arguments: list[str], stdout: str) -> None:
     command = command_of(arguments)
     for line in stdout.splitlines():
         document = json.loads(line)
-        assert document.pop("version") == 1
+        assert document.pop("version") == 2
         kinds = page().of_command[command]
         errors = [misfit(rules, document) for rules in kinds]
         named = document.get("event")

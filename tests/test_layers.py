@@ -21,6 +21,7 @@ LAYERS = (
     ("protocol",),
     ("durable_files", "imports", "public_names"),
     ("storage", "secret_files"),
+    ("json_values",),
     ("store", "restore", "importer", "tracefile", "eventlog", "diagram"),
     ("detect",),
     ("pipeline", "migration", "snapshot_store"),

@@ -46,7 +46,7 @@ def test_a_consistent_cut_is_a_yes(call: Call, trace: Path) -> None:
         "yes: the cut is consistent",
     ]
     assert json.loads(call("trace", "cuts", trace, "--cut", "P1=2, P2=1", "--json").stdout) == {
-        "version": 1,
+        "version": 2,
         "is_consistent": True,
         "cut": {"P1": 2, "P2": 1},
         "in_transit": {"P1->P2": 1},
@@ -124,7 +124,7 @@ def test_the_smallest_cut_with_an_event_is_its_past(call: Call, trace: Path) -> 
     result = call("trace", "cuts", trace, "--before", "P2#1", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
-        "version": 1,
+        "version": 2,
         "event": "P2#1",
         "cut": {"P1": 1, "P2": 1},
         "in_transit": {"P2->P1": 1},
@@ -240,7 +240,7 @@ def test_a_predicate_is_counted(call: Call, trace: Path) -> None:
     result = call("trace", "cuts", trace, "--where", f"{__name__}:answered", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
-        "version": 1,
+        "version": 2,
         "consistent_cut_count": 4,
         "holding_count": 1,
         "possibly": True,

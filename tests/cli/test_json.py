@@ -112,7 +112,7 @@ def test_every_event_of_a_system_is_as_its_table_says(
 
 def test_an_answer_has_a_version(call: Call, money: Any) -> None:
     """It is the first key."""
-    assert call("list", money, "--json").stdout.startswith('{"version":1,')
+    assert call("list", money, "--json").stdout.startswith('{"version":2,')
 
 
 @pytest.mark.parametrize(

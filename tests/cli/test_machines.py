@@ -124,7 +124,7 @@ def test_who_is_refused_at_its_first_coming_ends(
     assert [code for code, _, _ in ends] == [0, 0, 0]
     happened = [json.loads(line) for line in ends[1][1].splitlines()]
     assert happened[0] == {
-        "version": 1,
+        "version": 2,
         "event": "Started",
         "process": "B",
         "detail": f"looking for the coordinator at {address}",
@@ -236,5 +236,5 @@ def test_certificates_as_json(call: Call, tmp_path: Path) -> None:
     """The folders, for a program that copies them."""
     result = call("certs", tmp_path / "new", "P1", "--days", "3", "--json")
     folders = [str(tmp_path / "new" / name) for name in ("coordinator", "P1")]
-    assert json.loads(result.stdout) == {"version": 1, "folders": folders, "days": 3}
+    assert json.loads(result.stdout) == {"version": 2, "folders": folders, "days": 3}
     assert "keep " in result.stderr

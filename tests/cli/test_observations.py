@@ -376,7 +376,7 @@ def test_diff_names_instances_that_came_or_left() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [
-        (math.nan, math.nan, True),
+        (math.nan, -math.nan, True),
         ({"a": [math.nan], "b": 1}, {"b": 1, "a": [math.nan]}, True),
         (1, True, False),
         (0.0, -0.0, False),

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from stillframe.cli import output
 from stillframe.errors import StillframeError
+from stillframe.json_values import plain
 from stillframe.model import Abandoned, Channel, Reason, SnapshotId
-from stillframe.pages.values import plain
 from stillframe.runtime.events import SnapshotAbandoned
 
 
@@ -79,7 +79,7 @@ def test_json_has_ids_as_people_write_them() -> None:
     }
     assert plain({Channel("P1", "P2"): 1, (1, 2): [SnapshotId("A", 1)]}) == {
         "P1->P2": 1,
-        "[1, 2]": ["A-1"],
+        "$[1,2]": ["A-1"],
     }
 
 

@@ -48,7 +48,7 @@ def test_a_cut_can_be_asked_for(call: Call, trace: Path, tmp_path: Path) -> None
     out = tmp_path / "cut.svg"
     result = call("view", trace, "--cut", "P1=4, P2=2,P3=1", "--out", out, "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"version": 1, "files": [str(out)], "left_out": ""}
+    assert json.loads(result.stdout) == {"version": 2, "files": [str(out)], "left_out": ""}
     assert result.stderr.splitlines()[0] == "cut: NOT consistent: 1 effect without a cause"
     assert ">accepted before it, but sent after it: H→D<" in out.read_text(encoding="utf-8")
 
@@ -196,7 +196,7 @@ def test_a_page_holds_every_step(call: Call, trace: Path, tmp_path: Path) -> Non
     result = call("view", "lecture", "--out", out, "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (
         0,
-        {"version": 1, "files": [str(out)], "left_out": ""},
+        {"version": 2, "files": [str(out)], "left_out": ""},
     )
     assert re.fullmatch(rf"done: {out}: 18 steps, [\d.]+ kB: open it in a browser\n", result.stderr)
     page = out.read_text(encoding="utf-8")

@@ -107,7 +107,7 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
     listed = json.loads(call("pipeline", "list", shop.path, "--json").stdout)
     entries = listed.pop("snapshots")
     assert listed == {
-        "version": 1,
+        "version": 2,
         "pipeline": str(shop.path),
         "name": "shop",
         "epoch": 2,
@@ -141,7 +141,7 @@ def test_named_snapshots_are_dropped(call: Call, shop: Pipeline) -> None:
     result = call("pipeline", "delete", shop.path, "shop-1", "gold", "shop-2", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
-        "version": 1,
+        "version": 2,
         "deleted": ["shop-1", "shop-2"],
         "left": ["shop-3"],
     }

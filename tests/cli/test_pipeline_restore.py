@@ -41,7 +41,7 @@ def test_a_restore_can_be_json(call: Call, saved: Pipeline) -> None:
     saved.snapshot()
     done = json.loads(call("pipeline", "restore", saved.path, "--json").stdout)
     assert done.pop("seconds") > 0
-    assert done.pop("version") == 1
+    assert done.pop("version") == 2
     assert done == {"snapshot": "shop-2", "epoch": 2, "duplicate_count": 0, "byte_count": 51}
 
 

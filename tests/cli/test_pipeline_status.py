@@ -66,7 +66,7 @@ def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr == "no snapshot is pending\n"
         found = call("pipeline", "status", shop.path, "--json", *options)
-        assert json.loads(found.stdout) == {"version": 1, "snapshot": None}
+        assert json.loads(found.stdout) == {"version": 2, "snapshot": None}
 
 
 def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
@@ -114,7 +114,7 @@ def test_watching_ends_when_it_is_published(
         monkeypatch.setattr(commands, "_watch", go_on_and_watch)
         result = call("pipeline", "status", shop.path, "--watch", "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout) == {"version": 1, "snapshot": "shop-1", "is_published": True}
+    assert json.loads(result.stdout) == {"version": 2, "snapshot": "shop-1", "is_published": True}
     assert result.stderr == "snapshot shop-1 is published\n"
 
 

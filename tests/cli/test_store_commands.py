@@ -177,7 +177,7 @@ def test_diff_names_the_field(call: Call, money: Path) -> None:
     assert "differ in 1 field of processes and 0 channels" in result.stderr
     different = json_of(call("diff", money, "A-1", "A-2", "--json").stdout)
     assert different == {
-        "version": 1,
+        "version": 2,
         "is_equal": False,
         "fields": [{"process": "A", "field": "note", "before": "", "after": "x" * 200}],
         "channels": [],

@@ -13,6 +13,7 @@ import msgspec
 from stillframe.analytics.assembly import _Mark
 from stillframe.analytics.compaction import CatalogFile, CatalogMember, Compacted, TablePart
 from stillframe.eventlog.reader import SegmentHeader
+from stillframe.json_values import plain
 from stillframe.migration import Change
 from stillframe.model import (
     Abandoned,
@@ -28,7 +29,6 @@ from stillframe.model import (
     Reason,
     SnapshotId,
 )
-from stillframe.pages.values import plain
 from stillframe.pipeline.coordinator import LastSnapshot
 from stillframe.pipeline.dataflow import Dataflow, Log, Topic
 from stillframe.pipeline.ledger import Entry, LedgerTopic, StateFile

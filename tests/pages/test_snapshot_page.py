@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Dialog, Page, expect
 
+from stillframe.json_values import plain
 from stillframe.model import Snapshot
 from stillframe.pages import self_contained_page
 from stillframe.pages.snapshot_documents import (
@@ -17,7 +18,7 @@ from stillframe.pages.snapshot_documents import (
     pipeline_snapshot_document,
     snapshot_document,
 )
-from stillframe.pages.values import plain, printable
+from stillframe.pages.values import printable
 from stillframe.store.store import Store
 from stillframe.store.tables import fields_of, messages_of
 from tests.browser import check_accessible, check_everybody_can_use

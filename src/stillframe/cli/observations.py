@@ -450,13 +450,11 @@ def _put_difference(before: str, after: str, document: Fields) -> None:
     if rows:
         output.put_table("instances", ("instance", "change"), rows, texts=2)
     if document["fields"]:
-        field_columns: output.Columns[Fields] = {
-            "instance": itemgetter("instance"),
-            "field": itemgetter("field"),
-            before: lambda one: output.cell(one["before"]),
-            after: lambda one: output.cell(one["after"]),
-        }
-        output.put_table("fields", field_columns, document["fields"], texts=2)
+        fields = [
+            (one["instance"], one["field"], *output.pair_of_cells(one["before"], one["after"]))
+            for one in document["fields"]
+        ]
+        output.put_table("fields", ["instance", "field", before, after], fields, texts=2)
     if document["calls"]:
         call_columns: output.Columns[Fields] = {
             "call": itemgetter("call"),

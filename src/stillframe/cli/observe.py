@@ -17,7 +17,7 @@ from stillframe.cli.options import INTERVAL
 from stillframe.cli.supervision import check_shared, stop_signals
 from stillframe.durable_files import shell_command
 from stillframe.errors import Fenced, StoreError, UsageError
-from stillframe.pages.values import plain
+from stillframe.json_values import plain
 from stillframe.protocol.calls import CallLedger, Observation
 from stillframe.runtime.events import ConnectionWarning
 from stillframe.runtime.network.addresses import LOOPBACK, Address, require_tls_off_loopback

@@ -1,6 +1,7 @@
 """Data to stdout, words to stderr; colour and moving lines only on a terminal."""
 
 import contextlib
+import datetime
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stillframe.cli import quantities
-from stillframe.pages.values import plain, printable
+from stillframe.json_values import plain, text_of
+from stillframe.pages.values import printable, same_count
 from stillframe.storage.location import Location
 from stillframe.storage.opened import requests_to
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 _IS_JSON = ContextVar("_IS_JSON", default=False)
-JSON_VERSION = 1
+JSON_VERSION = 2
 """Version of ``docs/json.md``, which says when it is raised."""
 VALUE_LENGTH_MAX = 60
 """Maximum characters of a value in a table; JSON has the full value."""
@@ -127,14 +129,35 @@ def answer(
 
 def cell(value: Any) -> str:
     """Return a value as a table shows it, shortened if it is long."""
+    return shortened(_full_text(value))
+
+
+def pair_of_cells(one: Any, other: Any) -> tuple[str, str]:
+    """Return two values that differ as ``cell`` does, long ones from before they begin to."""
+    texts = _full_text(one), _full_text(other)
+    start = max(0, same_count(*texts) - VALUE_LENGTH_MAX // 3)
+    if max(map(len, texts)) <= VALUE_LENGTH_MAX or not start:
+        return shortened(texts[0]), shortened(texts[1])
+    return shortened(f"...{texts[0][start:]}"), shortened(f"...{texts[1][start:]}")
+
+
+def _full_text(value: Any) -> str:
     match value:
-        case str():
-            text = value
-        case bool() | None | dict() | list() | tuple() | bytes():
-            text = msgspec.json.encode(plain(value)).decode()
+        case str() if _is_own_text(value):
+            return value
+        case float() | int() | datetime.datetime() if not isinstance(value, bool):
+            return str(value)
         case _:
-            text = str(value)
-    return shortened(text)
+            return text_of(value)
+
+
+def _is_own_text(text: str) -> bool:
+    """Return whether a table shows a text as it is: if no other value is shown so."""
+    for reads in (float, msgspec.json.decode, datetime.datetime.fromisoformat):
+        with contextlib.suppress(ValueError, msgspec.MsgspecError):
+            # A time without a zone is recorded as text.
+            return getattr(reads(text), "tzinfo", True) is None
+    return text.isprintable()
 
 
 def shortened(text: str) -> str:

@@ -27,8 +27,8 @@ from stillframe.errors import (
     Unavailable,
     UsageError,
 )
+from stillframe.json_values import plain
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pages.values import plain
 from stillframe.pipeline.coordinator import abandoned_snapshots, periodically
 from stillframe.pipeline.locks import coordinator_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata

@@ -36,8 +36,8 @@ from stillframe.cli.options import (
 )
 from stillframe.detect import predicate
 from stillframe.errors import Damaged, NotConsistent, Unavailable, UsageError
+from stillframe.json_values import plain
 from stillframe.model import ChannelState, GlobalState, ProcessId, Snapshot, SnapshotId
-from stillframe.pages.values import plain
 from stillframe.protocol.stragglers import PendingSnapshot
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.storage.location import Location
@@ -631,7 +631,7 @@ def diff(
 
 def _put_difference(before: str, after: str, found: SnapshotDiff) -> None:
     if fields := found.fields:
-        rows = [(d.process, d.field, output.cell(d.before), output.cell(d.after)) for d in fields]
+        rows = [(d.process, d.field, *output.pair_of_cells(d.before, d.after)) for d in fields]
         output.put_table("processes", ["process", "field", before, after], rows, texts=2)
     if found.channels:
         columns = [f"{what}, {name}" for what in ("sent", "received", "in it") for name in "AB"]

@@ -24,8 +24,8 @@ from stillframe.detect.predicate import (
     resolve_predicate,
 )
 from stillframe.errors import StillframeError, UsageError
+from stillframe.json_values import plain
 from stillframe.model import Abandoned, SnapshotId
-from stillframe.pages.values import plain
 from stillframe.runtime import events
 from stillframe.runtime.control import OutputDirs
 from stillframe.runtime.coordinator.membership import MARKER_WAIT_S_MAX

@@ -15,9 +15,10 @@ from stillframe.diagram import svg
 from stillframe.diagram.scene import TEXT_ROW
 from stillframe.diagram.text_metrics import count
 from stillframe.errors import Damaged, StillframeError, UsageError
+from stillframe.json_values import plain, text_of
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
-from stillframe.pages.values import Budget, plain, printable, show, show_fields, show_pair, text_of
+from stillframe.pages.values import Budget, printable, show, show_fields, show_pair
 from stillframe.pipeline.pending_snapshot import ParticipantFragment
 from stillframe.pipeline.snapshot_manifest import ChannelCut, Manifest, TopicCut
 from stillframe.storage.files import byte_count

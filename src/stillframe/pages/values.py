@@ -5,16 +5,11 @@ or letters that turn the direction of writing around.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from stillframe.diagram.text_metrics import count
-from stillframe.model import Channel, SnapshotId
-from stillframe.storage.location import ObjectPath
+from stillframe.json_values import text_of
 
 Item = TypeVar("Item")
 
@@ -28,28 +23,6 @@ ROWS_MAX = 100
 """Keys shown of a keyed field."""
 _COST = 60
 """What a value takes in a document besides its text, in characters."""
-
-
-def plain(value: Any) -> Any:
-    """Return `value` in JSON types: ids and channels as text, Structs as objects."""
-    match value:
-        case SnapshotId() | Channel() | Path() | ObjectPath():
-            return str(value)
-        case Enum():
-            return value.name
-        case msgspec.Struct():
-            tag = value.__struct_config__.tag
-            named = {"event": tag} if tag is not None else {}
-            return named | plain(msgspec.structs.asdict(value))
-        case dict():
-            return {
-                key if isinstance(key, str) else str(plain(key)): plain(item)
-                for key, item in value.items()
-            }
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case _:
-            return value
 
 
 def printable(text: str, *, kept: str = "") -> str:
@@ -85,14 +58,6 @@ class Budget:
             yield item
 
 
-def text_of(value: Any) -> str:
-    """Return a value as the text of JSON; what JSON cannot hold is written as Python does."""
-    try:
-        return msgspec.json.encode(plain(value)).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return repr(value)
-
-
 def show(value: Any, budget: Budget, *, chars_max: int = CHARS_MAX) -> dict[str, Any]:
     """Return a value for a page: its `text`, and in `left_out` what is not in that."""
     items = len(value) if isinstance(value, dict | list | tuple) else 0
@@ -107,7 +72,7 @@ def show(value: Any, budget: Budget, *, chars_max: int = CHARS_MAX) -> dict[str,
 def show_pair(before: Any, after: Any, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two values that differ, long texts from shortly before where they begin to."""
     texts = text_of(before), text_of(after)
-    skipped = max(0, _same_count(*texts) - BEFORE_MAX) if max(map(len, texts)) > CHARS_MAX else 0
+    skipped = max(0, same_count(*texts) - BEFORE_MAX) if max(map(len, texts)) > CHARS_MAX else 0
     return _show_text(texts[0], skipped, budget), _show_text(texts[1], skipped, budget)
 
 
@@ -123,7 +88,7 @@ def _show_text(
     return shown
 
 
-def _same_count(one: str, other: str) -> int:
+def same_count(one: str, other: str) -> int:
     """Return with how many characters both begin, without a look at each of millions."""
     low, high = 0, min(len(one), len(other))
     while low < high:

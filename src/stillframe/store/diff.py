@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from stillframe.json_values import text_of
 from stillframe.model import ChannelState, GlobalState, SnapshotId
 from stillframe.store.reader import StoreReader
 from stillframe.store.tables import fields_of
@@ -74,22 +75,25 @@ def _field_differences(
             values: tuple[Any, Any] = old.get(name), new.get(name)
             if before is not None and (before.kind, name) in keyed and None not in values:
                 values = _changed_keys(*values)
-            if _encode(values[0]) != _encode(values[1]):
+            if _differ(*values):
                 yield FieldDifference(process, name, *values)
 
 
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two values are the same but for the order of the keys of mappings. A NaN is
     the same as itself; 1, 1.0 and True differ."""
-    if _encode(one) == _encode(other):
-        return True
     match one, other:
         case dict(), dict():
             old, new = ({_encode(key): d[key] for key in d} for d in (one, other))
             return old.keys() == new.keys() and all(is_same(old[key], new[key]) for key in old)
         case list(), list():
             return len(one) == len(other) and all(map(is_same, one, other))
-    return False
+    return not _differ(one, other)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two values are shown differently; that a NaN has other bits is not shown."""
+    return _encode(one) != _encode(other) and text_of(one) != text_of(other)
 
 
 def _keyed_fields(
@@ -109,7 +113,7 @@ def _changed_keys(old: dict[Any, Any], new: dict[Any, Any]) -> tuple[Any, Any]:
         return {
             key: value
             for key, value in one.items()
-            if key not in other or _encode(value) != _encode(other[key])
+            if key not in other or _differ(value, other[key])
         }
 
     return left(old, new), left(new, old)
