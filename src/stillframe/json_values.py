@@ -31,7 +31,8 @@ def plain(value: Any) -> Any:
         case dict():
             return {_key(key): plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain(item) for item in value]
+            is_flat = _SCALARS.issuperset(map(type, value))  # of a long list this is most often so
+            return list(value) if is_flat else [plain(item) for item in value]
         case bytes():
             return {BYTES: msgspec.to_builtins(value)}
         case datetime.datetime():

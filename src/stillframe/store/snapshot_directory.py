@@ -33,7 +33,14 @@ from stillframe.store.manifest import (
 )
 from stillframe.store.parquet import as_written, check_row_count, different_column, read_parquet
 from stillframe.store.sealed_json import seal
-from stillframe.store.tables import KeyedTable, Tables, as_full, read_channels, read_processes
+from stillframe.store.tables import (
+    KeyedTable,
+    Tables,
+    as_full,
+    former_json,
+    read_channels,
+    read_processes,
+)
 from stillframe.topology import Description
 
 _Result = TypeVar("_Result")
@@ -266,19 +273,33 @@ def verify_snapshot(chain: SnapshotChain) -> None:
     content = {record.name: chain.read(record.name) for record in chain.manifest.files}
     snapshot = _stored(chain, content)
     with as_written(directory):
-        made = chain.tables.of(snapshot.id, _with_changes(chain, snapshot.state))
+        state = _with_changes(chain, snapshot.state)
+        made = chain.tables.of(snapshot.id, state)
+    if (found := _different(chain, content, made)) is not None:
+        with as_written(directory):  # release 0.2 wrote less into columns of JSON
+            made = Tables(chain.tables.description, former_json).of(snapshot.id, state)
+        if _different(chain, content, made) is None:
+            return
+        name, column = found
+        raise NotConsistent(
+            f"{directory / name}: column {column} differs from the recorded data: use another "
+            f"snapshot; the recorded states and messages are in {PROCESSES} and {CHANNELS}",
+            path=directory / name,
+        )
+
+
+def _different(
+    chain: SnapshotChain, content: Mapping[str, bytes], made: Mapping[str, pa.Table]
+) -> tuple[str, str] | None:
+    """Return the first file and column whose content is not as it was `made`, if any."""
     for name, table in made.items():
         # Written and read again, so that both took the same path.
         written = read_parquet(chain.tables.to_parquet(name, table))
-        with as_written(directory / name):
-            different = different_column(written, read_parquet(content[name]))
-        if different is not None:
-            raise NotConsistent(
-                f"{directory / name}: column {different} differs from the recorded data: use "
-                f"another snapshot; the recorded states and messages are in {PROCESSES} and "
-                f"{CHANNELS}",
-                path=directory / name,
-            )
+        with as_written(chain.directory / name):
+            column = different_column(written, read_parquet(content[name]))
+        if column is not None:
+            return name, column
+    return None
 
 
 def _with_changes(chain: SnapshotChain, state: GlobalState) -> GlobalState:

@@ -24,7 +24,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.errors import NotConsistent, StoreError, UsageError, text_of
+from stillframe.errors import NotConsistent, StoreError, UsageError
+from stillframe.errors import text_of as error_text
+from stillframe.json_values import text_of
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -91,6 +93,7 @@ _FITTING: dict[str, set[type]] = {
 _EXACT = frozenset({"bool", "int", "float", "text", "bytes"})
 """Kinds of columns that give a recorded value back exactly."""
 
+JsonOf = Callable[[Any], str]
 CONVERSION_ERRORS = (
     pa.ArrowException,
     TypeError,
@@ -207,11 +210,18 @@ def _meet(kinds: set[str]) -> str:
     return "float" if kinds == {"int", "float"} else "json"
 
 
-def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str]) -> pa.Array:
-    """Return values as an Arrow array of the column's type; a StoreError names the first that does
-    not fit, by `where`, a function of its index."""
+def to_array(
+    column: Column,
+    values: Sequence[Any],
+    where: Callable[[int], str],
+    json_of: JsonOf = text_of,
+) -> pa.Array:
+    """Return values as an Arrow array of the column's type.
+
+    `json_of` encodes those of a column of the kind ``json``. A StoreError names the first value
+    that does not fit, by `where`, a function of its index."""
     try:
-        return _convert(column, values)
+        return _convert(column, values, json_of)
     except CONVERSION_ERRORS as error:
         index, cause = _first_misfit(column, values, error)
         raise StoreError(
@@ -221,9 +231,9 @@ def to_array(column: Column, values: Sequence[Any], where: Callable[[int], str])
         ) from error
 
 
-def _convert(column: Column, values: Sequence[Any]) -> pa.Array:
+def _convert(column: Column, values: Sequence[Any], json_of: JsonOf = text_of) -> pa.Array:
     if column.kind == "json":
-        values = [None if value is None else _json(value) for value in values]
+        values = [None if value is None else json_of(value) for value in values]
         return pa.array(values, ARROW_TYPES["json"])
     odd = set(map(type, values)) - _FITTING[column.kind] - {type(None)}
     if odd:
@@ -251,7 +261,8 @@ def _time(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
 
 
-def _json(value: Any) -> str:
+def former_json(value: Any) -> str:
+    """Return a value as release 0.2 wrote it into a column of the kind ``json``: not all of it."""
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError):
@@ -273,7 +284,10 @@ class KeyedTable:
     """The table `name` of one keyed field of one class (`kind`), with the columns of `schema`;
     `encodings` are those of some of them in Parquet."""
 
-    def __init__(self, kind: str, field: str, columns: KeyedColumns) -> None:
+    def __init__(
+        self, kind: str, field: str, columns: KeyedColumns, json_of: JsonOf = text_of
+    ) -> None:
+        self._json_of = json_of
         self.kind = kind
         self.field = field
         self.name = table_name(kind, field)
@@ -397,7 +411,11 @@ class KeyedTable:
 
     def _keys(self, where: str, encoded: bytes, count: int) -> dict[str, pa.Array]:
         keys = _items(where, encoded, count)
-        columns = {KEY: to_array(self._key, keys, lambda index: f"{where}, key {index}")}
+
+        def named(index: int) -> str:
+            return f"{where}, key {index}"
+
+        columns = {KEY: to_array(self._key, keys, named, self._json_of)}
         if not self._is_key_exact:
             columns[KEY_ENCODED] = _raw_array(encoded)
         return columns
@@ -413,16 +431,16 @@ class KeyedTable:
                 values = items
             else:
                 values = list(map(operator.attrgetter(column.name), items))
-            columns[column.name] = to_array(column, values, named)
+            columns[column.name] = to_array(column, values, named, self._json_of)
         if not self._is_value_exact:
             columns[VALUE_ENCODED] = _raw_array(rows.values)
         return columns
 
 
-def keyed_tables(description: Description) -> list[KeyedTable]:
+def keyed_tables(description: Description, json_of: JsonOf = text_of) -> list[KeyedTable]:
     """Return the tables of all keyed fields, in the order of the description."""
     return [
-        KeyedTable(kind, field, columns)
+        KeyedTable(kind, field, columns, json_of)
         for kind, fields in description.keyed.items()
         for field, columns in fields.items()
     ]
@@ -499,11 +517,13 @@ def _runs(column: pa.ChunkedArray) -> Iterable[tuple[str, int, int]]:
 
 
 class Tables:
-    """Makes the tables of every snapshot of one topology; `keyed` are those of its keyed fields."""
+    """Makes the tables of every snapshot of one topology; `keyed` are those of its keyed fields,
+    `json_of` makes the columns of the kind ``json``."""
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, json_of: JsonOf = text_of) -> None:
         self.description = description
-        self.keyed = keyed_tables(description)
+        self.keyed = keyed_tables(description, json_of)
+        self._json_of = json_of
         self._encodings = {
             keyed_file(table.name, is_full=is_full): table.encodings
             for table in self.keyed
@@ -592,7 +612,7 @@ class Tables:
         }
         for column in self._state_columns:
             values = [of_one.get(column.name) for of_one in fields]
-            columns[column.name] = to_array(column, values, where)
+            columns[column.name] = to_array(column, values, where, self._json_of)
         return pa.table(columns)
 
     def _messages(self, snapshot: str, states: Sequence[ChannelState]) -> pa.Table:
@@ -623,7 +643,7 @@ class Tables:
         }
         for column in self._message_columns:
             values = list(map(operator.attrgetter(column.name), messages))
-            columns[column.name] = to_array(column, values, where)
+            columns[column.name] = to_array(column, values, where, self._json_of)
         return pa.table(columns)
 
     def _decode(self, snapshot: str, channel: Channel, batch: Batch) -> list[Any]:
