@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillframe.cli.output import cell
-from stillframe.json_values import plain, text_of
+from stillframe.json_values import json_text, plain
 
 encode = msgspec.msgpack.encode
 TIMES = st.datetimes(timezones=st.just(datetime.UTC))
@@ -79,13 +79,13 @@ def hashable(key: Any) -> Any:
 def test_json_loses_nothing(value: Any) -> None:
     """Whatever a process recorded, and in JSON that every reader takes."""
     recorded = msgspec.msgpack.decode(encode(value))
-    text = text_of(recorded)
+    text = json_text(recorded)
     assert encode(read(json.loads(text, parse_constant=refuse))) == encode(recorded)
 
 
 def test_values_that_differ_are_shown_differently() -> None:
     """In JSON and in the cells of a table."""
-    assert len({*map(text_of, LOOKALIKES)}) == len(LOOKALIKES)
+    assert len({*map(json_text, LOOKALIKES)}) == len(LOOKALIKES)
     assert len({*map(cell, LOOKALIKES)}) == len(LOOKALIKES)
 
 

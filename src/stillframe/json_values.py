@@ -60,7 +60,7 @@ def _key(key: Any) -> str:
     return shown if is_name else ESCAPE + _encode(shown)
 
 
-def text_of(value: Any) -> str:
+def json_text(value: Any) -> str:
     """Return a value as the text of JSON; an object of another library as Python writes it."""
     try:
         return _encode(plain(value))

@@ -12,7 +12,7 @@ import pytest
 
 from stillframe import Message, Process, Topology, open_store
 from stillframe.cli.output import cell
-from stillframe.json_values import text_of
+from stillframe.json_values import json_text
 from stillframe.model import Channel
 from stillframe.store.observation_tables import state_of
 from stillframe.store.store import Store
@@ -185,7 +185,7 @@ def test_each_place_shows_what_was_recorded(
     shown = {text.strip() for text in place(call, request.getfixturevalue(kind), tmp_path)}
     for name, pair in DOUBLES.items():
         for value in pair if is_pair else pair[:1]:
-            assert name == LONG or shown & {text_of(value), cell(value)}, (name, value, shown)
+            assert name == LONG or shown & {json_text(value), cell(value)}, (name, value, shown)
 
 
 def test_two_long_values_are_shown_from_where_they_differ(call: Call, snapshots: Path) -> None:

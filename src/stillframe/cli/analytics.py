@@ -115,7 +115,8 @@ def stats(
         found = _find_history(spark, path, published, event_log)
     damages = {str(snapshot): why for snapshot, why in published.damages.items()}
     damaged = [{"id": snapshot, "detail": why} for snapshot, why in damages.items()]
-    output.answer({"store": path, "damaged": damaged} | found, lambda: _put_history(found))
+    document = found | {"snapshots": spark_session.documents_of(found["snapshots"])}
+    output.answer({"store": path, "damaged": damaged} | document, lambda: _put_history(found))
     if damages:
         end_with_failure(*(f"snapshot {name} is left out: {why}" for name, why in damages.items()))
 
@@ -327,7 +328,7 @@ def detect(
     of_all: Fields = {
         "first_of_all": found.first and found.first.snapshot,
         "epochs": found.epochs,
-        "snapshots": snapshots,
+        "snapshots": spark_session.documents_of(snapshots),
     }
     output.answer(of_now | of_all, lambda: _put_detection(snapshots))
     output.say(f"{'yes' if found.holds else 'no'}: {sentence}")

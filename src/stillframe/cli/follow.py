@@ -12,7 +12,7 @@ from stillframe.cli import output, quantities
 from stillframe.cli.command import Commands, conclude, option, signals
 from stillframe.cli.options import DURATION, MASTER, StorePath, event_log_option
 from stillframe.cli.records import why
-from stillframe.cli.spark_session import start_spark, with_zone
+from stillframe.cli.spark_session import documents_of, start_spark, with_zone
 from stillframe.errors import StillframeError
 from stillframe.eventlog.object_segments import PUT_S
 from stillframe.eventlog.reader import list_segments
@@ -57,7 +57,7 @@ class Verdicts:
                 else:
                     self.counts[row["verdict"]] += 1
                 if self._is_json:
-                    output.put_json(row)
+                    output.put_json(*documents_of([row]))
                 else:
                     output.put_lines([_sentence(row)])
         except (StillframeError, OSError) as error:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stillframe.cli import quantities
-from stillframe.json_values import plain, text_of
+from stillframe.json_values import json_text, plain
 from stillframe.pages.values import printable, same_count
 from stillframe.storage.location import Location
 from stillframe.storage.opened import requests_to
@@ -148,7 +148,7 @@ def _full_text(value: Any) -> str:
         case float() | int() | datetime.datetime() if not isinstance(value, bool):
             return str(value)
         case _:
-            return text_of(value)
+            return json_text(value)
 
 
 def _is_own_text(text: str) -> bool:

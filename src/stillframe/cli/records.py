@@ -346,7 +346,7 @@ def assemble(
         "fragments": itemgetter("fragment_count"),
         "late": lambda row: ", ".join(row["late"]),
     }
-    document: Fields = {"store": out, "snapshots": rows}
+    document: Fields = {"store": out, "snapshots": spark_session.documents_of(rows)}
     _answer_rows(document, columns, wrong_first, texts=4, limit=ASSEMBLED_MAX)
     counts = Counter(row["verdict"] for row in rows)
     sentence = f"{quantities.count(counts.pop(CONSISTENT, 0), 'snapshot')} added to {out}"

@@ -4,9 +4,10 @@ import contextlib
 import datetime
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from stillframe.cli import output
@@ -66,6 +67,17 @@ def rows_of(frame: "DataFrame") -> list[dict[str, Any]]:
     """Return the rows of a DataFrame, with times in UTC."""
     return [
         {name: with_zone(value) for name, value in row.asDict().items()} for row in frame.collect()
+    ]
+
+
+def documents_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows for JSON, in which a time is a timestamp: none is a value of the user's."""
+    return [
+        {
+            name: msgspec.to_builtins(value) if isinstance(value, datetime.datetime) else value
+            for name, value in row.items()
+        }
+        for row in rows
     ]
 
 

@@ -15,7 +15,7 @@ from stillframe.diagram import svg
 from stillframe.diagram.scene import TEXT_ROW
 from stillframe.diagram.text_metrics import count
 from stillframe.errors import Damaged, StillframeError, UsageError
-from stillframe.json_values import plain, text_of
+from stillframe.json_values import json_text, plain
 from stillframe.model import Channel, ProcessId, Snapshot, SnapshotId
 from stillframe.pages import cut_diagram
 from stillframe.pages.values import Budget, printable, show, show_fields, show_pair
@@ -329,7 +329,7 @@ def pipeline_diff_document(root: Location, before: Manifest, after: Manifest) ->
         for participant in sorted(states[0].keys() | states[1].keys())
         for old, new in [(states[0].get(participant, {}), states[1].get(participant, {}))]
         for name in old | new
-        if (name in old, text_of(old.get(name))) != (name in new, text_of(new.get(name)))
+        if (name in old, json_text(old.get(name))) != (name in new, json_text(new.get(name)))
     ]
     channels = list(_channel_differences(root, before, after))
     return PIPELINE_DIFF_WORDS | _diff_parts(

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from stillframe.diagram.text_metrics import count
-from stillframe.json_values import text_of
+from stillframe.json_values import json_text
 
 Item = TypeVar("Item")
 
@@ -63,15 +63,15 @@ def show(value: Any, budget: Budget, *, chars_max: int = CHARS_MAX) -> dict[str,
     items = len(value) if isinstance(value, dict | list | tuple) else 0
     if items > ITEMS_MAX:
         first = islice(value.items() if isinstance(value, dict) else value, ITEMS_MAX)
-        text = text_of(dict(first) if isinstance(value, dict) else list(first))
+        text = json_text(dict(first) if isinstance(value, dict) else list(first))
         left_out = f"the first characters of {count(items, 'item')}"
         return {"text": printable(budget.take(text, chars_max)), "left_out": left_out}
-    return _show_text(text_of(value), 0, budget, chars_max)
+    return _show_text(json_text(value), 0, budget, chars_max)
 
 
 def show_pair(before: Any, after: Any, budget: Budget) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two values that differ, long texts from shortly before where they begin to."""
-    texts = text_of(before), text_of(after)
+    texts = json_text(before), json_text(after)
     skipped = max(0, same_count(*texts) - BEFORE_MAX) if max(map(len, texts)) > CHARS_MAX else 0
     return _show_text(texts[0], skipped, budget), _show_text(texts[1], skipped, budget)
 

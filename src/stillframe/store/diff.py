@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.json_values import text_of
+from stillframe.json_values import json_text
 from stillframe.model import ChannelState, GlobalState, SnapshotId
 from stillframe.store.reader import StoreReader
 from stillframe.store.tables import fields_of
@@ -93,7 +93,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 def _differ(one: Any, other: Any) -> bool:
     """Return whether two values are shown differently; that a NaN has other bits is not shown."""
-    return _encode(one) != _encode(other) and text_of(one) != text_of(other)
+    return _encode(one) != _encode(other) and json_text(one) != json_text(other)
 
 
 def _keyed_fields(

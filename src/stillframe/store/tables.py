@@ -24,9 +24,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.errors import NotConsistent, StoreError, UsageError
-from stillframe.errors import text_of as error_text
-from stillframe.json_values import text_of
+from stillframe.errors import NotConsistent, StoreError, UsageError, text_of
+from stillframe.json_values import json_text
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -214,7 +213,7 @@ def to_array(
     column: Column,
     values: Sequence[Any],
     where: Callable[[int], str],
-    json_of: JsonOf = text_of,
+    json_of: JsonOf = json_text,
 ) -> pa.Array:
     """Return values as an Arrow array of the column's type.
 
@@ -231,7 +230,7 @@ def to_array(
         ) from error
 
 
-def _convert(column: Column, values: Sequence[Any], json_of: JsonOf = text_of) -> pa.Array:
+def _convert(column: Column, values: Sequence[Any], json_of: JsonOf = json_text) -> pa.Array:
     if column.kind == "json":
         values = [None if value is None else json_of(value) for value in values]
         return pa.array(values, ARROW_TYPES["json"])
@@ -285,7 +284,7 @@ class KeyedTable:
     `encodings` are those of some of them in Parquet."""
 
     def __init__(
-        self, kind: str, field: str, columns: KeyedColumns, json_of: JsonOf = text_of
+        self, kind: str, field: str, columns: KeyedColumns, json_of: JsonOf = json_text
     ) -> None:
         self._json_of = json_of
         self.kind = kind
@@ -437,7 +436,7 @@ class KeyedTable:
         return columns
 
 
-def keyed_tables(description: Description, json_of: JsonOf = text_of) -> list[KeyedTable]:
+def keyed_tables(description: Description, json_of: JsonOf = json_text) -> list[KeyedTable]:
     """Return the tables of all keyed fields, in the order of the description."""
     return [
         KeyedTable(kind, field, columns, json_of)
@@ -520,7 +519,7 @@ class Tables:
     """Makes the tables of every snapshot of one topology; `keyed` are those of its keyed fields,
     `json_of` makes the columns of the kind ``json``."""
 
-    def __init__(self, description: Description, json_of: JsonOf = text_of) -> None:
+    def __init__(self, description: Description, json_of: JsonOf = json_text) -> None:
         self.description = description
         self.keyed = keyed_tables(description, json_of)
         self._json_of = json_of
