@@ -92,6 +92,25 @@ class RaisesAtStart(Process):
         raise LookupError("nowhere to begin")
 
 
+class RaisesInCallback(Process):
+    """Fails in a function that the event loop calls."""
+
+    @every(ms=1)
+    def act(self) -> None:
+        """Let the loop call it."""
+        asyncio.get_running_loop().call_soon([].pop)
+
+
+class CancelsAll(Process):
+    """Cancels every task of its event loop."""
+
+    @every(ms=1)
+    def act(self) -> None:
+        """Cancel them."""
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+
 class RaisesWhenPublished(Process):
     """Fails after each snapshot."""
 
@@ -205,6 +224,8 @@ pipeline = Topology({"A": Source(), "B": Relay(), "C": Sink()}, [("A", "B"), ("B
 raising = Topology({"A": Source(), "B": Raises()}, [("A", "B")])
 raising_later = Topology({"B": RaisesLater()}, [])
 raising_at_start = Topology({"A": RaisesAtStart(), "B": Sink()}, [("A", "B")])
+raising_in_callback = Topology({"A": RaisesInCallback()}, [])
+cancelling_all = Topology({"A": CancelsAll()}, [])
 raising_when_published = Topology({"Z": RaisesWhenPublished(), "A": Sink()}, [])
 immovable = Topology({"A": Source(), "B": Immovable(), "C": Sink()}, [("A", "C")])
 stubborn = Topology({"A": Source(limit=1), "B": Stubborn()}, [("A", "B")])

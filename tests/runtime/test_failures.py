@@ -302,7 +302,7 @@ class Sender(Process):
     [
         *((NoText(), "NoText (its", place, one) for place in PLACES for one in (False, True)),
         *((None, "CancelledError", place, True) for place in PLACES),
-        (None, "a handler cancelled a task", "on_published", False),
+        (None, "its code cancelled a task of Stillframe", "on_published", False),
         *((ValueError("c\udce9"), "ValueError: c\\udce9", "act", one) for one in (False, True)),
         *((SystemExit(3), "SystemExit: 3", "act", one) for one in (False, True)),
         (asyncio.CancelledError(), "CancelledError", "act", True),

@@ -123,6 +123,15 @@ def test_a_death_after_going_back_does_not_return_to_what_was_left(tmp_path: Pat
             ),
         ),
         ("raising_at_start", "A", "process A: start() raised LookupError: nowhere to begin"),
+        ("raising_in_callback", "A", "process A: IndexError: pop from empty list"),
+        (
+            "cancelling_all",
+            "A",
+            (
+                "process A: its code cancelled a task of Stillframe, or called sys.exit() in a "
+                "task: CancelledError"
+            ),
+        ),
     ],
 )
 def test_a_program_that_keeps_failing_is_given_up_with_the_cause(

@@ -12,7 +12,7 @@ transports that links have attached to its channels. Two kinds of host differ on
 import contextlib
 import os
 import time
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, CancelledError
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, assert_never
@@ -86,7 +86,9 @@ def failure_of(process: ProcessId, error: BaseException) -> StillframeError:
     """Return how a process fails because of an error, which may be of the application."""
     if isinstance(error, StillframeError):
         return error
-    failure = ApplicationError(f"process {process}: {describe(error)}", process=process)
+    why = "its code cancelled a task of Stillframe, or called sys.exit() in a task: "
+    what = f"{why if isinstance(error, CancelledError) else ''}{describe(error)}"
+    failure = ApplicationError(f"process {process}: {what}", process=process)
     failure.__cause__ = error
     return failure
 

@@ -92,8 +92,9 @@ async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
     asyncio.get_running_loop().set_exception_handler(functools.partial(_on_lost_error, runtime))
     try:
         await _run_epoch(runtime, launch, start)
-        failure = await runtime.failed
-    except BaseException as error:  # also if the application cancels every task
+        # A task that is cancelled cancels what it awaits.
+        failure = await asyncio.shield(runtime.failed)
+    except BaseException as error:
         failure = failure_of(launch.me.process, error)
         runtime.fail(failure)
     if not runtime.is_connected and not launch.is_elsewhere:

@@ -49,7 +49,7 @@ from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials, OutboundConnection
 from stillframe.runtime.os_process import OsProcess
-from stillframe.runtime.process.host import Delivery, Host
+from stillframe.runtime.process.host import Delivery, Host, failure_of
 from stillframe.runtime.process.link import (
     RETRY_S_MAX,
     RETRY_S_MIN,
@@ -335,11 +335,13 @@ class ProcessRuntime:
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Fail if a task has failed: the process must not continue without it."""
-        if task.cancelled():
+        try:
+            error = task.exception()
+        except asyncio.CancelledError as cancelled:
             if not self._is_closing:
-                what = "a handler cancelled a task of Stillframe, in which it ran"
-                self.fail(ApplicationError(f"process {self.me.process}: {what}"))
-        elif (error := task.exception()) is not None:
+                self.fail(failure_of(self.me.process, cancelled))
+            return
+        if error is not None:
             failure = StillframeError(
                 f"process {self.me.process}: a bug in stillframe: {describe(error)}"
             )
