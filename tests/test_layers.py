@@ -15,7 +15,8 @@ PACKAGE = ROOT / "src" / "stillframe"
 LAYERS = (
     ("channel_accounting", "errors", "model"),
     (
-        *"trace cuts waiting process keyed outbox state_codec keyed_changes topology".split(),
+        *"trace cuts waiting process keyed outbox restorable".split(),
+        *"state_codec keyed_changes topology".split(),
         "ordered_sets",
     ),
     ("protocol",),

@@ -1,6 +1,5 @@
 """The recorded state of a class: its declared fields as a MessagePack map, and back."""
 
-import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,9 +20,8 @@ from stillframe.process import (
     field_types,
     is_immutable,
 )
+from stillframe.restorable import Rules, explain, is_restorable, rules_of
 
-_LOOKALIKES = (bytearray, memoryview, dict)
-"""What is encoded like bytes or a Struct, and can be changed in place."""
 Held = TypeVar("Held", Keyed[Any, Any], Outbox[Any])
 NOTHING: Mapping[str, KeyedChange] = types.MappingProxyType({})
 
@@ -49,11 +47,6 @@ class StateCodec:
             for name, annotation in self.types.items()
             if _mentions(Outbox, annotation)
         }
-        self._names_to_look_at = {
-            name
-            for name, (_, value) in self.keyed.items()
-            if any(part is bytes or _is_struct(part) for part in _parts(value))
-        }
         self._other_names = tuple(name for name in self.types if name not in self.keyed)
         self._encode = msgspec.msgpack.Encoder().encode
         fields = self.types | {
@@ -66,6 +59,11 @@ class StateCodec:
             self._decoder = msgspec.msgpack.Decoder(self.struct)
             rest = msgspec.defstruct(kind.__name__, others, kw_only=True)
             self._rest_decoder = msgspec.msgpack.Decoder(rest)
+            # An outbox holds copies that were decoded.
+            rules = {n: rules_of(kind) for n, kind in fields.items() if n not in self.outboxes}
+            self._rules = {name: one for name, one in rules.items() if one.by_class}
+            parts = {name: rules_of(*both) for name, both in self.keyed.items()}
+            self._part_rules = {name: one for name, one in parts.items() if one.by_class}
             self._array_decoders = {
                 name: tuple(
                     msgspec.msgpack.Decoder(types.GenericAlias(list, (part,))) for part in both
@@ -141,30 +139,40 @@ class StateCodec:
         return found
 
     def encode(self, values: dict[str, Any]) -> bytes:
-        """Return fields as a MessagePack map; a UsageError names one that cannot be encoded."""
+        """Return fields as a MessagePack map; a UsageError names one that cannot be encoded, or
+        that a restore would make different."""
+        looked_at = {name: [values[name]] for name in self._rules if name in values}
         try:
             sets = {name: with_ordered_sets(values[name]) for name in self._names_with_sets}
-            return self._encode(values | sets)
+            encoded = self._encode(values | sets)
         except Exception as error:  # of a value, whose class may be the application's
+            self._explain(self._rules, looked_at)
             where = f"{self.kind.__name__}.{self._find_unencodable(values)}"
             raise UsageError(f"{where} cannot be recorded: {describe(error)}") from error
+        self._check_restorable(self._rules, looked_at)
+        return encoded
 
     def encode_part(self, name: str, values: list[Any]) -> bytes:
-        """Return keys or values of the keyed field `name` as a MessagePack array; a UsageError if
-        one of them cannot be encoded, or could be changed in place."""
-        if name in self._names_to_look_at:
-            kinds = set(map(type, values))
-            if changeable := sorted(kind.__name__ for kind in kinds if _can_change(kind)):
-                raise UsageError(
-                    f"{self.kind.__name__}.{name} cannot be recorded: it holds a {changeable[0]}, "
-                    "which could be changed in place: set the key to a value of the type that is "
-                    "declared"
-                )
+        """Return keys or values of the keyed field `name` as a MessagePack array; errors as for
+        ``encode``."""
         try:
-            return self._encode(values)
+            encoded = self._encode(values)
         except Exception as error:
             where = f"{self.kind.__name__}.{name}"
             raise UsageError(f"{where} cannot be recorded: {describe(error)}") from error
+        if name in self._part_rules:
+            self._check_restorable(self._part_rules, {name: values})
+        return encoded
+
+    def _check_restorable(self, rules: Mapping[str, Rules], values: dict[str, list[Any]]) -> None:
+        """Raise a UsageError if a restore would make values of some fields different."""
+        if not is_restorable([(rules[name], found) for name, found in values.items()]):
+            self._explain(rules, values)
+
+    def _explain(self, rules: Mapping[str, Rules], values: dict[str, list[Any]]) -> None:
+        each = [(name, rules[name], value) for name, found in values.items() for value in found]
+        if found := explain(each):
+            raise UsageError(f"{self.kind.__name__}.{found}")
 
     def check(self, encoded: bytes, changes: Mapping[str, KeyedChange] = NOTHING) -> None:
         """Raise a UsageError if a restore could not read the recorded fields. Capturing does not
@@ -279,15 +287,3 @@ def _parts(kind: Any) -> tuple[Any, ...]:
 
 def _spelled(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _can_change(kind: type) -> bool:
-    """Return whether a value of this class, which passes for a declared one, can change in
-    place."""
-    if _is_struct(kind):
-        return not kind.__struct_config__.frozen  # type: ignore[attr-defined]
-    return issubclass(kind, _LOOKALIKES) or dataclasses.is_dataclass(kind)
