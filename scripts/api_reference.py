@@ -176,7 +176,7 @@ PAGES = {"api.md": (PYTHON_INTRO, PYTHON), "api-spark.md": (SPARK_INTRO, SPARK)}
 NOT_CONSTRUCTED = frozenset(
     """
     AbandonedSnapshot Agent Assembler Audit AwaitedChannel ChannelCut Compaction Counting Dataflow
-    DecodedMessage Difference Due EpochSummary Evaluation JoinedProcess JoinedService
+    DecodedMessage Difference Due EpochSummary Evaluation Fragment JoinedProcess JoinedService
     JoinedTopicService KafkaRecord Label LabelRange LaiYangRecorder LoadedSnapshot Manifest
     ObservedLock OutboxEntry PipelineView Played Progress Reason Recorder RunningSystem Snapshot
     SnapshotAudit SnapshotEntry SnapshotStore Summary Topic TopicCut Trace Unevaluable Verdict World
@@ -187,6 +187,7 @@ MEMBERS = {
     "Agent": "held lock step",
     "Assembler": "",
     "Awaited": "",
+    "Batch": "last messages",
     "ChannelCut": "sent_count received_count record_count duplicate_count",
     "Counting": "condition counts ranges",
     "Dataflow": "participants log topic",
@@ -197,7 +198,7 @@ MEMBERS = {
     "Keyed": "",
     "Label": "",
     "LabelRange": "",
-    "LaiYangRecorder": "",
+    "LaiYangRecorder": "initiate meet receive marker abandon ended colour",
     "ObservedApplication": "",
     "ObservedCalls": "",
     "ObservedChannel": "",
@@ -207,11 +208,11 @@ MEMBERS = {
     "Outbox": "put",
     "PipelineView": "channels in_flight in_flight_count states",
     "Progress": "awaited stragglers",
-    "Recorder": "",
+    "Recorder": "initiate receive marker abandon",
     "Script": "",
     "StillframeError": "",
     "Topology": "mesh ring",
-    "World": "steps pending trace state recorded take",
+    "World": "steps pending trace state recorded in_transit enabled fragments take",
 }
 """The public members of classes that have others, which only this package calls."""
 
@@ -272,7 +273,9 @@ def _class(kind: type[Any]) -> Iterator[str]:
     is_plain = issubclass(kind, enum.Enum | BaseException) or kind.__name__ in NOT_CONSTRUCTED
     if not is_plain and not is_typeddict(kind):
         head = _signature(f"class {kind.__name__}", kind)
-        types = {one: types[one] for one in types.keys() - inspect.signature(kind).parameters}
+        parameters = inspect.signature(kind).parameters.values()
+        arguments = {one.name: _annotation(one.annotation) for one in parameters}
+        types = dict(types.items() - arguments.items())
     yield _code(head)
     yield prose(inspect.getdoc(kind) or "", types)
     if issubclass(kind, enum.Enum):
@@ -400,7 +403,11 @@ def _type(annotation: Any) -> str:
 @functools.cache
 def _aliases() -> dict[str, str]:
     """Return the long unions that have public names."""
-    homes = {"Choice": "stillframe.sim", "Event": "stillframe.runtime.events"}
+    homes = {
+        "Choice": "stillframe.sim",
+        "Effect": "stillframe.sim",
+        "Event": "stillframe.runtime.events",
+    }
     return {_type(getattr(importlib.import_module(home), n)): n for n, home in homes.items()}
 
 

@@ -59,6 +59,7 @@ ALIASES = {
     ("stillframe", "ProcessId"),
     ("stillframe", "Quantities"),
     ("stillframe.cuts", "Predicate"),
+    ("stillframe.sim", "Effect"),
     ("stillframe.runtime.events", "Event"),
     ("stillframe.sim", "Choice"),
     ("stillframe.trace", "Cut"),
@@ -173,6 +174,7 @@ PROGRAM = '''
     from stillframe.analytics import audit_store
     from stillframe.pipeline import JoinedTopicService, channel
     from stillframe.services import ObservedTransport, attach
+    from stillframe.sim import Effect, Marker, Recorder, SmallSystem, assemble, explore, replay
     from stillframe.spark import register, start_query
 
     VERSION: str = stillframe.__version__
@@ -252,6 +254,23 @@ PROGRAM = '''
         return loaded.process("A", Purse).balance + loaded.view.process("B", Books).total
 
 
+    class Rules(Recorder):
+        def marker(self, source: str, marker: Marker) -> list[Effect]:
+            return super().marker(source, marker)
+
+
+    def examine() -> tuple[Message | Marker, ...]:
+        small = SmallSystem(
+            topology=bank, acts={"A": ("pay", "initiates A-1", "pay")}, recorder=Rules
+        )
+        found = explore(small, invariants={"some": lambda it: it.process("A", Purse).balance > 0})
+        world = replay(small, found.broken["some"].run)
+        for choice in world.enabled():
+            print(choice)
+        print(assemble(bank, world.fragments("A-1").values()).state, bank.processes["A"])
+        return world.in_transit(bank.channels[0])
+
+
     async def shop(app: object, books: Books) -> None:
         agent = attach(app, service="shop", state=books, **SETTINGS)
         async with httpx.AsyncClient(transport=ObservedTransport(agent)) as client:
@@ -260,7 +279,7 @@ PROGRAM = '''
 WRONG = """
     import stillframe
     import stillframe.analytics
-    import stillframe.spark
+    import stillframe.sim, stillframe.spark
 
     stillframe.open_shop("x"), stillframe.spark.detect, stillframe.analytics.detekt
     store = stillframe.open_store("x")
@@ -269,6 +288,10 @@ WRONG = """
     store.load().process("A", dict).balance
     with stillframe.Pipeline("x").join_service("books", state=store) as me:
         me.append("x", b"", key=b"")
+
+
+    class Rules(stillframe.sim.Recorder):
+        def settle(self, last_number: int) -> None: ...
 """
 
 
@@ -297,4 +320,5 @@ def test_a_type_checker_knows_the_types_of_a_user(tmp_path: Path) -> None:
         "9 arg-type",
         "10 attr-defined",
         "12 call-arg",
+        "16 misc",
     ]

@@ -260,10 +260,18 @@ class MarkerTimes(msgspec.Struct, frozen=True):
 
 
 class Fragment(msgspec.Struct, frozen=True):
-    """One process's fragment of a snapshot: its state, its counts of sent messages, its incoming
-    channels. `pause_s` is how long the process was paused in the step that recorded its state,
-    `capture_s` how long it took from there until the state was encoded; both in seconds.
-    `marker_times` is None where they are not measured."""
+    """One process's fragment of a snapshot.
+
+    Attributes:
+        snapshot: the snapshot.
+        state: the process and its state, encoded.
+        sent_counts: how many messages it had sent to each target at its cut.
+        incoming: for each source, how many messages had come at its cut, and those that came
+            between that and the marker.
+        pause_s: how long the process was paused in the step that recorded its state, in seconds.
+        capture_s: how long it took from there until the state was encoded, in seconds.
+        marker_times: when the markers came; None where that is not measured.
+    """
 
     snapshot: SnapshotId
     state: ProcessState

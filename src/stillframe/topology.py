@@ -293,7 +293,14 @@ class Topology:
 
     Raises:
         UsageError: parts do not fit together; they are named.
+
+    Attributes:
+        processes: each process with its start state, sorted by name.
+        channels: the channels, sorted.
     """
+
+    processes: dict[ProcessId, Process | ExternalProcess]
+    channels: tuple[Channel, ...]
 
     def __init__(
         self,
@@ -305,9 +312,7 @@ class Topology:
         check_kind("processes", processes, Mapping, _PROCESSES)
         if not processes:
             raise UsageError("a topology needs at least one process")
-        self.processes: dict[ProcessId, Process | ExternalProcess] = {
-            check_process_id(name): processes[name] for name in sorted(processes)
-        }
+        self.processes = {check_process_id(name): processes[name] for name in sorted(processes)}
         self.first: ProcessId = next(iter(processes))
         self.redistribute = redistribute
         self.codecs: dict[ProcessId, StateCodec] = {}
@@ -315,6 +320,7 @@ class Topology:
         for name, process in self.processes.items():
             self.codecs[name], self.accepts[name] = _inspect(name, process)
         self.description: Description = self._describe(self._check_channels(channels))
+        self.channels = self.description.channels
 
     @classmethod
     def mesh(

@@ -15,6 +15,7 @@ from stillframe.sim import choices
 from stillframe.sim.choices import parse_choice
 from stillframe.sim.exploration import (
     Explored,
+    Property,
     Run,
     SmallSystem,
     a_channel_caught_a_message,
@@ -70,6 +71,9 @@ def system(
 
 
 BOTH_PAY = {"P1": 1, "P2": 1}
+S = SnapshotId("P1", 1)
+P1_DOES = PAYS, INITIATES = choices.Act("P1", "pay"), choices.Initiate("P1", S)
+Acts = dict[str, tuple[str | choices.Initiate, ...]]
 TWO_INITIATORS = (("P1", "P1-1"), ("P2", "P2-2"))
 
 
@@ -83,6 +87,39 @@ def counts(found: Explored) -> Counts:
     return found.state_count, found.history_count, found.end_count, found.run_count
 
 
+def test_acts_say_when_a_process_initiates_a_snapshot() -> None:
+    """Before one of its actions and after another; a marker that comes first takes its place."""
+    acts: Acts = {"P1": ("pay", "initiates P1-1", "pay"), "P2": (choices.Initiate("P2", S),)}
+
+    def other_order(world: World) -> str:
+        taken = [one.choice for one in world.epoch.taken if one.choice in P1_DOES]
+        planned = [PAYS, INITIATES, PAYS] if INITIATES in taken else [PAYS, PAYS]
+        return "" if taken == planned[: len(taken)] else str(taken)
+
+    def initiated_by(*processes: str) -> Property:
+        def look(world: World) -> str:
+            taken = [one.choice for one in world.epoch.taken]
+            by = {one.process for one in taken if isinstance(one, choices.Initiate)}
+            return f"{S}" if world.epoch.published and by == {*processes} else ""
+
+        return look
+
+    small = SmallSystem(topology=pair(), acts=acts)
+    seen = {who: initiated_by(*who.split()) for who in ("P1", "P2", "P1 P2")}
+    found = explore(small, always={"order": other_order}, sometimes=seen)
+    assert found.broken == {}
+    assert found.seen.keys() == seen.keys()
+    wrong: list[tuple[Acts, str]] = [
+        ({"P2": (choices.Initiate("P1", S),)}, "P1 initiates P1-1 is among those of P2"),
+        (acts, "P1 initiates P1-1 is in initiations, too"),
+    ]
+    for refused, why in wrong:
+        with pytest.raises(UsageError, match=why):
+            explore(
+                SmallSystem(topology=pair(), acts=refused, initiations=initiations(pair(), "P1"))
+            )
+
+
 # --- plain enumeration: every schedule, one after the other, without any history
 
 
@@ -92,7 +129,7 @@ def following(small: SmallSystem, run: Run) -> Iterator[choices.Choice]:
     tried: list[choices.Choice] = []
     for process, actions in small.acts.items():
         done = sum(choice.process == process for choice in acted)
-        tried += [choices.Act(process, action) for action in actions[done : done + 1]]
+        tried += [choices.Act(process, str(action)) for action in actions[done : done + 1]]
     tried += [initiation for initiation in small.initiations if initiation not in run]
     for channel in small.topology.description.channels:
         tried += [choices.Deliver((channel,), position) for position in range(4)]

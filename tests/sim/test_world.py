@@ -1,15 +1,18 @@
 """A world does what it is told: what goes wrong, how it goes on, and what handlers are called."""
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from dataclasses import field
 
+import msgspec
 import pytest
 
 from stillframe import ExternalProcess, Process, every
-from stillframe.errors import ApplicationError, UsageError
-from stillframe.model import Abandoned, Channel, Reason, Snapshot, SnapshotId
+from stillframe.errors import ApplicationError, NotConsistent, UsageError
+from stillframe.model import Abandoned, Channel, Marker, Reason, Snapshot, SnapshotId
 from stillframe.process import Message
+from stillframe.protocol.assembler import assemble
 from stillframe.protocol.lai_yang import LaiYangRecorder
 from stillframe.sim.checker import check_run
 from stillframe.sim.choices import parse_choice
@@ -61,6 +64,53 @@ def do(world: World, *lines: str) -> World:
     for line in lines:
         world.take(parse_choice(line))
     return world
+
+
+def test_what_travels_and_what_can_happen_is_known() -> None:
+    """Messages and markers in the order of sending; and every choice that is named can be taken."""
+    lines = ["P1 does pay", "P1 initiates P1-1", "P1 does pay", "P2 does pay"]
+    world = do(World(pair()), *lines)
+    there, back = Channel("P1", "P2"), Channel("P2", "P1")
+    assert world.in_transit(there) == (Payment(1), Marker(S), Payment(1))
+    assert world.in_transit(back) == (Payment(1),)
+    with pytest.raises(UsageError, match="no channel P1->P9; there are P1->P2, P2->P1"):
+        world.in_transit(Channel("P1", "P9"))
+    enabled = [str(choice) for choice in world.enabled()]
+    assert "P2 initiates P1-1" in enabled
+    assert "P2 initiates P2-2" in enabled
+    for choice in enabled:
+        do(World(pair()), *lines, choice)
+    forms = {re.sub(r"P\d(->P\d|-\d)?", "P", line) for line in enabled}
+    assert forms == {
+        *("P does pay", "P initiates P", "deliver P", "double P", "break P", "expire"),
+        *("P crashes", "restart"),
+    }
+
+
+def test_fragments_form_a_snapshot_if_they_are_consistent() -> None:
+    """The one that the world has published; whatever else they are is refused by name."""
+    system = pair()
+    world = do(World(system), "P2 does pay", *TAKEN[:2], "deliver P2->P1", "deliver P2->P1")
+    (published,) = world.epoch.published
+    first, second = (world.fragments("P1-1")[name] for name in ("P1", "P2"))
+    formed = assemble(system, [second, first])
+    assert (formed.id, formed.state) == (S, published.state)
+    (incoming,) = first.incoming
+    late = msgspec.structs.replace(incoming, received_count=2, batches=())
+    with pytest.raises(NotConsistent, match="P2->P1"):
+        assemble(system, [msgspec.structs.replace(first, incoming=(late,)), second])
+    other = msgspec.structs.replace(second, snapshot=SnapshotId("P1", 2))
+    for wrong, why in (
+        ([], "no fragment of P1, P2"),
+        ([first], "no fragment of P2"),
+        ([first, first], "it arrived twice"),
+        ([first, second, second], "it comes after one of each process"),
+        ([first, other], "P1-2 from process 'P2': it comes with P1-1"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            assemble(system, wrong)
+    with pytest.raises(UsageError, match="not those agreed on"):
+        assemble(diaries(), [first, second])
 
 
 def lines_of(world: World, process: str) -> list[str]:

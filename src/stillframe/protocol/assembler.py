@@ -1,10 +1,11 @@
 """Assembles fragments to a complete, checked snapshot or ``Abandoned``. Time is an argument."""
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
-from stillframe.errors import NotConsistent, ProtocolViolation
+from stillframe.errors import NotConsistent, ProtocolViolation, UsageError, check_kind
 from stillframe.model import (
     Abandoned,
     Channel,
@@ -18,7 +19,7 @@ from stillframe.model import (
     natural_order,
 )
 from stillframe.protocol.policy import LastRecorded
-from stillframe.topology import Description
+from stillframe.topology import Description, Topology
 
 
 class _Pending(msgspec.Struct):
@@ -176,6 +177,47 @@ class Assembler:
                 for channel in self.description.channels
             ),
         )
+
+
+def assemble(topology: Topology, fragments: Iterable[Fragment]) -> Snapshot:
+    """Return the snapshot that the fragments of all processes form, if it is consistent.
+
+    It is consistent if on every channel the messages that were received before the target's cut,
+    and those recorded as in transit, are exactly the messages that were sent before the source's
+    cut. Every snapshot is checked in this way before it is published.
+
+    Args:
+        topology: the system.
+        fragments: one of each process, in any order.
+
+    Returns:
+        The snapshot, of epoch 0 and without times.
+
+    Raises:
+        NotConsistent: the books of a channel do not balance; it is named.
+        UsageError: a fragment is missing, there twice, or of another snapshot, or it does not fit
+            the topology.
+    """
+    check_kind("topology", topology, Topology, "the Topology of the system")
+    assembler, first, outcome = Assembler(topology.description, 0), None, None
+    for fragment in fragments:
+        check_kind("a fragment", fragment, Fragment, "Fragments")
+        if first is None:
+            first = fragment.snapshot
+            assembler.begin(first, 0.0, timeout_s=0.0)
+        if fragment.snapshot != first or outcome is not None:
+            why = f"with {first}" if fragment.snapshot != first else "after one of each process"
+            raise UsageError(f"{_where(fragment)}: it comes {why}")
+        try:
+            outcome = assembler.add(fragment, 0.0)
+        except ProtocolViolation as error:
+            raise UsageError(str(error)) from error
+    if outcome is None:
+        missing = topology.processes if first is None else assembler.missing(first)
+        raise UsageError(f"there is no fragment of {', '.join(missing)}")
+    if isinstance(outcome, Abandoned):
+        raise NotConsistent(outcome.detail, snapshot=first)
+    return outcome
 
 
 def _where(fragment: Fragment) -> str:

@@ -183,7 +183,11 @@ class _ColourRecording(Recording):
 
 
 class LaiYangRecorder(Recordings[_ColourRecording]):
-    """Lai and Yang's rules for one process."""
+    """Lai and Yang's rules for one process.
+
+    A subclass may override `initiate`, `meet`, `receive`, `marker`, `abandon`, `ended` and
+    `colour`, as that of a `Recorder` may.
+    """
 
     _colour: Colour = ()
 

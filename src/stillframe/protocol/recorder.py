@@ -25,7 +25,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, final
 
 import msgspec
 
@@ -108,6 +108,8 @@ class NotRecorded(msgspec.Struct, frozen=True):
 
 
 Effect = SendMarker | Recorded | NotRecorded
+"""What a process has to do, in this order: send a marker, pass its complete fragment on, or decline
+the snapshot. An override returns those of ``super()``, without some or in another order."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -185,6 +187,7 @@ class Recordings(Generic[AnyRecording]):
         self._forgotten_number = -1
         self._ended: OrderedDict[SnapshotId, Phase] = OrderedDict()
 
+    @final
     def phase(self, snapshot: SnapshotId) -> Phase:
         """Return the phase of `snapshot` at this process."""
         if snapshot in self._recordings:
@@ -193,16 +196,19 @@ class Recordings(Generic[AnyRecording]):
             return self._ended.get(snapshot, Phase.ABANDONED)
         return self._ended.get(snapshot, Phase.IDLE)
 
+    @final
     def progress(self, snapshot: SnapshotId) -> Progress | None:
         """Return the progress of `snapshot`; None if it is not being recorded."""
         recording = self._recordings.get(snapshot)
         return None if recording is None else recording.progress()
 
+    @final
     def awaited(self, snapshot: SnapshotId) -> tuple[ProcessId, ...]:
         """Return the sources whose markers of `snapshot` have not come; none if not recording."""
         recording = self._recordings.get(snapshot)
         return () if recording is None else tuple(recording.awaited)
 
+    @final
     def sent(self, target: ProcessId, count: int) -> None:
         """Set the number of messages sent to `target` so far, since the first epoch."""
         assert count >= self._sent_counts[target], (target, count)
@@ -221,6 +227,7 @@ class Recordings(Generic[AnyRecording]):
             self._recordings.pop(snapshot, None)
             self._end(snapshot, Phase.ABANDONED)
 
+    @final
     def settle(self, last_number: int) -> None:
         """Abandon every snapshot with a number up to `last_number` that was not recorded, even
         those not seen here yet: their markers may still come."""
@@ -296,9 +303,16 @@ class Recordings(Generic[AnyRecording]):
 
 
 class Recorder(Recordings[Recording]):
-    """Chandy and Lamport's rules for one process."""
+    """Chandy and Lamport's rules for one process.
+
+    To examine other rules, override `initiate`, `receive`, `marker` or `abandon` in a subclass, and
+    give it to `explore`, `play` or ``RunConfig`` as `recorder`. Call ``super()`` for what stays as
+    it is. All other public methods are final, and names with an underscore can change. A
+    constructor of your own passes all its arguments on.
+    """
 
     @property
+    @final
     def received_counts(self) -> Mapping[ProcessId, int]:
         """How many messages were received so far, since the first epoch, by source."""
         return self._received_counts

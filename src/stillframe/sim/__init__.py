@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from stillframe.public_names import public_attribute
 
 if TYPE_CHECKING:
-    from stillframe.model import Snapshot
-    from stillframe.protocol.assembler import Assembler
-    from stillframe.protocol.lai_yang import LaiYangRecorder
-    from stillframe.protocol.recorder import Recorder
+    from stillframe.model import Batch, Fragment, Marker, Snapshot
+    from stillframe.protocol.assembler import Assembler, assemble
+    from stillframe.protocol.lai_yang import CountingMarker, LaiYangRecorder
+    from stillframe.protocol.recorder import Effect, Recorder
     from stillframe.sim.campaign import Run, RunConfig, run_seed
     from stillframe.sim.checker import Invariant, Violation, check_run
     from stillframe.sim.choices import (
@@ -51,23 +51,28 @@ if TYPE_CHECKING:
 __all__ = [
     "Act",
     "Assembler",
+    "Batch",
     "Break",
     "Choice",
     "Connect",
+    "CountingMarker",
     "Crash",
     "Deliver",
     "DeliverNotice",
     "Duplicate",
+    "Effect",
     "Expire",
     "Explored",
     "Faults",
     "Finding",
+    "Fragment",
     "Heal",
     "Initiate",
     "Invariant",
     "LaiYangRecorder",
     "Load",
     "Lose",
+    "Marker",
     "Network",
     "Partition",
     "Played",
@@ -83,6 +88,7 @@ __all__ = [
     "Step",
     "Violation",
     "World",
+    "assemble",
     "check_run",
     "explore",
     "initiations",
@@ -95,10 +101,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "stillframe.model": "Snapshot",
-    "stillframe.protocol.assembler": "Assembler",
-    "stillframe.protocol.lai_yang": "LaiYangRecorder",
-    "stillframe.protocol.recorder": "Recorder",
+    "stillframe.model": "Batch Fragment Marker Snapshot",
+    "stillframe.protocol.assembler": "Assembler assemble",
+    "stillframe.protocol.lai_yang": "CountingMarker LaiYangRecorder",
+    "stillframe.protocol.recorder": "Effect Recorder",
     "stillframe.sim.campaign": "Run RunConfig run_seed",
     "stillframe.sim.checker": "Invariant Violation check_run",
     "stillframe.sim.choices": "Act Break Choice Connect Crash Deliver DeliverNotice Duplicate "

@@ -7,7 +7,7 @@ channels, and recordings): these are counted, but not merged, since whether a re
 right depends on the history.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,15 +42,17 @@ class SmallSystem:
 
     Attributes:
         topology: the system.
-        acts: the actions that each process takes, one after the other, such as ``"pay"`` or
-            ``"pay(5)"``.
-        initiations: the snapshots; see ``initiations``.
+        acts: what each process does, in this order: actions such as ``"pay"`` or ``"pay(5)"``, and
+            snapshots that it initiates, such as ``"initiates P1-1"`` or an ``Initiate``: before one
+            action and after another. It does not initiate one whose marker came first.
+        initiations: snapshots that are initiated at any time, whatever the order of the acts; see
+            ``initiations``.
         network: what is assumed of every channel.
         recorder: the recording rules.
     """
 
     topology: Topology
-    acts: Mapping[ProcessId, tuple[str, ...]] = field(default_factory=dict)
+    acts: Mapping[ProcessId, tuple[str | choices.Initiate, ...]] = field(default_factory=dict)
     initiations: tuple[choices.Initiate, ...] = ()
     network: Network = Fifo
     recorder: Callable[..., SnapshotRecorder] = Recorder
@@ -163,11 +165,29 @@ def explore(
 
 def _check_acts(system: SmallSystem) -> None:
     world = replay(system, ())
-    for process, actions in system.acts.items():
-        for action in actions:
-            choice = choices.parse_choice(f"{process} does {action}")
+    for process in system.acts:
+        for choice in _planned(system, process):
             if reason := disabled_reason(world, choice):
                 raise UsageError(f"acts: {choice}: {reason}")
+            if choice.process != process:
+                raise UsageError(f"acts: {choice} is among those of {process}")
+            if choice in system.initiations:
+                raise UsageError(f"acts: {choice} is in initiations, too: leave it out of one")
+
+
+def _planned(system: SmallSystem, process: ProcessId) -> list[choices.Act | choices.Initiate]:
+    """Return what a process is to do."""
+    planned: list[choices.Act | choices.Initiate] = []
+    for act in system.acts[process]:
+        verb = "" if str(act).startswith("initiates ") else "does "
+        choice = (
+            act
+            if isinstance(act, choices.Initiate)
+            else choices.parse_choice(f"{process} {verb}{act}")
+        )
+        assert isinstance(choice, choices.Act | choices.Initiate), choice
+        planned.append(choice)
+    return planned
 
 
 def _asked(look: Property, world: World, name: str) -> str:
@@ -229,10 +249,8 @@ def enabled_choices(system: SmallSystem, world: World, run: Run) -> Iterator[cho
     """Yield every choice that is enabled after `run`."""
     if world.refusal:
         return
-    for process, actions in system.acts.items():
-        done = sum(isinstance(c, choices.Act) and c.process == process for c in run)
-        if done < len(actions):
-            yield choices.parse_choice(f"{process} does {actions[done]}")
+    for process in system.acts:
+        yield from _next_act(system, world, run, process)
     for initiation in system.initiations:
         if initiation not in run and _is_idle(world, initiation.process, initiation.snapshot):
             yield initiation
@@ -241,6 +259,20 @@ def enabled_choices(system: SmallSystem, world: World, run: Run) -> Iterator[cho
         if system.network is Lossy:
             # A later frame can be lost when it is first itself: no process can tell the difference.
             yield choices.Lose(arrival.channels[0], arrival.position)
+
+
+def _next_act(
+    system: SmallSystem, world: World, run: Run, process: ProcessId
+) -> Iterator[choices.Choice]:
+    """Yield what a process does next by its `acts`, if anything is left."""
+    acts = [c for c in run if isinstance(c, choices.Act | choices.Initiate)]
+    done = deque(c for c in acts if c.process == process and c not in system.initiations)
+    for planned in _planned(system, process):
+        if done and done[0] == planned:
+            done.popleft()
+        elif isinstance(planned, choices.Act) or _is_idle(world, process, planned.snapshot):
+            yield planned
+            return
 
 
 def _is_idle(world: World, process: ProcessId, snapshot: SnapshotId) -> bool:

@@ -248,11 +248,7 @@ class World:
     def recorded(self, snapshot: SnapshotId | str) -> RecordedSnapshot:
         """Return what is recorded for `snapshot` so far, whether it has ended or not. UsageError if
         it was not initiated in this epoch."""
-        if isinstance(snapshot, str):
-            snapshot = SnapshotId.parse(snapshot)
-        if snapshot not in self.epoch.initiated:
-            names = ", ".join(map(str, self.epoch.initiated)) or "none"
-            raise UsageError(f"there is no snapshot {snapshot} in this epoch; there are {names}")
+        snapshot = self._initiated(snapshot)
         processes: dict[ProcessId, Any] = {}
         batches: dict[Channel, Iterable[Batch]] = {}
         recording: list[Channel] = []
@@ -283,6 +279,57 @@ class World:
             recording=tuple(recording),
             outcome=self.epoch.outcomes.get(snapshot),
         )
+
+    def in_transit(self, channel: Channel) -> tuple[Message | Marker, ...]:
+        """Return what travels on a channel, the oldest first: messages, and the markers of
+        snapshots. UsageError if there is no such channel."""
+        if channel not in self.channels:
+            names = ", ".join(map(str, self.channels)) or "none"
+            raise UsageError(f"there is no channel {channel}; there are {names}")
+        travelling: list[Message | Marker] = []
+        for frame in self.channels[channel].contents:
+            if frame.batch is None:
+                travelling.append(frame.as_marker())
+            else:
+                travelling += map(self.runners[channel.target].decode, frame.batch.messages())
+        return tuple(travelling)
+
+    def enabled(self) -> tuple[choices.Choice, ...]:
+        """Return the choices that are possible now.
+
+        Each action is there once, without arguments, and each process can initiate a snapshot of
+        the next number. Partitions are left out, since any processes may be in one, and so are
+        deliveries from several channels in one action."""
+        initiated = (snapshot for epoch in self.epochs for snapshot in epoch.initiated)
+        number = 1 + max((snapshot.number for snapshot in initiated), default=0)
+        candidates: list[choices.Choice] = [*deliverable(self)]
+        for name, runner in self.runners.items():
+            candidates += (choices.Act(name, action) for action in runner.actions)
+            candidates.append(choices.Initiate(name, SnapshotId(name, number)))
+            for snapshot in self.pending:
+                if self.recorders[name].phase(snapshot) is Phase.IDLE:
+                    candidates.append(choices.Initiate(name, snapshot))
+            candidates += (choices.DeliverNotice(name, ended) for ended in self.epoch.outcomes)
+            candidates.append(choices.Crash(name))
+        for channel in self.channels:
+            candidates += (choices.Lose(channel), choices.Duplicate(channel))
+            candidates += (choices.Break(channel), choices.Connect(channel))
+        candidates += [choices.Expire()] * bool(self.pending) + [choices.Heal()] * bool(self.parted)
+        candidates.append(choices.Restart())
+        return tuple(one for one in candidates if not disabled_reason(self, one))
+
+    def fragments(self, snapshot: SnapshotId | str) -> dict[ProcessId, Fragment]:
+        """Return the complete fragments of `snapshot` by process, for ``assemble``. UsageError if
+        it was not initiated in this epoch."""
+        return dict(self.epoch.fragments.get(self._initiated(snapshot), {}))
+
+    def _initiated(self, snapshot: SnapshotId | str) -> SnapshotId:
+        if isinstance(snapshot, str):
+            snapshot = SnapshotId.parse(snapshot)
+        if snapshot not in self.epoch.initiated:
+            names = ", ".join(map(str, self.epoch.initiated)) or "none"
+            raise UsageError(f"there is no snapshot {snapshot} in this epoch; there are {names}")
+        return snapshot
 
     def _decoded(self, state: ProcessState) -> Process:
         return ActionRunner(state.process, self.topology, state.encoded).process
