@@ -445,17 +445,18 @@ def test_times_that_contradict_the_order_between_hosts_are_counted(tmp_path: Pat
     )
 
 
-def test_a_time_in_an_unknown_form_is_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unknown", ["noon", "nan", "-inf", "9" * 40])
+def test_a_time_in_an_unknown_form_is_not_compared(tmp_path: Path, unknown: str) -> None:
     """It stays a field, and a warning says so once."""
     regex = r"^(?<time>.*) \| (?<host>\w) (?<clock>{.*}) (?<event>.*)$"
-    path = log(tmp_path, 'noon | a {"a":1} x\n9 | a {"a":2} y\nmidnight | a {"a":3} z\n')
+    path = log(tmp_path, unknown + ' | a {"a":1} x\n9 | a {"a":2} y\nmidnight | a {"a":3} z\n')
     (execution,) = read_shiviz(path, regex=regex).executions
     (warning,) = execution.warnings
     assert warning == (
-        "a.log, line 1: the physical time 'noon' has an unknown form: 2 of 3 events are not "
+        f"a.log, line 1: the physical time '{unknown}' has an unknown form: 2 of 3 events are not "
         "compared by time. Known forms are numbers, ISO 8601, and month/day/year with a time"
     )
-    assert execution.trace.lines["a"][0].fields == {"time": "noon"}
+    assert execution.trace.lines["a"][0].fields == {"time": unknown}
 
 
 def test_the_times_that_govector_writes_are_compared(tmp_path: Path) -> None:

@@ -304,8 +304,8 @@ class Clocks:
         return causes
 
     def time_warnings(self) -> Iterator[str]:
-        """Yield a sentence on physical times of unknown form, one on each host with backward times,
-        and one on times that contradict the order between hosts.
+        """Yield a sentence on physical times of unknown form, one on times that contradict the
+        order between hosts, and one on each host with backward times.
 
         Such an event happened after another one by the vector clocks, and before it by its time.
         """
@@ -315,6 +315,7 @@ class Clocks:
                 f"{len(self._times):,} events are not compared by time. Known forms are numbers, "
                 "ISO 8601, and month/day/year with a time"
             )
+        yield from self._contradictions_between_hosts()
         logged = [[e for e in order if not self.is_filled(e)] for order in self.order]
         for host, order in enumerate(logged):
             timed = [event for event in order if self._times[event] is not None]
@@ -330,7 +331,6 @@ class Clocks:
                     f"at {len(falls):,} of {len(timed):,} events, first at line "
                     f"{self._lines[after]}, which happened after {self._line(before, after)}"
                 )
-        yield from self._contradictions_between_hosts()
 
     def _contradictions_between_hosts(self) -> Iterator[str]:
         times = [-math.inf if time is None else time for time in self._times]
@@ -435,6 +435,9 @@ _TIME_PARSERS: tuple[Callable[[str], float | datetime], ...] = (
 )
 
 
+_TIME_MAX = 2**127
+
+
 def _parse_time(text: str) -> float | None:
     """Return a physical time to compare with others of its host; None if its form is unknown."""
     for parse in _TIME_PARSERS:
@@ -444,5 +447,6 @@ def _parse_time(text: str) -> float | None:
             continue
         if isinstance(found, datetime):
             return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-        return found
+        # Neither infinite, nor no number, nor too large to subtract.
+        return found if abs(found) < _TIME_MAX else None
     return None
