@@ -176,11 +176,14 @@ def test_each_example_of_the_help_runs_or_names_what_is_missing(
     assert "to continue from snapshot P1-" in said
 
 
-def test_the_install_commands_of_the_readme_work(tmp_path: Path) -> None:
-    """From a checkout and from the address of a repository; what they would download is here."""
-    page = (ROOT / "README.md").read_text()
+def test_the_install_commands_work(tmp_path: Path) -> None:
+    """From a checkout and from the address of a repository; what they would download is here. The
+    README has the first one."""
+    page = (ROOT / "docs" / "install.md").read_text()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (session,) = (one for one in blocks("console", page) if one.startswith("$ pip install"))
+    (short,) = blocks("console", (ROOT / "README.md").read_text())[:1]
+    assert shlex.split(short, comments=True) == shlex.split(session.split("\n")[0], comments=True)
     venv.create(tmp_path / "venv", symlinks=True)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (packages / "there.pth").write_text("\n".join(site.getsitepackages()))

@@ -36,11 +36,14 @@ SERVICES = "tests/test_services_page.py::test_the_services_of_the_page_can_be_ob
 SHORT = "tests/test_services_page.py::test_the_short_programs_do_what_the_page_says"
 WATCH = "tests/watch/test_server.py::test_the_command_of_the_page_prints_the_link"
 
+INSTALL = "tests/test_distributions.py::test_the_install_commands_work"
+
 RUN_BY: dict[str, dict[str, list[str]]] = {
     "README.md": {
         "python": [README, README],
         "console": [
-            "tests/test_distributions.py::test_the_install_commands_of_the_readme_work",
+            INSTALL,
+            "-",
             README,
             "tests/cli/test_readme_pipeline.py::test_the_pipeline_commands_of_the_readme",
             "-",
@@ -74,6 +77,7 @@ RUN_BY: dict[str, dict[str, list[str]]] = {
         "console": [KUBERNETES, KUBERNETES],
         "yaml": [KUBERNETES, KUBERNETES],
     },
+    "docs/install.md": {"console": [INSTALL]},
     "docs/machines.md": {"console": [MACHINES] * 3, "yaml": ["-"]},
     "docs/metrics.md": {"console": ["-"] * 3, "yaml": ["-", ALERTS]},
     "docs/pipeline.md": {

@@ -1,12 +1,12 @@
 """``stillframe``, and ``python -m stillframe``: the command line."""
 
-import contextlib
 import errno
 import os
 import sys
 from typing import NoReturn, TextIO
 
 _EXIT_UNWRITTEN = 2
+_EXIT_CLOSED_PIPE = 141
 _ANSWERS = (None, 0, 1)
 """The exit codes of a result: done or yes, and no."""
 
@@ -28,17 +28,16 @@ def main() -> None:
         sys.exit(130)
     except SystemExit as ending:
         if (error := _flush(sys.stdout)) is not None and ending.code in _ANSWERS:
+            if isinstance(error, BrokenPipeError):
+                sys.exit(_EXIT_CLOSED_PIPE)
             _refuse(error)
         raise
-    except OSError as error:  # from --help and --version, which are no commands
-        _flush(sys.stdout)
-        _refuse(error)
     finally:
         _flush(sys.stderr)
 
 
 def _flush(stream: TextIO | None) -> OSError | None:
-    """Flush stdout or stderr; return the error, if any, unless the reader has closed it."""
+    """Flush stdout or stderr; return the error, if any."""
     if stream is None:  # it was closed before the start
         return None
     try:
@@ -46,13 +45,16 @@ def _flush(stream: TextIO | None) -> OSError | None:
     except OSError as error:
         # What is still buffered would be tried once more when the program ends, with exit code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return None if isinstance(error, BrokenPipeError) else error
+        return error
     return None
 
 
 def _refuse(error: OSError) -> NoReturn:
-    with contextlib.suppress(AttributeError, OSError):  # stderr may be closed or full as well
-        sys.stderr.write(f"Error: stdout: {error.strerror}: nothing can be written to it\n")
+    from stillframe.cli import output  # noqa: PLC0415 - see above
+
+    with output.answering(is_json="--json" in sys.argv):
+        sentence = f"stdout: {error.strerror}: nothing can be written to it"
+        output.say_error("OSError", sentence, _EXIT_UNWRITTEN)
     sys.exit(_EXIT_UNWRITTEN)
 
 

@@ -1,5 +1,7 @@
 """How commands end: which error becomes which exit code, and what it says."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -10,20 +12,23 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from stillframe.cli.command import Command
+from stillframe.cli import command
+from stillframe.cli.command import Root
 from stillframe.cli.output import say
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
+from tests.cli.conftest import Call
 
 
-def outcome_of(error: BaseException) -> Result:
+def outcome_of(error: BaseException, *options: str) -> Result:
     """Run a command that raises `error`."""
-    app = typer.Typer()
+    app = typer.Typer(cls=Root)
+    app.callback()(lambda: None)
 
-    @app.command(cls=Command)
-    def fail() -> None:
+    @app.command()
+    def fail(*, json: bool = False) -> None:
         raise error
 
-    return CliRunner().invoke(app, [])
+    return CliRunner().invoke(app, ["fail", *options])
 
 
 @pytest.mark.parametrize("kind", [UsageError, StoreError, Damaged, Unavailable])
@@ -42,13 +47,17 @@ def test_input_and_output_errors_name_the_file() -> None:
 
 def test_what_nobody_expected_in_our_code_is_our_bug() -> None:
     """Any other exception ends with 101, says that it is our bug, and keeps the traceback."""
-    app = typer.Typer()
+    app = typer.Typer(cls=Root)
+    app.callback()(lambda: None)
     lines: Any = [None]
-    app.command(cls=Command)(lambda: say(*lines))
-    result = CliRunner().invoke(app, [])
+    app.command("fail")(lambda *, json=False: say(*lines))
+    result = CliRunner().invoke(app, ["fail"])
     assert result.exit_code == 101
     assert "this is a bug in stillframe (AttributeError)" in result.stderr
     assert "Traceback (most recent call last)" in result.stderr
+    document = json.loads(CliRunner().invoke(app, ["fail", "--json"]).stderr)
+    assert (document["error"], document["exit_code"]) == ("AttributeError", 101)
+    assert "Traceback (most recent call last)" in document["traceback"]
 
 
 class NoText(BaseException):
@@ -68,6 +77,36 @@ def test_what_nobody_expected_in_code_of_the_user_is_not() -> None:
     assert found[1].endswith(f" of {__file__}")
 
 
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (UsageError("a\x85b\u2028: mend it"), "a\x85b\u2028: mend it"),
+        (PermissionError(13, "Permission denied", "/a/store"), "/a/store: Permission denied"),
+    ],
+)
+def test_an_error_with_json_is_one_object_on_stderr(error: Exception, detail: str) -> None:
+    """With the class of the error, the sentence and the exit code, which are as without."""
+    result = outcome_of(error, "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert json.loads(result.stderr) == {
+        "version": 1,
+        "error": type(error).__name__,
+        "detail": detail,
+        "exit_code": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "words", ["list --json", "list money --jsno --json", "lst --json", "run x --json --keep 0"]
+)
+def test_a_refused_argument_with_json_is_one_object_on_stderr(call: Call, words: str) -> None:
+    """What the parser of arguments refuses, too; no usage text is beside it."""
+    result = call(*words.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    document = json.loads(result.stderr)
+    assert document.keys() == {"version", "error", "detail", "exit_code"}
+
+
 def test_a_chosen_exit_code_stays() -> None:
     """A command that says no with 1 is not rewritten."""
     assert outcome_of(typer.Exit(1)).exit_code == 1
@@ -82,6 +121,36 @@ def test_a_result_that_cannot_be_written_is_an_error(money: Path, command: str, 
     result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False)
     assert result.returncode == 2, result
     lines = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    if "--json" in command:
+        lines = [json.loads(result.stderr)["detail"]]
     assert len(lines) == 1, result.stderr
     assert "stdout: it is closed" in lines[0] or "No space left on device" in lines[0]
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["show {money}", "diff {money} A-1 A-2", "--help"])
+def test_a_reader_that_stops_gives_141(money: Path, command: str) -> None:
+    """The exit code is neither that of a no nor that of an error, of which nothing is said."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "stillframe", *command.format(money=money).split()]
+    with open(writer, "wb") as closed:  # noqa: PTH123 - a descriptor
+        result = subprocess.run(words, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (result.returncode, b"rror" in result.stderr) == (141, False)
+
+
+def test_one_function_writes_to_stdout() -> None:
+    """So an error of writing, or a reader that stops, is handled once: no other line of the command
+    line names stdout, and no console of Rich but that of tables is made for it."""
+    folder = Path(command.__file__).parent
+    lines = [line for path in folder.glob("*.py") for line in path.read_text().splitlines()]
+    writing = [line.strip() for line in lines if re.search(r"stdout\.(write|buffer)|print\(", line)]
+    assert sorted(writing) == sorted(
+        (
+            'sys.stdout.write("".join(f"{line}\\n" for line in lines))',
+            "console.print(_table(cells, texts, widths))",
+            'console.print(Text(printable(line, kept="\\n\\t")), soft_wrap=True)',
+            'print(reference(), end="")',
+        )
+    )

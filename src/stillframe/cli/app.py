@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from stillframe.cli import renamed
-from stillframe.cli.command import defer
+from stillframe.cli.command import Root, defer
 
 SPARK = "Needs stillframe[spark] and Java 17, 21 or 25."
 SCRIPT_SUFFIX = ".run"
@@ -17,7 +17,7 @@ _SIM_OPTIONS = {"--seeds", "--schedule", "--network", "--rules", "--trace", "--p
 """The options of ``sim run`` and ``sim script`` that have a value."""
 
 
-class Root(TyperGroup):
+class Renaming(Root):
     """All commands; former names of commands are replaced before they are looked up."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -59,7 +59,7 @@ def _group(name: str, words: str, group: type[TyperGroup] = TyperGroup) -> typer
 
 app = typer.Typer(
     name="stillframe",
-    cls=Root,
+    cls=Renaming,
     help="Take consistent global snapshots of running distributed systems.",
     epilog="Exit codes: 0 success or yes, 1 failure or no, 2 usage error or missing dependency, "
     "101 bug in Stillframe.",

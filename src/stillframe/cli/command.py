@@ -16,19 +16,20 @@ import errno
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 import typer
 import typer.main
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from stillframe.cli import output
 from stillframe.cli.renamed import rename_options
@@ -46,10 +47,12 @@ _OURS = str(Path(__file__).parents[1])
 _LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*/(site|dist)-packages/")
 EXIT_CLOSED_PIPE = 141
 """What a shell shows of a program that SIGPIPE ended: neither a yes nor a no."""
+_ParserError: Any = typer.BadParameter.__base__
+"""What the parser of arguments raises: ``UsageError`` of Click, which Typer does not export."""
 
 
 class Command(TyperCommand):
-    """A command whose errors become a sentence and an exit code."""
+    """A command whose options have former names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, with former names of options too; see ``TyperCommand``."""
@@ -58,9 +61,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""
-        with _errors_as_sentences():
-            check_assertions()
-            return super().invoke(ctx)
+        check_assertions()
+        return super().invoke(ctx)
 
 
 class Commands(typer.Typer):
@@ -102,9 +104,7 @@ class DeferredCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
         """Return the context of the command itself; see ``TyperCommand``."""
-        with _errors_as_sentences():
-            command = self.load()
-        return command.make_context(info_name, args, *more, **extra)
+        return self.load().make_context(info_name, args, *more, **extra)
 
 
 def defer(app: typer.Typer, module: str, name: str, short_help: str) -> None:
@@ -217,33 +217,56 @@ def signals(handler: Callable[..., object], *numbers: signal.Signals) -> Iterato
             signal.signal(number, old)
 
 
+class Root(TyperGroup):
+    """A group of all commands. Each error of theirs ends it with an exit code and a sentence."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
+        """Run the command that the arguments name; see ``TyperGroup``."""
+        words = sys.argv[1:] if args is None else [*args]
+        options = itertools.takewhile(lambda word: word != "--", words)
+        with output.answering(is_json="--json" in options):
+            return super().main(words, *more, **extra)
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        """Parse the arguments before the command; see ``TyperGroup``."""
+        with _errors_as_sentences("stdout"):
+            return super().make_context(info_name, args, *more, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse the arguments of the command and run it; see ``TyperGroup``."""
+        with _errors_as_sentences():
+            return super().invoke(ctx)
+
+
 @contextlib.contextmanager
-def _errors_as_sentences() -> Iterator[None]:
+def _errors_as_sentences(place: str = "input or output") -> Iterator[None]:
     try:
         yield
-    except (typer.Exit, typer.Abort, typer.BadParameter):
+    except (typer.Exit, typer.Abort):
         raise
+    except _ParserError as error:
+        if not output.wants_json():
+            raise
+        _end(error, error.format_message(), EXIT_WRONG)
     except BrokenPipeError:
         # What is still buffered has nowhere to go when the program ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_CLOSED_PIPE) from None
     except StillframeError as error:
-        _end(text_of(error), EXIT_WRONG)
+        _end(error, text_of(error), EXIT_WRONG)
     except OSError as error:
         advice = f"; {disk_advice(error)}" if error.errno == errno.EMFILE else ""
-        place = error.filename or "input or output"
-        _end(f"{place}: {error.strerror or error}{advice}", EXIT_WRONG)
+        _end(error, f"{error.filename or place}: {error.strerror or error}{advice}", EXIT_WRONG)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is ours or the user's
-        if (place := _place_of_user(error)) is not None:
-            _end(f"your code raised {describe(error)}, in {place}", EXIT_WRONG)
-        typer.echo(traceback.format_exc(), err=True)
-        _end(
+        if (where := _place_of_user(error)) is not None:
+            _end(error, f"your code raised {describe(error)}, in {where}", EXIT_WRONG)
+        sentence = (
             f"this is a bug in stillframe ({type(error).__name__}): please report it with the "
-            "lines above",
-            EXIT_BUG,
+            f"{'traceback' if output.wants_json() else 'lines above'}"
         )
+        _end(error, sentence, EXIT_BUG, traceback.format_exc())
 
 
 def _place_of_user(error: BaseException) -> str | None:
@@ -258,6 +281,6 @@ def _place_of_user(error: BaseException) -> str | None:
     return place
 
 
-def _end(sentence: str, code: int) -> NoReturn:
-    output.say(f"Error: {sentence}")
+def _end(error: BaseException, sentence: str, code: int, more: str = "") -> NoReturn:
+    output.say_error(type(error).__name__, sentence, code, more)
     raise typer.Exit(code)

@@ -1,8 +1,12 @@
-"""Data to stdout, words to stderr; colour and moving lines only on a terminal."""
+"""Data to stdout, words to stderr; colour and moving lines only on a terminal.
+
+All of stdout but help is written by ``_put``.
+"""
 
 import contextlib
 import datetime
 import functools
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -87,16 +91,34 @@ def say(*lines: str, console: Console | None = None) -> None:
 
 def put_lines(lines: Iterable[str]) -> None:
     """Write lines to stdout; what cannot be printed is escaped, and so are further line ends."""
-    for line in lines:
-        sys.stdout.write(printable(line, kept="\t") + "\n")
+    _put(*(printable(line, kept="\t") for line in lines))
+
+
+def _put(*lines: str) -> None:
+    """Write lines to stdout. If its reader has closed it, the BrokenPipeError ends the command."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
 def put_json(document: Any) -> None:
     """Write one JSON object to stdout, on one line, with the version of what JSON says."""
-    versioned = {"version": JSON_VERSION} | plain(document)
-    sys.stdout.write(f"{msgspec.json.encode(versioned).decode()}\n")
-    sys.stdout.flush()
+    _put(msgspec.json.encode({"version": JSON_VERSION} | plain(document)).decode())
+
+
+def say_error(kind: str, sentence: str, code: int, more: str = "") -> None:
+    """Write why a command ends to stderr: one sentence below `more`, or one JSON object.
+
+    Args:
+        kind: the class of the error.
+        sentence: what was wrong, where, and what to do.
+        code: the exit code.
+        more: such as a traceback.
+    """
+    if wants_json():
+        document = {"version": JSON_VERSION, "error": kind, "detail": sentence, "exit_code": code}
+        say(json.dumps(document | ({"traceback": more} if more else {})))  # ASCII, whatever it is
+    else:
+        say(*([more] if more else ()), f"Error: {sentence}")
 
 
 @contextlib.contextmanager
@@ -177,15 +199,16 @@ def put_table(
     """Write a table to stdout; the first `texts` columns are words, the others figures. At most
     `limit` rows are written; how many `more` there are goes to stderr, and so do the columns that a
     terminal is too narrow for."""
+    # Rich ends the program by itself, with 1, if the reader of stdout has closed it: `_put` writes.
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_UNLIMITED_COLUMNS)
     listed = list(rows)
     cells = _cells(columns, listed[:limit])
-    if title:
-        console.print(Text(printable(title)), soft_wrap=True)
     widths = _widths(cells, console.width, texts)
-    console.print(_table(cells, texts, widths))
+    with console.capture() as captured:
+        console.print(_table(cells, texts, widths))
+    _put(*([printable(title)] if title else ()), captured.get().removesuffix("\n"))
     if left_out := [column[0] for index, column in enumerate(cells) if index not in widths]:
         say(f"columns left out: {', '.join(left_out)} (widen the terminal, or use --json)")
     if limit is not None and len(listed) > limit:

@@ -12,7 +12,8 @@ from stillframe.cli.command import DeferredCommand
 INTRODUCTION = """# The command line
 
 Results go to stdout, messages to stderr.
-With `--json` the results are JSON objects, one per line: [JSON output](json.md) describes them.
+With `--json` the results are JSON objects, one per line, and an error is one object on stderr:
+[JSON output](json.md) describes them.
 Colours appear only on a terminal, and never with `NO_COLOR`.
 
 | exit code | meaning |

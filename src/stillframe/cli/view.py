@@ -96,7 +96,8 @@ def view(
         view_store.show_observation(where, number, options)
         return
     if number is not None:
-        if not isinstance(where, ObjectPath) and not where.exists():
+        is_file = isinstance(where, ObjectPath) or where.exists()
+        if not is_file and what not in sim.included_names():
             raise UsageError(f"{what} does not exist: give a store that 'observe' has written")
         raise UsageError(
             f"the number {number} is for observations of services, and {what} holds none: select a "

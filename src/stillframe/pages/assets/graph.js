@@ -168,7 +168,7 @@ export class Graph {
     };
     timers.push(setTimeout(this.animation, SHOWN_MS + REST_MS));
     const took = timeline.duration_s === null ? "" : `, which took ${duration(timeline.duration_s)}`;
-    setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(slowness))} times slower. Black: has recorded its state.`);
+    setText(this.caption, `The markers of ${timeline.id}${took}, shown ${count(Math.round(slowness))} times slower. Filled: has recorded its state.`);
   }
 
   fly(path, beginMs, endMs) {
