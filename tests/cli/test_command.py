@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from stillframe.cli import command
 from stillframe.cli.command import Root
-from stillframe.cli.output import say
+from stillframe.cli.output import JSON_VERSION, say
 from stillframe.errors import Damaged, StoreError, Unavailable, UsageError
 from tests.cli.conftest import Call
 
@@ -89,7 +89,7 @@ def test_an_error_with_json_is_one_object_on_stderr(error: Exception, detail: st
     result = outcome_of(error, "--json")
     assert (result.exit_code, result.stdout) == (2, "")
     assert json.loads(result.stderr) == {
-        "version": 1,
+        "version": JSON_VERSION,
         "error": type(error).__name__,
         "detail": detail,
         "exit_code": 2,
