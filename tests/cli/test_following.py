@@ -30,6 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stillframe.analytics import verdict_stream as source
 from stillframe.analytics.snapshot_verdicts import VERDICTS
 from stillframe.cli import follow, output
+from stillframe.cli.spark_session import documents_of
 from stillframe.errors import Unavailable
 from stillframe.store.history import SnapshotAbandoned, SnapshotPublished, read_history
 from tests.cli.conftest import Call
@@ -191,7 +192,7 @@ def test_what_is_broken_off_is_judged_again_and_no_verdict_is_lost(
     assert result.stderr == "PASS: 3 snapshots, 3 consistent\n"
     assert [row["snapshot"] for row in told] == ["A-1", "A-2"]
     assert all(row in really for row in told)
-    same_shape([GOOD, BAD], really)
+    same_shape(documents_of([GOOD, BAD]), really)
 
     again = call(*command)
     assert (again.exit_code, again.stdout) == (0, "")
