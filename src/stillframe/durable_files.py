@@ -34,6 +34,8 @@ def disk_advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return "make room on that disk, or give another directory"
+        case errno.EFBIG:
+            return "raise the limit of the size of files ('ulimit -f')"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return "give this user access to it, or give another directory"
         case errno.EEXIST | errno.ENOTDIR:

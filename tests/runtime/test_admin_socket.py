@@ -44,6 +44,20 @@ def announced(path: Path, supervisor: OsProcess) -> run_file.RunFile:
     return system
 
 
+def test_a_supervisor_in_another_container_is_not_called_dead(tmp_path: Path) -> None:
+    """Nobody can see from here whether it runs: the error says where to ask."""
+    path = tmp_path / "store"
+    apart = msgspec.structs.replace(current_process(), space=1)
+    announced(path, apart)
+    with pytest.raises(Unavailable, match=r"another PID namespace.*: call this command there"):
+        run_file.find_running(path)
+    assert run_file.supervisor_of(path) is None
+    assert "stop it there first" in run_file.describe_owner(path)
+    # The release before this one did not say in which it ran.
+    announced(tmp_path / "older", msgspec.structs.replace(current_process(), space=0))
+    assert run_file.find_running(tmp_path / "older").supervisor.pid == apart.pid
+
+
 def test_a_user_without_a_home_directory_learns_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,6 +278,25 @@ def test_an_import_whose_supervisor_has_ended_does_not_begin(
     assert done.returncode == 1
 
 
+def test_what_forks_them_ends_without_a_warning(unfortunate: Callable[..., Store]) -> None:
+    """Also if Python is to report each file that is left open."""
+    unfortunate("pass").close()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        setup = Setup(theirs.fileno(), "unfortunate:idle", sys.path, supervisor=os.getpid())
+        ours.close()
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "stillframe.runtime.process.fork_server"],
+            input=msgspec.json.encode(setup) + b"\n",
+            pass_fds=(theirs.fileno(),),
+            env=os.environ | {"PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"},
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def joining() -> LaunchSpec:
     """Return what process A of ``unfortunate:idle`` must know to join from elsewhere."""
     nowhere = Address("127.0.0.1", 1)

@@ -45,7 +45,7 @@ def test_a_process_is_ended(sleeper: Sleeper) -> None:
     assert sleeper.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("change", [{"start_ticks": 1}, {"boot_id": "another"}])
+@pytest.mark.parametrize("change", [{"start_ticks": 1}, {"boot_id": "another"}, {"space": 1}])
 def test_a_later_process_with_the_same_number_is_not_hit(
     sleeper: Sleeper, change: dict[str, object]
 ) -> None:

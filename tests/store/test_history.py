@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -64,6 +65,20 @@ def test_what_was_noted_is_read_by_the_next_writer(tmp_path: Path) -> None:
     assert read(tmp_path) == EVENTS
     past = History(tmp_path)
     assert (past.last_number, past.pending) == (3, (THIRD,))
+    past.close()
+
+
+def test_a_limit_of_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
+    """It is named, also if a part of the line did fit."""
+    past = History(tmp_path)
+    size = (tmp_path / NEWER).stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"File too large.*'ulimit -f'"):
+            past.append(EVENTS[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     past.close()
 
 
@@ -226,9 +241,12 @@ def test_a_failure_while_a_file_is_put_aside_loses_nothing(
 @contextmanager
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let ten bytes of each line fit on the disk while the body runs."""
-    write_at = os.pwrite
+    write_at, ends = os.pwrite, set[int]()
 
     def full(descriptor: int, data: bytes, offset: int) -> int:
+        if offset in ends:
+            return 0
+        ends.add(offset + 10)
         return write_at(descriptor, data[:10], offset)
 
     with monkeypatch.context() as patched:

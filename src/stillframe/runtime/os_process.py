@@ -2,7 +2,8 @@
 start.
 
 A number is used again after its process has ended. A process is therefore known by its number, the
-moment when it started, and the start of the machine; and it is ended through a descriptor that is
+moment when it started, the start of the machine, and the PID namespace (man page
+pid_namespaces(7)) in which it has its number; and it is ended through a descriptor that is
 opened before the three are compared, so that no stranger is ever hit.
 """
 
@@ -19,6 +20,7 @@ from stillframe.model import ProcessId
 from stillframe.topology import Description
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SPACE = Path("/proc/self/ns/pid")
 _STATUS = 0
 _START_TICKS = 19
 """Where these stand in ``/proc/PID/stat`` behind the program's name; man page proc(5)."""
@@ -29,12 +31,14 @@ PROGRAM_FILE_COUNT = 64
 event loop, log, fragments and store take up to 32, and the application the rest."""
 
 
-class OsProcess(msgspec.Struct, frozen=True):
-    """One operating-system process of one run of one machine."""
+class OsProcess(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One operating-system process of one run of one machine, whose PID namespace is `space`; 0 if
+    the release that recorded it did not say."""
 
     pid: int
     start_ticks: int
     boot_id: str
+    space: int = 0
 
 
 def require_open_files(count: int, what: str) -> None:
@@ -67,7 +71,7 @@ def identify(pid: int) -> OsProcess | None:
     status = _status(pid)
     if status is None:
         return None
-    return OsProcess(pid, int(status[_START_TICKS]), _BOOT_ID.read_text().strip())
+    return OsProcess(pid, int(status[_START_TICKS]), _boot_id(), _SPACE.stat().st_ino)
 
 
 def current_process() -> OsProcess:
@@ -75,6 +79,12 @@ def current_process() -> OsProcess:
     found = identify(os.getpid())
     assert found is not None
     return found
+
+
+def is_apart(process: OsProcess) -> bool:
+    """Return whether `process` has its number in another PID namespace of this machine, as that of
+    another container: from here nobody can see whether it runs."""
+    return process.space not in (0, _SPACE.stat().st_ino) and process.boot_id == _boot_id()
 
 
 def is_stopped(process: OsProcess) -> bool:
@@ -99,7 +109,7 @@ def open_process(process: OsProcess) -> int | None:
         descriptor = os.pidfd_open(process.pid)
     except (OSError, OverflowError):  # there is none, or the number is no process's
         return None
-    if identify(process.pid) == process and not _has_ended(descriptor, timeout_s=0):
+    if _is_same(identify(process.pid), process) and not _has_ended(descriptor, timeout_s=0):
         return descriptor
     os.close(descriptor)
     return None
@@ -140,6 +150,16 @@ def kill(process: OsProcess, *, grace_s: float = 0.0) -> None:
             f"process {process.pid} from an earlier run did not exit after SIGKILL: it is probably "
             "blocked on disk I/O; resolve that first"
         )
+
+
+def _is_same(found: OsProcess | None, process: OsProcess) -> bool:
+    if found is not None and not process.space:
+        found = msgspec.structs.replace(found, space=0)
+    return found == process
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip()
 
 
 def _has_ended(descriptor: int, *, timeout_s: float | None) -> bool:

@@ -18,7 +18,7 @@ from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.network.addresses import Address
-from stillframe.runtime.os_process import OsProcess, current_process, is_alive, is_stopped
+from stillframe.runtime.os_process import OsProcess, current_process, is_alive, is_apart, is_stopped
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import explain_io_errors
 
@@ -150,6 +150,14 @@ def find_running(store: Location) -> RunFile:
             remedy="start one with 'stillframe run', or continue from a snapshot with "
             "'stillframe restore'",
         )
+    if is_apart(system.supervisor):
+        raise Unavailable(
+            f"the system on the store {store} was started in another PID namespace, such as that "
+            f"of another container, where its supervisor is process {system.supervisor.pid}",
+            path=store,
+            remedy="call this command there; if that is gone, continue with "
+            f"'{shell_command('resume', store)}'",
+        )
     if not is_alive(system.supervisor):
         again = " and the options --listen, --tls and --external of its start"
         raise Unavailable(
@@ -167,8 +175,8 @@ def find_running(store: Location) -> RunFile:
 
 
 def supervisor_of(store: Location) -> OsProcess | None:
-    """Return the supervisor of the system of `store`, None if it has none; it takes no commands
-    while the system starts or ends."""
+    """Return the supervisor of the system of `store`, None if it has none that is seen from here;
+    it takes no commands while the system starts or ends."""
     try:
         system = read_run_file(store)
     except Unavailable:
@@ -180,6 +188,13 @@ def describe_owner(store: Location) -> str:
     """Return why `store` is in use, for an error message; "" if unknown."""
     supervisor = supervisor_of(store)
     if supervisor is None:
+        with contextlib.suppress(Unavailable):
+            system = read_run_file(store)
+            if system is not None and is_apart(system.supervisor):
+                return (
+                    "its supervisor runs in another PID namespace, such as that of another "
+                    f"container, as process {system.supervisor.pid}: stop it there first"
+                )
         return ""
     if is_stopped(supervisor):
         return _explain_stopped(supervisor)

@@ -18,6 +18,7 @@ Every function that reads raises StoreError if the history cannot be read.
 
 import abc
 import contextlib
+import errno
 import hashlib
 import io
 import itertools
@@ -322,8 +323,12 @@ class History(HistoryWriter):
     def _append(self, line: bytes, *, is_forced: bool) -> None:
         written = b"".join((*self._unwritten, line))
         try:
-            if os.pwrite(self._file, written, self._length) < len(written):
-                raise OSError(0, "the disk is full")
+            count = 0
+            while count < len(written):  # the rest of what did not fit fails, and that says why
+                added = os.pwrite(self._file, written[count:], self._length + count)
+                if not added:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                count += added
             if is_forced:
                 os.fdatasync(self._file)
         except OSError:

@@ -299,6 +299,7 @@ class _Server:
             pass  # the supervisor has terminated
         # What has ended is counted with us, in the processor time of the supervisor's children.
         self._reap()
+        self._channel.close()
         return False
 
     def _fork(self, descriptors: list[int]) -> bool:
