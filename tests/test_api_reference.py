@@ -94,8 +94,8 @@ def test_every_attribute_has_a_type(name: str) -> None:
 ELSEWHERE = frozenset(
     """
     AbstractContextManager Any AsyncBaseTransport AsyncContextManager AsyncIterator Awaitable
-    Callable Collection ContextManager DataFrame Expression False Item Iterable Iterator Key
-    Literal Mapping MutableMapping None Path RecordBatch Records Schema Self Sequence
+    BinaryIO Callable Collection ContextManager DataFrame Expression False Item Iterable Iterator
+    Key Literal Mapping MutableMapping None Path RecordBatch Records Schema Self Sequence
     SparkSession StreamingQuery Table True Union Value
     """.split()
 )

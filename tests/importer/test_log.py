@@ -2,11 +2,14 @@
 
 import bz2
 import gzip
+import io
 import lzma
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from stillframe import importer
 from stillframe.errors import UsageError
 from stillframe.importer import JsonPaths, read_log
 
@@ -106,3 +109,22 @@ def test_json_in_another_form_is_named(
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=sentence):
         read_log(path)
+
+
+def test_a_log_may_be_bytes_or_an_open_file(tmp_path: Path) -> None:
+    """With the name of the file, if it has one; no more is read than a file may have."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(JSON)
+    expected = read_log(path).executions[0].trace.lines
+    with path.open("rb") as file:
+        assert read_log(file).executions[0].trace.lines == expected
+    for log in (JSON.encode(), io.BytesIO(JSON.encode())):
+        assert read_log(log, json_paths=JsonPaths()).executions[0].trace.lines == expected
+    assert read_log(TEXT.encode()).executions[0].trace.end == (1,)
+    with path.open() as text, pytest.raises(UsageError, match=r"a\.jsonl is open for text"):
+        read_log(text)  # type: ignore[arg-type]
+    with (
+        mock.patch.object(importer, "LOG_BYTES_MAX", 5),
+        pytest.raises(UsageError, match="log has more than 1 GiB"),
+    ):
+        read_log(TEXT.encode())

@@ -4,9 +4,13 @@
 messages and makes the trace, ``shiviz`` and ``jsonlines`` read the two forms of such logs.
 """
 
+import io
+import os
+import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
-from stillframe.errors import UsageError
+from stillframe.errors import UsageError, repr_of
 from stillframe.importer.clocks import Progress
 from stillframe.importer.execution import Execution, Imported, no_progress
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
@@ -15,11 +19,12 @@ from stillframe.storage.location import local_path
 
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
 
+LOG_BYTES_MAX = 2**30
 JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl", ".json"})
 
 
 def read_log(
-    *paths: str | Path,
+    *logs: str | Path | bytes | BinaryIO,
     regex: str | None = None,
     delimiter: str | None = None,
     json_paths: JsonPaths | None = None,
@@ -30,9 +35,10 @@ def read_log(
     themselves.
 
     Args:
-        paths: the log: newline-delimited JSON if its name ends in ``.ndjson``, ``.jsonl`` or
-            ``.json``, else text as ShiViz reads it. Several files, such as one of each host, have
-            the events of each execution together.
+        logs: the log: a path, its bytes, or a file that is open for reading bytes, from where it is
+            and up to 1 GiB. It is newline-delimited JSON if its name ends in ``.ndjson``,
+            ``.jsonl`` or ``.json``, else text as ShiViz reads it. Several files, such as one of
+            each host, have the events of each execution together.
         regex: finds one event in text, with groups ``host``, ``clock`` and ``event``; others become
             its fields. By default the first line of a file for ShiViz; else an event and its host
             with the clock take two lines, in the order that fits.
@@ -52,20 +58,44 @@ def read_log(
         NotConsistent: the clocks contradict themselves; file, line and host are named.
         OSError: a file cannot be opened or read.
     """
-    files = [local_path(path) for path in paths]
-    are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in files}
-    if json_paths is None and (regex is not None or are_json != {True}):
-        if regex is None and len(are_json) > 1:
-            raise UsageError(
-                "some of these files are JSON lines by their names, and others are not: import "
-                "files of one format together"
+    with tempfile.TemporaryDirectory(prefix="stillframe-") as directory:
+        files = [_file(log, Path(directory, str(number))) for number, log in enumerate(logs)]
+        are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in files}
+        if json_paths is None and (regex is not None or are_json != {True}):
+            if regex is None and len(are_json) > 1:
+                raise UsageError(
+                    "some of these files are JSON lines by their names, and others are not: import "
+                    "files of one format together"
+                )
+            return read_shiviz(
+                *files, regex=regex, delimiter=delimiter, fill_gaps=fill_gaps, progress=progress
             )
-        return read_shiviz(
-            *files, regex=regex, delimiter=delimiter, fill_gaps=fill_gaps, progress=progress
-        )
-    if regex is not None or delimiter is not None:
-        raise UsageError(
-            "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or a "
-            "name that ends in .ndjson, .jsonl or .json): leave out one or the other"
-        )
-    return read_json_lines(*files, paths=json_paths, fill_gaps=fill_gaps, progress=progress)
+        if regex is not None or delimiter is not None:
+            raise UsageError(
+                "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or "
+                "a name that ends in .ndjson, .jsonl or .json): leave out one or the other"
+            )
+        return read_json_lines(*files, paths=json_paths, fill_gaps=fill_gaps, progress=progress)
+
+
+def _file(log: str | Path | bytes | BinaryIO, place: Path) -> Path:
+    """Return the file of a log. What is no path is copied to `place`, under the name that it has,
+    since both formats are read twice."""
+    if isinstance(log, str | os.PathLike):
+        return local_path(log)
+    source = io.BytesIO(log) if isinstance(log, bytes) else log
+    if not callable(getattr(source, "read", None)):
+        raise UsageError(f"the log is {repr_of(log)}: give a path, bytes, or an open file")
+    name = getattr(source, "name", None)
+    path = place / ((isinstance(name, str) and Path(name).name) or "log")
+    place.mkdir()
+    size = 0
+    with path.open("wb") as copy:
+        while chunk := source.read(2**20):
+            if not isinstance(chunk, bytes):
+                raise UsageError(f"{path.name} is open for text: open it with mode 'rb'")
+            size += len(chunk)
+            if size > LOG_BYTES_MAX:
+                raise UsageError(f"{path.name} has more than 1 GiB: give its path, or split it")
+            copy.write(chunk)
+    return path
