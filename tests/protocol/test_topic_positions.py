@@ -1,4 +1,4 @@
-"""Where a reader of a topic starts: every combination of what is stored and what Kafka holds."""
+"""The start of a reader of a Kafka topic: each combination of stored and held offsets."""
 
 import pytest
 

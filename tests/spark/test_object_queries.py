@@ -100,7 +100,7 @@ def test_a_driver_that_lost_its_lease_begins_no_micro_batch() -> None:
     """Another one may run the query by now."""
     lock = LeasedLock(ObjectPath(f"memory://test-{secrets.token_hex(8)}", "sums.lease"))
     assert lock.try_acquire()
-    run = queries._Run(lock, "sums")
+    run = queries._Run(lock, "sums", lambda: None)
     with run.micro_batch(1):
         lock._lost.set()
     with pytest.raises(Unavailable, match="took the place of query sums"), run.micro_batch(2):

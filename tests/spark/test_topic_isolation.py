@@ -1,4 +1,4 @@
-"""A query must not read what a service did not commit."""
+"""A query must read what a service committed, and nothing else."""
 
 from pathlib import Path
 
@@ -43,6 +43,17 @@ def test_uncommitted_records_are_refused(
             counted(frame, pipeline, "sums", "orders")
         return
     with pytest.raises(UsageError, match=r"set the source's option kafka\.isolation\.level to"):
+        counted(frame, pipeline, "sums", "orders")
+
+
+def test_records_that_kafka_has_deleted_are_not_skipped(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """An option of Spark's source does so; the error says which."""
+    channel = kafka_channel("orders", topic="orders", servers="127.0.0.1:1", targets=["sums"])
+    pipeline = Pipeline.create(tmp_path / "p.pipeline", queries=["sums"], channels=[channel])
+    frame = spark.readStream.format("rate").option("failondataloss", "False").load()
+    with pytest.raises(UsageError, match="leave out the source's option failOnDataLoss"):
         counted(frame, pipeline, "sums", "orders")
 
 

@@ -21,6 +21,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.model import Abandoned, Reason
@@ -41,6 +42,7 @@ from stillframe.spark.topics import (
     counted,
     kafka_options,
 )
+from tests.kafka_topics import create_again
 from tests.ports import free_port
 from tests.spark.flows import wait_until
 
@@ -334,6 +336,33 @@ def test_a_frame_from_before_a_restore_is_refused(spark: SparkSession, pipeline:
         UsageError, match=r"was restored since the DataFrame of channel in was made"
     ):
         start_query(frame, pipeline, "first")
+
+
+def test_a_topic_that_is_created_again_under_a_running_query(
+    spark: SparkSession, servers: str, topics: dict[str, str], tmp_path: Path
+) -> None:
+    """The query fails before its next micro-batch has an effect, and does not start again."""
+    entry = kafka_channel("in", topic=topics["in"], servers=servers, targets=["first"])
+    one = Pipeline.create(tmp_path / "one.pipeline", queries=["first"], channels=[entry])
+    done: list[int] = []
+    again = f"topic {topics['in']} was deleted and created again"
+
+    def start() -> StreamingQuery:
+        frame = counted(rows(spark, HEADERS), one, "first", "in")
+        return start_query(frame, one, "first", each_batch=lambda _, number: done.append(number))
+
+    query = start()
+    try:
+        wait_until(lambda: bool(done) or not query.isActive)
+        create_again(servers, topics["in"])
+        del done[:-1]
+        with pytest.raises(PySparkException, match=again):
+            query.awaitTermination()
+    finally:
+        query.stop()
+    assert len(done) <= 2, "one may have begun before"
+    with pytest.raises(NotConsistent, match=again):
+        start()
 
 
 def test_a_session_that_retains_too_little_is_refused(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
-from stillframe.errors import Unavailable, UsageError
+from stillframe.errors import NotConsistent, Unavailable, UsageError
 from stillframe.pipeline import Pipeline, channel, kafka_channel, locks
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.metadata import read_metadata
@@ -48,7 +48,11 @@ def make_cycle(root: Path) -> Pipeline:
 @pytest.fixture
 def silent_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker each of whose topics has a partition with five records."""
-    broker = SimpleNamespace(check=lambda topic, **how: None, end_offsets=lambda topic: {0: 5})
+    monkeypatch.setattr(Records, "check", lambda *topic, **how: None)
+    broker = Records()
+    for topic in "fbcspt":
+        for _ in range(5):
+            broker.add(topic, 0)
 
     @contextlib.contextmanager
     def brokers() -> Iterator[object]:
@@ -374,6 +378,20 @@ def test_a_query_that_has_run_before_is_not_started_without_its_checkpoint(
     with pytest.raises(UsageError, match="is not the checkpoint of a query that has run"):
         queries.to_channel(shop.pipeline, "unique", adopt=str(tmp_path / "nothing"))
     queries.to_channel(shop.pipeline, "unique", adopt=False)
+
+
+def test_a_query_continues_only_where_the_topic_has_its_next_record(shop: Shop) -> None:
+    """In each topic that it reads; of a topic with another id it has no positions at all."""
+    shop.commit("sums", 0, {"shop-unique": {0: 1, 1: 2}})
+    shop.send("unique", 2)
+    lost = r"topic shop-unique does not have the next record of partition 1 any more, offset 2"
+    with pytest.raises(NotConsistent, match=lost):
+        queries.to_channel(shop.pipeline, "totals")
+    shop.send("unique", 2)
+    queries.to_channel(shop.pipeline, "totals")
+    shop.brokers.ids["shop-unique"] = "another id"
+    with pytest.raises(NotConsistent, match="topic shop-unique was deleted and created again"):
+        topics.join_topics(shop.path, shop.pipeline.dataflow, "sums")
 
 
 def test_once_a_query_has_written_its_first_offsets_stay(shop: Shop) -> None:

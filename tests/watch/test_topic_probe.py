@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stillframe.pipeline import kafka_channel
+from stillframe.pipeline.known_topics import KnownTopics
 from stillframe.watch import topic_probe
 from stillframe.watch.pipeline_probe import PipelineProbe, TopicReaderSample
 from stillframe.watch.topic_probe import TopicProbe
@@ -65,7 +66,7 @@ def test_one_request_for_each_topic_and_sample(shop: Shop, monkeypatch: pytest.M
         return partitions(topic)
 
     monkeypatch.setattr(shop.brokers, "partitions", counting)
-    probe = TopicProbe(shop.pipeline.dataflow.topics)
+    probe = TopicProbe(shop.path, shop.pipeline.dataflow.topics)
     names = [topic.topic for topic in shop.pipeline.dataflow.topics]
     probe.sample()
     probe.sample()
@@ -80,7 +81,7 @@ def test_brokers_that_do_not_answer_are_named_and_not_asked_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample is taken without them. The last answer counts until they are overdue."""
-    probe = TopicProbe(shop.pipeline.dataflow.topics)
+    probe = TopicProbe(shop.path, shop.pipeline.dataflow.topics)
     before = probe.sample()
     may_answer, asked = threading.Event(), threading.Event()
     answer = shop.brokers.end_offsets
@@ -133,7 +134,19 @@ def test_a_topic_that_is_missing_does_not_hide_the_others(shop: Shop) -> None:
     )
 
 
-def test_brokers_of_another_cluster_answer_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_reader_is_behind_on_a_topic_that_was_created_again(shop: Shop) -> None:
+    """Its positions are those of another topic."""
+    unique = shop.pipeline.dataflow.topic("unique")
+    KnownTopics(shop.path, [unique], lambda _: shop.brokers).adopt()
+    shop.brokers.ids["shop-unique"] = "another id"
+    sample = PipelineProbe(shop.path).sample()
+    assert set(sample.topics) == {"orders", "totals"}
+    assert "shop-unique was deleted and created again" in sample.errors[0]
+
+
+def test_brokers_of_another_cluster_answer_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is wrong with one cluster does not matter for the other."""
     monkeypatch.setattr(topic_probe, "WAIT_S", WAIT_S)
     clusters = {"one.example:9092": Records(), "two.example:9092": Records()}
@@ -145,6 +158,6 @@ def test_brokers_of_another_cluster_answer_apart(monkeypatch: pytest.MonkeyPatch
         kafka_channel(name, topic="t", servers=f"{name}.example:9092", targets=["reader"])
         for name in ("one", "two")
     ]
-    ends = TopicProbe(topics).sample()
+    ends = TopicProbe(tmp_path, topics).sample()
     assert ends.offsets == {"two": {0: 0}}
     assert len(ends.errors) == 1

@@ -19,7 +19,7 @@ _LOST = (
 
 
 class HeldTopic(msgspec.Struct, frozen=True):
-    """What Kafka holds of a topic now.
+    """The present content of a Kafka topic.
 
     Attributes:
         name: its name.

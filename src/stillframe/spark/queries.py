@@ -47,11 +47,13 @@ from stillframe.spark.source import ChannelSource, RecordsSource, SnapshotSource
 from stillframe.spark.topics import (
     KAFKA,
     check_is_new,
+    check_positions,
     check_sink_options,
     check_topics_of,
     join_topics,
     settled_at,
     topic_appender,
+    topic_comparison,
 )
 from stillframe.storage.location import Location, ObjectPath, locate
 
@@ -192,6 +194,7 @@ def to_channel(
     else:
         append = _own_topic_appender(pipeline.path, head, topic, run, options or {})
     is_checked = not head.dataflow.topics
+    compare = topic_comparison(pipeline.path, head.dataflow, source)
 
     def append_if_ours(batch: DataFrame, number: int) -> None:
         nonlocal is_checked
@@ -200,6 +203,7 @@ def to_channel(
             # Only now there is a session to look at.
             check_topics_of(batch, pipeline.path, head, source)
             is_checked = True
+        compare()
         append(batch, number)
 
     return append_if_ours
@@ -304,7 +308,7 @@ def start_query(
     sink = _of_sink(given, query, pipeline.dataflow.outgoing_topics(query))
     if pipeline.dataflow.topics:
         join_topics(pipeline.path, pipeline.dataflow, query)
-    run = _Run(_hold(pipeline, query), query)
+    run = _taken(pipeline, query)
     try:
         # Now no restore of the pipeline can happen any more.
         head = read_metadata(pipeline.path)
@@ -391,8 +395,9 @@ class _Run:
     end while a Python sink is at work: the lock is held until that has returned, and no other
     micro-batch begins."""
 
-    def __init__(self, lock: Lock, query: str) -> None:
+    def __init__(self, lock: Lock, query: str, compare: Callable[[], None]) -> None:
         self._lock = lock
+        self._compare = compare
         self._query = query
         self._busy = threading.Lock()
         self._is_over = False
@@ -407,6 +412,7 @@ class _Run:
                     "run, and was not written: start the query again"
                 )
             self._lock.check_held("query", self._query)
+            self._compare()
             yield
 
     def end(self) -> None:
@@ -422,6 +428,11 @@ class _Run:
                 started.awaitTermination()
         finally:
             self.end()
+
+
+def _taken(pipeline: Pipeline, query: str) -> _Run:
+    compare = topic_comparison(pipeline.path, pipeline.dataflow, query)
+    return _Run(_hold(pipeline, query), query, compare)
 
 
 def _hold(pipeline: Pipeline, query: str) -> Lock:
@@ -450,9 +461,11 @@ def _begin_run(
         check_checkpoint(root, head, query, place)
 
     if isinstance(root, ObjectPath):
-        return begin_run(root, head, query, check)
-    run = current_run(root, head.epoch, query)
-    check(run.checkpoint)
+        run = begin_run(root, head, query, check)
+    else:
+        run = current_run(root, head.epoch, query)
+        check(run.checkpoint)
+    check_positions(root, head.dataflow, query, run.checkpoint)
     return run
 
 

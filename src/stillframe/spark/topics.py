@@ -6,6 +6,7 @@ Spark repeats a micro-batch that it did not commit. Some of its records may be i
 the missing ones are written.
 """
 
+import functools
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ from stillframe.pipeline import checkpoint
 from stillframe.pipeline.dataflow import Dataflow, Topic
 from stillframe.pipeline.kafka import Broker, brokers
 from stillframe.pipeline.kafka_login import VARIABLE, spark_settings
+from stillframe.pipeline.known_topics import KnownTopics, held_topic, known_id
 from stillframe.pipeline.locks import participant_lock
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.pipeline import Pipeline
@@ -34,6 +36,7 @@ from stillframe.pipeline.topics import (
     joined_record,
     rejoin_topic,
 )
+from stillframe.protocol.topic_positions import starts
 from stillframe.spark.driver_process import take_over, wait_until, writer_of
 from stillframe.storage.location import Location
 
@@ -71,6 +74,7 @@ _FIXED = (
 add a header after the label."""
 _ISOLATION = "kafka.isolation.level"
 _COMMITTED = "read_committed"
+_ON_LOSS = "failOnDataLoss"
 _SINK_COLUMNS = {"key", "value", "headers", "partition"}
 _ONE_ATTEMPT = {
     "spark.task.maxFailures": "1",
@@ -105,7 +109,9 @@ def counted(
     Raises:
         UsageError: there is no such query or channel, or the query is not a target of it. The
             DataFrame has no headers. The topic does not keep its records. A service writes the
-            topic, and the DataFrame reads what was not committed.
+            topic, and the DataFrame reads what was not committed. The DataFrame skips records that
+            Kafka has deleted.
+        NotConsistent: the topic was deleted, or created again, since the pipeline has used it.
         Unavailable: Kafka does not answer.
     """
     flow = pipeline.dataflow
@@ -119,8 +125,7 @@ def counted(
             "needs all of the source, with its headers: set the source's option includeHeaders to "
             "true, and use counted before any other operator"
         )
-    if topic.source in flow.services:
-        _check_isolation(frame, topic)
+    _check_source(frame, topic, is_committed=topic.source in flow.services)
     join_topics(pipeline.path, flow, query)
     wait_until(
         lambda: topic.source is None or has_joined(pipeline.path, topic),
@@ -135,15 +140,21 @@ def counted(
     return frame.where(F.expr(counting(pipeline.path, metadata, topic).condition()))
 
 
-def _check_isolation(frame: DataFrame, topic: Topic) -> None:
-    """Refuse a DataFrame that reads the records of aborted transactions, as far as its plan shows
-    that. Their labels may be those of later transactions."""
-    leaves = frame._jdf.queryExecution().logical().collectLeaves()  # noqa: SLF001 - the only way
+def _check_source(frame: DataFrame, topic: Topic, *, is_committed: bool) -> None:
+    """Refuse a DataFrame that skips deleted records, as far as its plan shows that. If a service
+    writes the topic, only what `is_committed` counts: refuse one that reads the records of aborted
+    transactions. Their labels may be those of later ones."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001 - the only way
     for leaf in (leaves.apply(number) for number in range(leaves.size())):
         if leaf.getClass().getSimpleName() != "StreamingRelationV2":
             continue
-        level = leaf.extraOptions().get(_ISOLATION)
-        if level != _COMMITTED:
+        options = leaf.extraOptions()
+        if str(options.get(_ON_LOSS)).lower() == "false":
+            raise UsageError(
+                f"with {_ON_LOSS}=false the DataFrame of topic {topic.topic} would skip records "
+                f"that Kafka has deleted, without a word: leave out the source's option {_ON_LOSS}"
+            )
+        if is_committed and options.get(_ISOLATION) != _COMMITTED:
             raise UsageError(
                 f"service {topic.source} writes topic {topic.topic} in transactions, and the "
                 f"DataFrame would read records that it did not commit: set the source's option "
@@ -159,6 +170,7 @@ def join_topics(root: Location, flow: Dataflow, query: str) -> None:
     """
     outgoing = flow.outgoing_topics(query)
     with brokers() as broker_of:
+        KnownTopics(root, flow.topics_of(query), broker_of).adopt()
         for topic in (*flow.incoming_topics(query), *outgoing):
             broker_of(topic).check(topic, is_written=topic in outgoing)
         joining = [topic for topic in outgoing if _may_join(root, topic, broker_of)]
@@ -235,6 +247,30 @@ def check_topics_of(frame: DataFrame, root: Location, head: Metadata, query: str
         )
     if head.dataflow.outgoing_topics(query):
         _check_attempts(frame)
+
+
+def check_positions(root: Location, flow: Dataflow, query: str, place: Location) -> None:
+    """Raise NotConsistent if Kafka does not have the records with which a query continues its
+    checkpoint."""
+    incoming = flow.incoming_topics(query)
+    if not incoming or not checkpoint.has_started(place):
+        return
+    done = checkpoint.last_committed(place)
+    batch = checkpoint.START if done is None else done.batch
+    stored = checkpoint.topic_positions(place, batch, is_earlier=True)
+    with brokers() as broker_of:
+        for topic in incoming:
+            held = held_topic(broker_of(topic), topic.topic)
+            starts(held, stored.get(topic.topic), known_id(root, topic))
+
+
+def topic_comparison(root: Location, flow: Dataflow, query: str) -> Callable[[], None]:
+    """Return what raises NotConsistent if a topic of a query was deleted, or created again. Each
+    micro-batch calls it before it writes anything."""
+    # Nothing is read from these, so there is nothing to close.
+    connected = functools.cache(Broker)
+    topics = flow.topics_of(query)
+    return KnownTopics(root, topics, lambda topic: connected(topic.servers)).compare
 
 
 def check_is_new(root: Location, flow: Dataflow, query: str) -> None:

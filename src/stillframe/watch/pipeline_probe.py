@@ -150,7 +150,7 @@ class PipelineProbe:
         if not flow.topics:
             return {}
         if self._topics is None or self._topics.topics != flow.topics:
-            self._topics = TopicProbe(flow.topics)
+            self._topics = TopicProbe(self._root, flow.topics)
         ends = self._topics.sample()
         errors.extend(ends.errors)
         return {

@@ -10,13 +10,15 @@ import msgspec
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, brokers
+from stillframe.pipeline.known_topics import comparison, known_id
+from stillframe.storage.location import Location
 
 WAIT_S = 0.25
 """How long a sample waits for brokers that were asked at its beginning, in seconds."""
 SLOW_S = 3.0
 """Time without an answer after which brokers are reported, in seconds."""
 PARTITIONS_S = 60.0
-"""How long the numbers of a topic's partitions are remembered, in seconds."""
+"""How long the id of a topic and the numbers of its partitions are remembered, in seconds."""
 
 
 class TopicEnds(msgspec.Struct, frozen=True):
@@ -31,12 +33,12 @@ class TopicProbe:
     """Samples the topics of a pipeline repeatedly; one call at a time. Brokers that have not
     answered the last request are not sent another one."""
 
-    def __init__(self, topics: Iterable[Topic]) -> None:
+    def __init__(self, root: Location, topics: Iterable[Topic]) -> None:
         self.topics = tuple(topics)
         groups: dict[str, list[Topic]] = {}
         for topic in self.topics:
             groups.setdefault(topic.servers, []).append(topic)
-        self._groups = [_ServersProbe(servers, group) for servers, group in groups.items()]
+        self._groups = [_ServersProbe(root, servers, group) for servers, group in groups.items()]
 
     def sample(self) -> TopicEnds:
         """Return where the topics end now, or where they ended at the last answer."""
@@ -54,7 +56,8 @@ class TopicProbe:
 class _ServersProbe:
     """The topics of the same brokers."""
 
-    def __init__(self, servers: str, topics: Sequence[Topic]) -> None:
+    def __init__(self, root: Location, servers: str, topics: Sequence[Topic]) -> None:
+        self._root = root
         self._servers = servers
         self._topics = topics
         # Connections are closed when nothing refers to this any more.
@@ -99,7 +102,7 @@ class _ServersProbe:
         errors: list[str] = []
         for topic in self._topics:
             try:
-                offsets[topic.name] = self._ends(self._broker_of(topic), topic.topic)
+                offsets[topic.name] = self._ends(self._broker_of(topic), topic)
             except Unavailable as error:
                 self._partitions.clear()
                 return TopicEnds({}, (str(error),))  # each of the others would take as long
@@ -107,11 +110,13 @@ class _ServersProbe:
                 errors.append(f"channel {topic.name}: {error}")
         return TopicEnds(offsets, tuple(errors))
 
-    def _ends(self, broker: Broker, topic: str) -> dict[int, int]:
+    def _ends(self, broker: Broker, channel: Topic) -> dict[int, int]:
+        topic = channel.topic
         now = time.monotonic()
         if now > self._partitions_at + PARTITIONS_S:
             self._partitions.clear()
             self._partitions_at = now
         if topic not in self._partitions:
+            comparison(broker, topic, known_id(self._root, channel))()
             self._partitions[topic] = broker.partitions(topic)
         return broker.end_offsets(topic, partitions=self._partitions[topic])
