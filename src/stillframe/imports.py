@@ -34,8 +34,11 @@ def search_path() -> list[str]:
 
 
 def set_search_path(places: Sequence[str], *, yours: Sequence[str] | None = None) -> None:
-    """Look for modules of the user where another program does, as its ``search_path`` says; `yours`
-    are the directories of the user, by default those that come before all that Python has here."""
+    """Look for modules of the user where another program does, as its ``search_path`` says.
+
+    `yours` are the directories of the user. By default they are those that come before all that
+    Python has here.
+    """
     if yours is None:
         others = [place for place in sys.path if place not in _yours]
         yours = tuple(takewhile(lambda place: place not in others, places))

@@ -16,7 +16,7 @@ from stillframe.errors import Unavailable, UsageError
 from stillframe.spark.queries import register, start_query
 from stillframe.spark.session import (
     add_package,
-    check_workers,
+    check_spark_python,
     find_java,
     settings,
     spark_session,
@@ -161,21 +161,21 @@ spark_session(master="local[1]")
 """
 
 
-def test_files_with_which_no_worker_could_start_are_named(
+def test_files_with_which_spark_could_not_start_python_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before Spark is started; files that do no harm are none, and commands start workers that do
-    not look there."""
+    """Before Spark is started; files that do no harm are none, and commands start Python so that
+    it does not look there."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     monkeypatch.chdir(tmp_path)
-    check_workers("nothing was started")
+    check_spark_python("nothing was started")
     (tmp_path / "turtle.py").touch()
-    check_workers(sys.executable)
+    check_spark_python(sys.executable)
     (tmp_path / "token.py").touch()
     with pytest.raises(Unavailable, match=r"modules of Python, token, turtle .*: rename them"):
-        check_workers(sys.executable)
+        check_spark_python(sys.executable)
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    check_workers("nothing was started")
+    check_spark_python("nothing was started")
 
 
 def test_ctrl_c_leaves_no_java_process_behind() -> None:

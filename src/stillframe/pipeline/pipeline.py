@@ -167,10 +167,9 @@ class Pipeline:
             kind: the class that `me` must have. None: the one that its channels need.
 
         Raises:
-            UsageError: there is no such service, the state is of another class, or its channels
-                need another `kind`; or at the end, a
-                field holds a value that cannot be restored; or a topic does not exist, or does not
-                keep its records.
+            UsageError: there is no such service, the state is of another class, its channels need
+                another `kind`, or a topic does not exist or does not keep its records; or at the
+                end, a field holds a value that cannot be restored.
             Unavailable: another program runs this service; or Kafka does not answer.
             NotAtRest: it crashed in this epoch, and its state is lost: restore the pipeline first.
             NotConsistent: records of its ledger were deleted: restore the pipeline first.

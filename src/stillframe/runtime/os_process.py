@@ -83,7 +83,7 @@ def current_process() -> OsProcess:
 
 def is_apart(process: OsProcess) -> bool:
     """Return whether `process` has its number in another PID namespace of this machine, as that of
-    another container: from here nobody can see whether it runs."""
+    another container: this program cannot see whether it runs."""
     return process.space not in (0, _SPACE.stat().st_ino) and process.boot_id == _boot_id()
 
 

@@ -155,7 +155,7 @@ def find_running(store: Location) -> RunFile:
             f"the system on the store {store} was started in another PID namespace, such as that "
             f"of another container, where its supervisor is process {system.supervisor.pid}",
             path=store,
-            remedy="call this command there; if that is gone, continue with "
+            remedy="call this command there; if that namespace has ended, continue with "
             f"'{shell_command('resume', store)}'",
         )
     if not is_alive(system.supervisor):

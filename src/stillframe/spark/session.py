@@ -162,7 +162,7 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, sys.executable)
     if _is_local(master):
-        check_workers(os.environ["PYSPARK_PYTHON"])
+        check_spark_python(os.environ["PYSPARK_PYTHON"])
     builder = session_class.builder.master(master).appName(app_name)
     for setting, value in settings(master).items():
         builder = builder.config(setting, value)
@@ -181,25 +181,21 @@ def spark_session(*, app_name: str = "stillframe", master: str = "local[*]") -> 
             ) from error
 
 
-def check_workers(python: str) -> None:
-    """Raise Unavailable if Spark's Python workers cannot start in this directory, whose files come
-    before the modules of Python for them."""
+def check_spark_python(python: str) -> None:
+    """Raise Unavailable if Spark cannot start Python in this directory, whose files come before the
+    modules of Python there."""
     names = {path.name.partition(".")[0] for path in Path.cwd().iterdir()}
     shared = sorted(names & sys.stdlib_module_names)
     if not shared or os.environ.get("PYTHONSAFEPATH"):
         return
     # Most such files do no harm.
-    trial = [
-        python,
-        "-c",
-        "import pyspark.daemon, pyspark.worker",
-    ]  # finds modules as a worker does
+    trial = [python, "-c", "import pyspark.daemon, pyspark.worker"]
     ended = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if ended.returncode:
         said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise Unavailable(
-            f"Spark's Python workers cannot start in {Path.cwd()}, which has files that are called "
-            f"like modules of Python, {', '.join(shared)} ({said})",
+            f"Spark cannot start Python in {Path.cwd()}, which has files that are called like "
+            f"modules of Python, {', '.join(shared)} ({said})",
             remedy="rename them, start in another directory, or set PYTHONSAFEPATH=1",
         )
 

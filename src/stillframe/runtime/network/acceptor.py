@@ -26,7 +26,7 @@ REPORT_PERIOD_S = 10.0
 
 class Acceptor:
     """The listener of a process or of the coordinator: `answer` makes what speaks on a new
-    connection, `report` takes a sentence about one that was refused. So many as `expected_count`
+    connection, `report` takes a sentence about one that was refused. Up to `expected_count`
     may connect at the same time."""
 
     def __init__(

@@ -36,7 +36,7 @@ from stillframe.runtime.network.certificates import check_speaks_for
 
 HANDSHAKE_TIMEOUT_S = 10.0
 HANDSHAKE_TURNS = 10
-"""The time limit passes in so many turns. While this program is busy, the other end could not
+"""In how many turns the time limit passes. While this program is busy, the other end could not
 answer, and at most one of them passes."""
 _TLS_READ_BYTES = 256 * 2**10
 DEAD_AFTER_S = 10

@@ -242,7 +242,7 @@ def main() -> None:
             raise
         # Elsewhere the coordinator was told; its words reach the user there, not here.
         if launch.is_elsewhere:
-            _print(launch, str(error))
+            _print(launch, text_of(error))
         sys.exit(EXIT_JOIN_REJECTED if isinstance(error, _JoinRejected) else EXIT_FAILED)
 
 
