@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from stillframe.errors import UsageError
 from stillframe.keyed import Keyed
 from stillframe.process import Process
-from stillframe.restorable import SAMPLE_COUNT
+from stillframe.restorable import SAMPLE_COUNT, is_restorable, rules_of
 from stillframe.state_codec import StateCodec
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -150,6 +150,10 @@ def test_every_time_is_looked_at_and_objects_in_a_sample() -> None:
         CODEC.capture(State(facts=(*facts, Fact("a", NINE.astimezone(BERLIN)))))
     jobs = [Job("a") for _ in range(SAMPLE_COUNT)]
     CODEC.capture(State(queue=[*jobs, jobs[0]]))
+    rules = rules_of(list[Job])
+    assert is_restorable([(rules, [[*jobs, jobs[0]]])])
+    assert not is_restorable([(rules, [[*jobs, jobs[0]]])], is_strict=True)
+    assert is_restorable([(rules, [[*jobs, Job("a")]])], is_strict=True)
     with pytest.raises(UsageError, match=r"queue\[999\] .* the same Job as queue\[0\]"):
         CODEC.capture(State(queue=[*jobs[1:], jobs[1]]))
 
