@@ -197,6 +197,14 @@ def test_a_method_may_replace_a_method_but_not_what_a_host_attaches() -> None:
     assert sorted(refused) == ["actions", *attached]
 
 
+def test_what_a_mixin_annotates_is_no_field() -> None:
+    """A checker of types reads it; a mixin that is a dataclass does declare fields."""
+    hints = type("Hints", (), {"__annotations__": {"id": str}})
+    assert issubclass(type("Sound", (hints, Process), {}), Process)
+    with pytest.raises(UsageError, match="class Odd: a field cannot be called 'id'"):
+        type("Odd", (dataclasses.dataclass(hints), Process), {})
+
+
 def test_a_message_has_no_field_that_hides_a_method() -> None:
     """It is refused where the class is declared."""
     for value, is_field in ((0, True), (0, False), (property(_answer), False)):

@@ -12,7 +12,7 @@ import uuid
 import zoneinfo
 from collections.abc import Callable
 from dataclasses import field, make_dataclass
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import pytest
@@ -61,6 +61,29 @@ class Spot(NamedTuple):
 
     x: int
     box: Box | None = None
+
+
+T = TypeVar("T")
+
+
+class Pair(NamedTuple, Generic[T]):
+    """A generic class, whose instances are of no other class."""
+
+    one: T
+    other: T
+
+
+@dataclasses.dataclass
+class Crate(Generic[T]):
+    """The same, and can change."""
+
+    item: T
+
+
+class Parcel(msgspec.Struct, Generic[T]):
+    """The same, as a Struct."""
+
+    item: T
 
 
 class Notes(TypedDict, total=False):
@@ -230,6 +253,9 @@ AROUND: list[tuple[Callable[[Any], Any], Callable[[st.SearchStrategy[Any]], Any]
             by_place(lambda rows: collections.defaultdict(list, rows)),
         ),
     ),
+    (lambda kind: Pair[kind], lambda values: st.builds(Pair, values, values)),  # type: ignore[valid-type]
+    (lambda kind: Crate[kind], lambda values: st.builds(Crate, values)),  # type: ignore[valid-type]
+    (lambda kind: Parcel[kind], lambda values: st.builds(Parcel, values)),  # type: ignore[valid-type]
 ]
 
 
@@ -258,6 +284,8 @@ def act(value: Any) -> None:
             value["end"] = len(value)
         case Box():
             value.items.append(len(value.items))
+        case Crate() | Parcel():
+            act(value.item)
         case bytearray() | set():
             value.__ior__({1}) if isinstance(value, set) else value.append(1)
 
@@ -272,7 +300,7 @@ def told(value: Any) -> Any:
             parts = [(key, told(item)) for key, item in value.items()]
         case list() | tuple():
             parts = [told(item) for item in value]
-        case Fact() | Box():
+        case Fact() | Box() | Crate() | Parcel():
             parts = [told(getattr(value, name)) for name in type(value).__annotations__]
         case set() | frozenset():
             parts = sorted(value)

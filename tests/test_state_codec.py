@@ -106,7 +106,7 @@ def test_a_keyed_field_that_holds_something_else_is_refused(
 @pytest.mark.parametrize("value", [bytearray(b"x"), memoryview(b"x")])
 def test_bytes_that_can_change_are_refused_where_bytes_are_declared(value: Any) -> None:
     """They would be encoded as well, and a change in place would go unnoticed."""
-    codec = StateCodec(make_dataclass("Blobs", [("rows", Keyed[str, bytes])]))
+    codec = StateCodec(make_dataclass("Blobs", [("rows", Keyed[Colour, bytes])]))
     assert codec.encode_part("rows", [b"x"]) == encode([b"x"])
     with pytest.raises(
         UsageError,

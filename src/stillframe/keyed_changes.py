@@ -113,7 +113,8 @@ class KeyedChangesCut:
                 keys, values, removed = taken
                 self._removed[name] += removed
                 encode = self._codec.encode_part
-                return name, KeyedRows(len(keys), encode(name, keys), encode(name, values))
+                encoded = encode(name, keys, are_keys=True), encode(name, values)
+                return name, KeyedRows(len(keys), *encoded)
             self._fields[name].close()
             del self._unread[0]
         return None
@@ -121,7 +122,7 @@ class KeyedChangesCut:
     def removals(self) -> dict[str, KeyedChange]:
         """Return the removed keys when ``take`` has returned None: changes without rows."""
         return {
-            name: KeyedChange((), len(keys), self._codec.encode_part(name, keys))
+            name: KeyedChange((), len(keys), self._codec.encode_part(name, keys, are_keys=True))
             for name, keys in self._removed.items()
         }
 

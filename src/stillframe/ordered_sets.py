@@ -6,7 +6,8 @@ Python. Everything that is recorded is compared as bytes: in a ``diff``, a repla
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -41,20 +42,56 @@ def may_hold_set(kind: Any) -> bool:
 def with_ordered_sets(value: Any) -> Any:
     """Return what is encoded as `value` is, with the items of every set in it in one order; `value`
     itself stays as it is. What cannot be encoded can raise the errors of msgspec."""
+    return _ordered_in(value) if _holds_set(value) else value
+
+
+def _holds_set(value: Any) -> bool:
+    """Return whether there is a set in a value: with a few fast calls for all values that are
+    reached in as many steps, because most hold none."""
+    batch, seen = [value], set[int]()
+    while batch:
+        reached: list[Any] = []
+        for kind in set(map(type, batch)) - _SCALARS:
+            if issubclass(kind, set | frozenset):
+                return True
+            group = [one for one in batch if type(one) is kind and id(one) not in seen]
+            seen.update(map(id, group))
+            for parts in _parts(kind, group):
+                part = list(parts)
+                if not _SCALARS.issuperset(map(type, part)):
+                    reached += part
+        batch = reached
+    return False
+
+
+def _parts(kind: type, group: list[Any]) -> Iterator[Iterable[Any]]:
+    if issubclass(kind, dict):
+        yield chain.from_iterable(group)
+        yield chain.from_iterable(map(dict.values, group))
+    elif issubclass(kind, list | tuple):
+        yield chain.from_iterable(group)
+    else:
+        for name in _field_names(kind):
+            yield (getattr(one, name, None) for one in group)
+
+
+def _ordered_in(value: Any) -> Any:
     if type(value) in _SCALARS:
         return value
     match value:
+        case set() | frozenset() if _SCALARS.issuperset(map(type, value)):
+            return tuple(_ordered(value))
         case set() | frozenset():
-            return tuple(_ordered(map(with_ordered_sets, value)))
+            return tuple(_ordered(map(_ordered_in, value)))
         case dict():
-            return {with_ordered_sets(k): with_ordered_sets(item) for k, item in value.items()}
+            return {_ordered_in(k): _ordered_in(item) for k, item in value.items()}
         case tuple():  # also a key of a dict
-            return tuple(map(with_ordered_sets, value))
+            return tuple(map(_ordered_in, value))
         case list():
-            return list(map(with_ordered_sets, value))
+            return list(map(_ordered_in, value))
     names = _field_names(type(value))
     parts = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    ordered = {name: with_ordered_sets(part) for name, part in parts.items()}
+    ordered = {name: _ordered_in(part) for name, part in parts.items()}
     if all(ordered[name] is part for name, part in parts.items()):
         return value
     made = copy.copy(value)

@@ -251,11 +251,17 @@ def attach(
     vars(process)[_ATTACHED_ATTRIBUTE] = attached
 
 
+_FIELD_MARKS = frozenset({"__dataclass_fields__", "__struct_fields__", "__attrs_attrs__"})
+"""What a class has whose annotations are fields."""
+
+
 def check_names(kind: type, base: type) -> None:
     """Raise a UsageError if a class declares a field that hides a public name of `base`, or
     redefines what a host attaches. A method may replace a method."""
     own = [one for one in kind.__mro__ if one is kind or base not in one.__mro__]
-    annotated = {name for one in own for name in inspect.get_annotations(one)}
+    # What other mixins annotate is no field.
+    declaring = [one for one in own if one is kind or not _FIELD_MARKS.isdisjoint(vars(one))]
+    annotated = {name for one in declaring for name in inspect.get_annotations(one)}
     for name in names_of(base):
         if name not in annotated and not any(name in vars(one) for one in own):
             continue

@@ -13,8 +13,11 @@ are looked at one by one, for its name.
 """
 
 import datetime
+import decimal
 import operator
 import sys
+import typing
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -41,6 +44,9 @@ _LEAVES: dict[type[inspect.Type], tuple[type, ...]] = {
     inspect.StrType: (str,),
     inspect.LiteralType: (str, int, type(None)),
     inspect.DateType: (datetime.date,),
+    inspect.TimeDeltaType: (datetime.timedelta,),
+    inspect.DecimalType: (decimal.Decimal,),
+    inspect.UUIDType: (uuid.UUID,),
 }
 """The classes of values that are not looked at, where others in a union are."""
 _PLAIN = (type(None), bool, int, float, str)
@@ -102,16 +108,13 @@ class Rules:
         return " | ".join("None" if name == "NoneType" else name for name in names)
 
 
-def rules_of(*kinds: Any) -> Rules:
-    """Return the rules for values of any of these declared types. They have no rule for a class if
-    nothing is to be looked at."""
+def rules_of(kind: Any) -> Rules:
+    """Return the rules for values of a declared type. They have no rule for a class if nothing is
+    to be looked at."""
     known: dict[int, Rules] = {}
-    infos = [inspect.type_info(kind) for kind in kinds]  # what is known by id must live
-    rules = Rules()
-    for info in infos:
-        rules.add(_rules(info, known))
-    every = [rules, *known.values()]
-    while any([one.find_times() for one in every]):  # noqa: C419 - all of them
+    info = inspect.type_info(kind)  # what is known by id must live
+    rules = _rules(info, known)
+    while any([one.find_times() for one in known.values()]):  # noqa: C419 - all of them
         pass
     return rules
 
@@ -251,7 +254,7 @@ def _rules(info: inspect.Type, known: dict[int, Rules]) -> Rules:
         for take, steps, part in parts:
             rule.add(take, steps, _rules(part, known))
     else:
-        rules.leaves = _LEAVES.get(type(info), (object,))
+        rules.leaves = _LEAVES.get(type(info)) or (getattr(info, "cls", object),)
     return rules
 
 
@@ -281,14 +284,24 @@ def _class_and_parts(info: Any) -> tuple[type, Rule, list[Part]] | None:
             return dict, Rule(is_mutable=True), [of_keys, of_values]
         case inspect.TupleType(item_types=items):
             return tuple, Rule(), [_item(n, f"[{n}]", item) for n, item in enumerate(items)]
-        case inspect.NamedTupleType(cls=kind, fields=fields):
-            return kind, Rule(), [_item(n, f".{f.name}", f.type) for n, f in enumerate(fields)]
+        case inspect.NamedTupleType(fields=fields):
+            return (
+                _class_of(info),
+                Rule(),
+                [_item(n, f".{f.name}", f.type) for n, f in enumerate(fields)],
+            )
         case inspect.TypedDictType(fields=fields):
             return dict, Rule(is_mutable=True), [_key(f.name, f.type) for f in fields]
         case inspect.StructType() | inspect.DataclassType():
-            rule = Rule(is_mutable=not _is_frozen(info.cls))
-            return info.cls, rule, [_field(f.name, f.type) for f in info.fields]
+            kind = _class_of(info)
+            rule = Rule(is_mutable=not _is_frozen(kind))
+            return kind, rule, [_field(f.name, f.type) for f in info.fields]
     return None
+
+
+def _class_of(info: Any) -> Any:
+    """Return the class of the values of a type, which may be generic."""
+    return typing.get_origin(info.cls) or info.cls
 
 
 def _any() -> Rules:

@@ -62,8 +62,9 @@ class StateCodec:
             # An outbox holds copies that were decoded.
             rules = {n: rules_of(kind) for n, kind in fields.items() if n not in self.outboxes}
             self._rules = {name: one for name, one in rules.items() if one.by_class}
-            parts = {name: rules_of(*both) for name, both in self.keyed.items()}
-            self._part_rules = {name: one for name, one in parts.items() if one.by_class}
+            self._part_rules = {
+                name: tuple(rules_of(part) for part in both) for name, both in self.keyed.items()
+            }
             self._array_decoders = {
                 name: tuple(
                     msgspec.msgpack.Decoder(types.GenericAlias(list, (part,))) for part in both
@@ -152,16 +153,17 @@ class StateCodec:
         self._check_restorable(self._rules, looked_at)
         return encoded
 
-    def encode_part(self, name: str, values: list[Any]) -> bytes:
-        """Return keys or values of the keyed field `name` as a MessagePack array; errors as for
+    def encode_part(self, name: str, values: list[Any], *, are_keys: bool = False) -> bytes:
+        """Return values, or keys, of the keyed field `name` as a MessagePack array; errors as for
         ``encode``."""
         try:
             encoded = self._encode(values)
         except Exception as error:
             where = f"{self.kind.__name__}.{name}"
             raise UsageError(f"{where} cannot be recorded: {describe(error)}") from error
-        if name in self._part_rules:
-            self._check_restorable(self._part_rules, {name: values})
+        of_keys, of_values = self._part_rules[name]
+        if (rules := of_keys if are_keys else of_values).by_class:
+            self._check_restorable({name: rules}, {name: values})
         return encoded
 
     def _check_restorable(self, rules: Mapping[str, Rules], values: dict[str, list[Any]]) -> None:
