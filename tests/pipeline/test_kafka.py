@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from stillframe.errors import NotConsistent, Unavailable, UsageError
+from stillframe.errors import NotConsistent, StillframeError, Unavailable, UsageError
 from stillframe.pipeline import kafka as kafka_module
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, settings_of
+from stillframe.pipeline.known_topics import comparison
 from stillframe.pipeline.metadata import Segment
 from stillframe.pipeline.topics import HEADER, Counting, Label, TopicRecord
 from tests.nightly import by_night, seeds
@@ -523,6 +525,40 @@ def test_a_partition_that_another_broker_gets_is_asked_for_again(
     monkeypatch.setattr(broker._admin, "list_offsets", asked)
     assert broker.end_offsets(topic.name) == wanted
     assert len(answers) == 3
+
+
+@pytest.mark.parametrize(
+    ("known_id", "timeout_s", "asked", "words"),
+    [
+        ("A", 60.0, 3, None),
+        ("A", 0.0, 1, "if it still exists, start this again"),
+        ("", 60.0, 1, "there is no topic pay: create it first"),
+    ],
+)
+def test_a_known_topic_that_a_broker_has_not_heard_of_is_asked_for_again(
+    known_id: str, timeout_s: float, asked: int, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the start of a broker: only another id shows that it was deleted."""
+    count = 0
+
+    def describe(_: object) -> dict[str, Future[Any]]:
+        nonlocal count
+        count += 1
+        answer: Future[Any] = Future()
+        if count < 3:
+            absent = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            answer.set_exception(KafkaException(absent))
+        else:
+            answer.set_result(SimpleNamespace(topic_id="A"))
+        return {"pay": answer}
+
+    monkeypatch.setattr(kafka_module, "_POLL_S", 0.0)
+    refused = pytest.raises(StillframeError, match=words)
+    with Broker(f"127.0.0.1:{free_port()}") as away, refused if words else contextlib.nullcontext():
+        monkeypatch.setattr(kafka_module, "TIMEOUT_S", timeout_s)
+        monkeypatch.setattr(away, "_admin", SimpleNamespace(describe_topics=describe))
+        comparison(away, "pay", known_id)()
+    assert count == asked
 
 
 def test_a_topic_that_does_not_exist_is_named(broker: Broker) -> None:

@@ -6,7 +6,7 @@ memory.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,9 @@ class Records(Broker):
         """See ``Broker``."""
         return self.end_offsets(topic)
 
-    def topic_ids(self, topics: Sequence[str]) -> dict[str, str | None]:
+    def topic_ids(
+        self, topics: Sequence[str], *, known: Container[str] = ()
+    ) -> dict[str, str | None]:
         """See ``Broker``."""
         for topic in topics:
             self._records(topic)

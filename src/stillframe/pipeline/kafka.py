@@ -8,7 +8,7 @@ import contextlib
 import functools
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import ModuleType
 from typing import Any, Self, TypeVar
@@ -39,6 +39,8 @@ _PASSING = (
     "OFFSET_NOT_AVAILABLE",
 )
 """Errors that end when all have heard which broker has a partition now."""
+_ABSENT = "UNKNOWN_TOPIC_OR_PART"
+"""There is no such topic, or the broker that was asked has not heard of it yet."""
 _QUICK: dict[str, Any] = {
     # A few records at a time are wanted, at once. A broker answers in order: the next request
     # would wait as long as one that has reached the end of its partition.
@@ -157,7 +159,7 @@ class Connection:
         self, error: Any, topic: str, *operations: str, is_seen: bool = True
     ) -> StillframeError:
         """Return the error to raise about one of Kafka."""
-        if error.name() == "UNKNOWN_TOPIC_OR_PART":
+        if error.name() == _ABSENT:
             return NoTopic(f"there is no topic {topic} at {self.servers}: create it first")
         if error.name() == "TOPIC_AUTHORIZATION_FAILED":
             return _not_allowed(topic, *operations, is_seen=is_seen)
@@ -534,10 +536,14 @@ class Broker(Connection):
         """Return the numbers of its partitions."""
         return sorted(one.id for one in self._described(topic).partitions)
 
-    def topic_ids(self, topics: Sequence[str]) -> dict[str, str | None]:
+    def topic_ids(
+        self, topics: Sequence[str], *, known: Container[str] = ()
+    ) -> dict[str, str | None]:
         """Return the ids that Kafka gave some topics when it created them: one that is deleted and
         created again has another. It is None if there is no such topic, and empty if the brokers
-        are too old to give any."""
+        are too old to give any. A `known` topic has existed: for a while it is asked for again, as
+        a broker that starts may not have heard of it."""
+        until = time.monotonic() + TIMEOUT_S
 
         def ask(some: Sequence[str]) -> "dict[str, Future[Any]]":
             asked: dict[str, Future[Any]] = _called(
@@ -549,7 +555,15 @@ class Broker(Connection):
         for topic, future in ask(topics).items():
             again = functools.partial(lambda one: ask([one])[one], topic)
             with contextlib.suppress(NoTopic):
-                one = self._answer(future, topic, "DESCRIBE", again=again, is_seen=False).topic_id
+                one = self._answer(
+                    future,
+                    topic,
+                    "DESCRIBE",
+                    again=again,
+                    is_seen=False,
+                    passing=(*_PASSING, _ABSENT) if topic in known else _PASSING,
+                    until=until,
+                ).topic_id
                 has_id = one is not None and str(one) != str(self.kafka.Uuid(0, 0))
                 found[topic] = str(one) if has_id else ""
         return found
@@ -593,10 +607,12 @@ class Broker(Connection):
         *operations: str,
         again: "Callable[[], Future[_Answer]] | None" = None,
         is_seen: bool = True,
+        passing: Container[str] = _PASSING,
+        until: float | None = None,
     ) -> _Answer:
         """Return what a broker answers about a topic to a client that needs some operations. It is
-        asked `again` while it is not known which broker has a partition."""
-        until = time.monotonic() + TIMEOUT_S
+        asked `again` after `passing` errors: `until` a moment, or else for ``TIMEOUT_S``."""
+        until = time.monotonic() + TIMEOUT_S if until is None else until
         while True:
             while not wait([future], _POLL_S).done:
                 self._admin.poll(0)
@@ -604,7 +620,7 @@ class Broker(Connection):
             try:
                 return future.result()
             except self.kafka.KafkaException as error:
-                is_passing = error.args[0].name() in _PASSING and time.monotonic() < until
+                is_passing = error.args[0].name() in passing and time.monotonic() < until
                 if again is None or not is_passing:
                     raise self.failed(error.args[0], topic, *operations, is_seen=is_seen) from None
             time.sleep(_POLL_S)

@@ -40,10 +40,11 @@ def known_id(root: Location, topic: Topic) -> str:
     return read_sealed(path, TopicId).topic_id if is_there(path) else ""
 
 
-def held_topic(broker: Broker, topic: str) -> HeldTopic:
-    """Return what Kafka holds of a topic. The id comes first: if the topic is created again
-    meanwhile, the offsets are those of a later one, and the next comparison fails."""
-    now = broker.topic_ids([topic])[topic]
+def held_topic(broker: Broker, topic: str, topic_id: str) -> HeldTopic:
+    """Return what Kafka holds of a topic that had this id; an empty one is not known. The present
+    id comes first: if the topic is created again meanwhile, the offsets are those of a later one,
+    and the next comparison fails."""
+    now = _present_id(broker, topic, topic_id)
     if now is None:
         return HeldTopic(topic, None)
     return HeldTopic(topic, now, broker.first_offsets(topic), broker.end_offsets(topic))
@@ -53,7 +54,7 @@ def comparison(broker: Broker, topic: str, topic_id: str) -> Callable[[], None]:
     """Return what raises NotConsistent if a topic does not have this id any more."""
 
     def compare() -> None:
-        check_id(HeldTopic(topic, broker.topic_ids([topic])[topic]), topic_id)
+        check_id(HeldTopic(topic, _present_id(broker, topic, topic_id)), topic_id)
 
     return compare
 
@@ -93,7 +94,8 @@ class KnownTopics:
         for topic in self._ids:
             by_broker.setdefault(self._broker_of(topic), []).append(topic)
         for broker, topics in by_broker.items():
-            now = broker.topic_ids([topic.topic for topic in topics])
+            known = {topic.topic for topic in topics if self._ids[topic]}
+            now = broker.topic_ids([topic.topic for topic in topics], known=known)
             for topic in topics:
                 check_id(HeldTopic(topic.topic, now[topic.topic]), self._ids[topic])
                 self._ids[topic] = self._ids[topic] or now[topic.topic] or ""
@@ -101,6 +103,10 @@ class KnownTopics:
     def id_of(self, topic: Topic) -> str:
         """Return the id that a topic must have; empty if it is not known."""
         return self._ids[topic]
+
+
+def _present_id(broker: Broker, topic: str, topic_id: str) -> str | None:
+    return broker.topic_ids([topic], known=[topic] if topic_id else [])[topic]
 
 
 def _path(root: Location, topic: Topic) -> Location:

@@ -140,8 +140,9 @@ def check_topics(root: Location, manifest: Manifest) -> None:
     with brokers() as broker_of:
         for cut in manifest.topics:
             topic = manifest.dataflow.topic(cut.channel)
-            held = held_topic(broker_of(topic), topic.topic)
-            check_id(held, cut.topic_id or known_id(root, topic))
+            topic_id = cut.topic_id or known_id(root, topic)
+            held = held_topic(broker_of(topic), topic.topic, topic_id)
+            check_id(held, topic_id)
             check_end(held, cut.ends)
             in_cut = held.without(held.first.keys() - cut.ends.keys())
             for positions in cut.positions.values():

@@ -19,7 +19,7 @@ from stillframe.pipeline.known_topics import comparison, held_topic, known_id
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, TopicCut
 from stillframe.pipeline.topics import Counting, counting_on, has_joined
-from stillframe.protocol.topic_positions import HeldTopic, check_end, check_id, starts
+from stillframe.protocol.topic_positions import check_end, check_id, starts
 from stillframe.storage.location import Location
 
 
@@ -92,8 +92,9 @@ def select(
     topic = described.dataflow.topic(channel)
     cut = topic_cut(described, channel) if isinstance(described, Manifest) else None
     stored = start or None
+    topic_id = known_id(root, topic)
     with Broker(topic.servers, is_bulk=True) as reader:
-        held = held_topic(reader, topic.topic)
+        held = held_topic(reader, topic.topic, topic_id)
     ends = held.ends if cut is None else cut.ends
     if cut is not None:
         check_id(held, cut.topic_id)
@@ -103,7 +104,7 @@ def select(
             in_flight = {p: at.get(p, 0) for p, end in ends.items() if at.get(p, 0) < end}
             wanted = {**in_flight, **(start or {})}
             stored, ends = {**held.first, **wanted}, {p: ends[p] for p in ends if p in wanted}
-    begins = starts(held, stored, known_id(root, topic))
+    begins = starts(held, stored, topic_id)
     ranges = {p: (begins[p], end) for p, end in ends.items() if begins[p] < end}
     decides = counting_at(root, described, topic)
     return TopicSelection(topic, held.topic_id or "", decides, ranges)
@@ -131,13 +132,15 @@ def follow(root: Location, channel: str, start: Mapping[int, int] | None) -> Ite
     topic = metadata.dataflow.topic(channel)
     counting = counting_at(root, metadata, topic)
     with Broker(topic.servers, is_bulk=True) as reader:
-        now_id = reader.topic_ids([topic.topic])[topic.topic]
-        check_id(HeldTopic(topic.topic, now_id), known_id(root, topic))
+        topic_id = known_id(root, topic)
+        held = held_topic(reader, topic.topic, topic_id)
+        check_id(held, topic_id)
+        now_id = held.topic_id or ""
 
         def begins(reached: Mapping[int, int] | None) -> dict[int, int]:
-            return starts(held_topic(reader, topic.topic), reached or start or None)
+            return starts(held_topic(reader, topic.topic, now_id), reached or start or None)
 
-        compare = comparison(reader, topic.topic, now_id or "")
+        compare = comparison(reader, topic.topic, now_id)
         for records in reader.follow(topic.topic, begins, check=compare):
             # Read after the records: a restore is in here before any record of its epoch is there.
             if records and (now := read_metadata(root)).epoch != metadata.epoch:

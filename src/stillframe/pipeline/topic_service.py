@@ -324,9 +324,10 @@ class _ServiceTopics:
         for topic in (one for one in self._incoming.values() if one.name in self._sources):
             read = self._reader.partitions(topic.topic)
             if not read.issuperset(self._broker.partitions(topic.topic)):
-                held = held_topic(self._broker, topic.topic).without(read)
+                topic_id = self._known.id_of(topic)
+                held = held_topic(self._broker, topic.topic, topic_id).without(read)
                 at = {p: at for p, at in self.positions[topic.name].items() if p not in read}
-                self._reader.add(topic.topic, starts(held, at, self._known.id_of(topic)))
+                self._reader.add(topic.topic, starts(held, at, topic_id))
 
     def _read(self, topic: Topic, message: Any) -> KafkaRecord | None:
         """Return a record without its label; None if it does not count."""
@@ -452,7 +453,8 @@ def _begun(
 
 def _first_positions(place: _Place, topic: Topic) -> dict[int, int]:
     """Return where a service starts on a topic that it has never read."""
-    found = starts(held_topic(place.broker, topic.topic), None, place.known.id_of(topic))
+    topic_id = place.known.id_of(topic)
+    found = starts(held_topic(place.broker, topic.topic, topic_id), None, topic_id)
     for partition, offset in found.items():
         if offset > 0:
             _log.warning(

@@ -45,15 +45,21 @@ class HeldTopic(msgspec.Struct, frozen=True):
 def check_id(held: HeldTopic, topic_id: str) -> None:
     """Raise NotConsistent if a topic is not the one with this id. An empty one, of positions that
     Stillframe 0.2 stored, is not compared: then it is a UsageError if there is no such topic."""
-    if topic_id and held.topic_id != topic_id:
-        again = "" if held.topic_id is None else " and created again"
+    if held.topic_id is None:
+        if not topic_id:
+            raise UsageError(f"there is no topic {held.name}: create it first")
         raise NotConsistent(
-            f"topic {held.name} was deleted{again}: the stored positions are those of the "
-            "earlier topic, whose records are lost",
+            f"the brokers do not have topic {held.name} any more, to which the stored positions "
+            "belong",
+            remedy="if it still exists, start this again; if it was deleted, create a new pipeline "
+            "in another directory",
+        )
+    if topic_id and held.topic_id != topic_id:
+        raise NotConsistent(
+            f"topic {held.name} was deleted and created again: the stored positions are those of "
+            "the earlier topic, whose records are lost",
             remedy=_ANOTHER,
         )
-    if held.topic_id is None:
-        raise UsageError(f"there is no topic {held.name}: create it first")
 
 
 def starts(held: HeldTopic, stored: Mapping[int, int] | None, topic_id: str = "") -> dict[int, int]:

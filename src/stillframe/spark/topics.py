@@ -260,8 +260,9 @@ def check_positions(root: Location, flow: Dataflow, query: str, place: Location)
     stored = checkpoint.topic_positions(place, batch, is_earlier=True)
     with brokers() as broker_of:
         for topic in incoming:
-            held = held_topic(broker_of(topic), topic.topic)
-            starts(held, stored.get(topic.topic), known_id(root, topic))
+            topic_id = known_id(root, topic)
+            held = held_topic(broker_of(topic), topic.topic, topic_id)
+            starts(held, stored.get(topic.topic), topic_id)
 
 
 def topic_comparison(root: Location, flow: Dataflow, query: str) -> Callable[[], None]:
