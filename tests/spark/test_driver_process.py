@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from stillframe.errors import Unavailable
 from stillframe.runtime.os_process import current_process, identify, is_alive
 from stillframe.spark import driver_process
 from stillframe.spark.driver_process import Writer, take_over, writer_of
@@ -70,6 +71,15 @@ def test_nothing_is_known_of_another_machine(root: Path, host: str, boot_id: str
         process = msgspec.structs.replace(process, boot_id=boot_id)
     start(root, Writer(host=host, process=process, is_local=True))
     assert start(root, own()) == (False, [])
+
+
+def test_a_process_in_another_namespace_is_not_taken_for_ended(root: Path) -> None:
+    """Containers of one pod have one name and one boot id, and numbers of their own."""
+    apart = msgspec.structs.replace(current_process(), space=1)
+    start(root, Writer(host=HOST, process=apart, is_local=True))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"another PID namespace.* has ended, delete this"):
+            start(root, own())
 
 
 def test_nothing_is_known_if_the_process_cannot_be_seen(root: Path) -> None:

@@ -16,8 +16,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from stillframe.durable_files import replace_durably
+from stillframe.errors import Unavailable
 from stillframe.pipeline.locks import PARTICIPANTS
-from stillframe.runtime.os_process import OsProcess, identify, is_alive
+from stillframe.runtime.os_process import OsProcess, identify, is_alive, is_apart
 from stillframe.storage.location import Location
 from stillframe.storage.reading import is_there
 from stillframe.store.layout import explain_io_errors
@@ -58,6 +59,9 @@ def take_over(
     Returns:
         Whether everything has ended that could still write for an earlier run. Executors, and
         processes of another machine, are not known.
+
+    Raises:
+        Unavailable: the Java process is in another PID namespace of this machine.
     """
     if not isinstance(root, Path):
         return False
@@ -68,6 +72,15 @@ def take_over(
             path, Writer, advice="delete it when no earlier driver of the query runs any more"
         )
     if earlier is not None and earlier != own:
+        if _is_here(earlier) and is_apart(earlier.process):
+            raise Unavailable(
+                f"an earlier driver of query {query} ran in another PID namespace, such as that of "
+                f"another container, where its Java is process {earlier.process.pid}: whether it "
+                "still writes topics cannot be seen from here",
+                path=path,
+                remedy="end it there; once it, or that container, has ended, delete this file and "
+                "start the query again",
+            )
         wait_until(
             lambda: not (_is_here(earlier) and is_alive(earlier.process)),
             f"waiting for the Java process {earlier.process.pid} to end: it is of an earlier "
