@@ -75,6 +75,19 @@ def test_a_user_without_a_home_directory_learns_what_to_set(
     assert run_file.read_run_file(place) == system
 
 
+def test_the_directory_of_a_dead_supervisor_is_removed_with_what_processes_left(
+    tmp_path: Path,
+) -> None:
+    """A process that failed without a coordinator wrote the reason there, in a file."""
+    system = announced(tmp_path / "store", current_process())
+    place = tmp_path / "stillframe-x"
+    place.mkdir()
+    for name in ("commands", "4711"):
+        (place / name).touch()
+    run_file.remove_socket(msgspec.structs.replace(system, commands=str(place / "commands")))
+    assert not place.exists()
+
+
 @contextlib.asynccontextmanager
 async def silent_server(path: Path) -> AsyncIterator[asyncio.Event]:
     """Take connections and say nothing; give what is set when somebody has connected."""

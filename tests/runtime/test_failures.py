@@ -1,6 +1,7 @@
 """What an application does wrong is named: process, message, channel, and what to do."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stillframe.model import Abandoned, Reason
 from stillframe.runtime import control
 from stillframe.runtime.process import process_runtime
 from stillframe.runtime.process.host import Host
+from stillframe.runtime.process.process_main import is_of_library
 from tests.runtime.local import LocalSystem
 from tests.runtime.programs import Sink, Source, Tick
 
@@ -481,3 +483,40 @@ def test_a_bug_in_what_listens_to_the_coordinator_ends_the_process(
             assert "in status" in process_runtime.traceback_of(failure)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        (["uvloop.loop", "grpc.aio", "json"], True),
+        (["uvloop.loop", "grpc.aio", "bank"], False),
+        (["uvloop.loop", "grpc.aio", "stillframe.runtime"], False),
+        (["uvloop.loop", "installed_bank.topology"], False),
+        # A function in C that the user may have given to the loop.
+        (["uvloop.loop"], False),
+        (["uvloop.loop", "json"], False),
+        ([], True),
+    ],
+)
+def test_errors_in_callbacks_of_libraries_are_told_apart(
+    modules: list[str], *, expected: bool
+) -> None:
+    """By the modules in the traceback, of which only `bank` is not installed."""
+    error = BlockingIOError()
+    step: Any = None
+    for name in reversed(modules):
+        place = "home" if name == "bank" else "lib/site-packages"
+        module: dict[str, Any] = {
+            "__name__": name,
+            "__file__": f"/{place}/m.py",
+            "step": step,
+            "error": error,
+        }
+        exec("def call():\n    if step is None:\n        raise error\n    step()", module)
+        step = module["call"]
+    if step is not None:
+        with contextlib.suppress(BlockingIOError):
+            step()
+        assert error.__traceback__ is not None
+        error.__traceback__ = error.__traceback__.tb_next  # without this test
+    assert is_of_library(error, ("stillframe", "__main__", "installed_bank")) is expected

@@ -84,12 +84,25 @@ def listen_for_commands(directory: str) -> socket.socket:
 
 
 def remove_socket(system: RunFile) -> None:
-    """Remove the admin socket of a supervisor that died, and its directory if that is empty."""
+    """Remove the admin socket of a supervisor that died, and its directory if nothing of others is
+    in it."""
     path = Path(system.commands)
     if path.name == _COMMANDS and path.parent.name.startswith(_COMMANDS_PREFIX):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+            remove_last_words(path.parent)
             path.parent.rmdir()
+
+
+def remove_last_words(directory: Path) -> None:
+    """Remove why processes of an ended epoch failed, which they wrote into a directory.
+
+    It is that of the admin socket. The next process with such a number has not written it.
+    """
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.name.isdecimal():
+                path.unlink(missing_ok=True)
 
 
 def run_file_path(store: Location) -> Path:

@@ -14,6 +14,8 @@ import queue
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,9 @@ async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
     if launch.outputs.any:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, _terminate, runtime)
-    asyncio.get_running_loop().set_exception_handler(functools.partial(_on_lost_error, runtime))
+    own = ("stillframe", "__main__", launch.reference.partition(":")[0].partition(".")[0])
+    on_lost_error = functools.partial(_on_lost_error, runtime, own)
+    asyncio.get_running_loop().set_exception_handler(on_lost_error)
     try:
         await _run_epoch(runtime, launch, start)
         # A task that is cancelled cancels what it awaits.
@@ -108,14 +112,36 @@ async def _run(launch: LaunchSpec, watchdog: SupervisorWatchdog) -> None:
 
 
 def _on_lost_error(
-    runtime: ProcessRuntime, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    runtime: ProcessRuntime,
+    own: Collection[str],
+    loop: asyncio.AbstractEventLoop,
+    context: dict[str, Any],
 ) -> None:
     """Fail because of an error in a callback of the event loop: nothing else would end the process.
-    The error of a task that is not awaited is only logged, as in every program."""
+    The error of a task that is not awaited, or of a library, is only logged, as in every program.
+    """
     loop.default_exception_handler(context)
     error = context.get("exception")
-    if error is not None and "task" not in context and "future" not in context:
+    if error is None or "task" in context or "future" in context:
+        return
+    if not is_of_library(error, own):
         runtime.fail(failure_of(runtime.me.process, error))
+
+
+def is_of_library(error: BaseException, own: Collection[str]) -> bool:
+    """Return whether only code of installed libraries is in the traceback of `error`. The packages
+    `own` are no libraries, even if they are installed."""
+    is_of_one = error.__traceback__ is None  # the event loop made it, for a connection
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == "uvloop" or package in sys.stdlib_module_names:
+            continue
+        # The code object of compiled code has no path that says where it is installed.
+        parts = Path(frame.f_globals.get("__file__") or "").parts
+        if package in own or not {"site-packages", "dist-packages"}.intersection(parts):
+            return False
+        is_of_one = True
+    return is_of_one
 
 
 def _terminate(runtime: ProcessRuntime) -> None:
@@ -214,7 +240,8 @@ async def _run_epoch(runtime: ProcessRuntime, launch: LaunchSpec, start: Start |
 
 
 def _leave_last_words(launch: LaunchSpec, failure: StillframeError) -> None:
-    """Write why this process fails, for a supervisor that the connection did not tell."""
+    """Write why this process fails, for a supervisor that the connection did not tell. The
+    supervisor removes it when the epoch has ended."""
     words = control.Failure(text_of(failure), traceback_of(failure))
     # Without a place for it, the supervisor names the standard error.
     with contextlib.suppress(OSError):

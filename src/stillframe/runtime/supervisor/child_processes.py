@@ -128,19 +128,16 @@ class ChildProcesses:
                     return _exit_text(await child.wait())
         return "its connection to the coordinator was lost"
 
-    def take_last_words(self, process: ProcessId, directory: Path) -> Failure | None:
+    def last_words_of(self, process: ProcessId, directory: Path) -> Failure | None:
         """Return why `process`, which has terminated, failed; None if it did not write that into
         `directory`."""
         if (child := self.running.get(process)) is None:
             return None
-        path = directory / str(child.pid)
         try:
-            with path.open("rb") as file:
-                words = msgspec.json.decode(file.read(_WORDS_BYTES_MAX), type=Failure)
-            path.unlink()
+            with Path(directory, str(child.pid)).open("rb") as file:
+                return msgspec.json.decode(file.read(_WORDS_BYTES_MAX), type=Failure)
         except (OSError, *DECODING_ERRORS):
             return None
-        return words
 
     def _on_terminated(self, process: ProcessId, child: WatchedProcess) -> None:
         if self.running.get(process) is child:

@@ -191,6 +191,7 @@ class Epoch:
     async def close(self) -> None:
         """Stop every process, finish what is being written, and close the connections."""
         await self.children.stop()
+        run_file.remove_last_words(self._system.socket.parent)
         if self.coordinator is not None:
             await self.coordinator.close()
             self.next_number = self.coordinator.next_number
@@ -200,7 +201,7 @@ class Epoch:
         if death.failure is not None:
             return events.ProcessDied(death.process, death.failure.detail, death.failure.story)
         cause = await self.children.describe_end(death.process)
-        words = self.children.take_last_words(death.process, self._system.socket.parent)
+        words = self.children.last_words_of(death.process, self._system.socket.parent)
         if words is not None:
             return events.ProcessDied(death.process, words.detail, words.story)
         return events.ProcessDied(death.process, cause)
