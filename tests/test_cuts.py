@@ -13,6 +13,7 @@ from stillframe import cuts
 from stillframe.cuts import (
     CutView,
     consistent_cuts,
+    count_at_least,
     count_consistent_cuts,
     cuts_where,
     definitely,
@@ -309,6 +310,20 @@ def test_processes_that_never_talk_are_counted_apart() -> None:
     """4,096 of one event each have 2^4096 cuts: a product, found without a table."""
     assert count_consistent_cuts(independent(4096, 1)) == 2**4096
     assert count_consistent_cuts(independent(4096, 1), count_max=10**8) == 10**8 + 1
+
+
+def test_a_step_counts_for_more_with_more_than_a_dozen_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it takes more time and memory."""
+    monkeypatch.setattr(cuts, "_sweep", lambda *_: iter([(9, 100)]))
+    for count, least in ((3, 2_500), (12, 2_500), (24, 5_000)):
+        names = [f"P{index}" for index in range(count)]
+        sent = tuple(MessageId(Channel("P0", name), 1) for name in names[1:])
+        steps = [Event("P0", sent=sent), *(Event(m.channel.target, accepted=(m,)) for m in sent)]
+        for step_max in (least - 1, least):
+            found = count_at_least(Trace(names, steps), step_max=step_max)
+            assert found == (9, step_max == least)
 
 
 def test_a_table_that_grows_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

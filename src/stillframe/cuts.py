@@ -41,10 +41,12 @@ __all__ = [
 BOUNDS_MAX = 20_000_000
 """Maximum number of bounds in a table, which has one of each process for each event."""
 STEP_MAX = 10_000_000
-"""Maximum number of steps of counting: visits of a choice of limits, by one event each."""
+"""Maximum number of steps of counting: visits of a choice of limits, by one event each. A visit of
+the limits of more than a dozen processes counts for more, in proportion to their number."""
 STEPS_PER_CHOICE = 25
-"""For each choice in memory at a time, counting may take this many steps."""
+"""For each step that a visit of all choices in memory takes, counting may take this many."""
 _PROGRESS_STEP = 64
+_PROCESSES_PER_STEP = 12
 _DIGITS_MAX = 40
 _STOPPED = -1
 
@@ -100,8 +102,9 @@ def count_consistent_cuts(
     Args:
         trace: the execution.
         count_max: stop above this number.
-        step_max: stop with an error after this number of steps. A million take one to three
-            seconds, and bound memory to some 20 MB.
+        step_max: stop with an error after this number of steps, of which more than a dozen
+            processes take more in proportion. A million take one to three seconds, and bound memory
+            to some 20 MB.
 
     Returns:
         The number of consistent cuts; ``count_max + 1`` if there are more than `count_max`.
@@ -145,15 +148,17 @@ def count_at_least(
     for group, weights in groups:
         most = None if count_max is None else count_max // count
         found = 1
+        scale = max(_PROCESSES_PER_STEP, len(weights))
         for found, choice_count in _sweep(group, weights):
-            step_count += choice_count
+            new_step_count = choice_count * scale // _PROCESSES_PER_STEP
+            step_count += new_step_count
             swept_count += 1
             if not swept_count % _PROGRESS_STEP:
                 progress(min(swept_count, total), total)
             if (
                 (most is not None and found > most)
                 or step_count > step_max
-                or choice_count * STEPS_PER_CHOICE > step_max
+                or new_step_count * STEPS_PER_CHOICE > step_max
             ):
                 return count * found, False
         count *= found

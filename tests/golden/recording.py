@@ -39,7 +39,7 @@ SHOWN_COUNT = 3
 FORMER = {"is_current": "is_of_present_course"}
 WORDS = ("found", "sentence", "what", "why")
 """What is said in words for people, which may be said better one day."""
-NEW = ("version", "is_message_count_exact")
+NEW = ("version", "is_message_count_exact", "filled_count", "consistent_cut_count_min")
 """Keys that 0.1.0 did not have."""
 
 COMMANDS = (

@@ -1,10 +1,11 @@
 """Logs whose clocks contradict themselves are refused for the right reason, others accepted."""
 
+import msgspec
 import pytest
 
 from stillframe.errors import NotConsistent, UsageError
 from stillframe.importer import clocks as clocks_module
-from stillframe.importer.clocks import ClockedEvent
+from stillframe.importer.clocks import ClockedEvent, decode_clock
 from stillframe.importer.execution import build
 from tests.importer.logs import log_of
 
@@ -158,6 +159,26 @@ def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(clocks_module, "HOST_COUNT_MAX", 2)
     with pytest.raises(UsageError, match=r"log, line 1: more than 2 hosts .*: is 'c' really one"):
         build(log_of(("a", {"a": 1, "b": 0, "c": 0})), where="log")
+
+
+def test_a_host_that_comes_twice_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with itself alone, however large the clock is."""
+    compared: list[object] = []
+
+    class Host(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    pairs = [(Host(number), 1) for number in [*range(100), 99]]
+    monkeypatch.setattr("json.loads", lambda *_, **__: pairs)
+    with pytest.raises(msgspec.ValidationError, match="it has host '99' twice"):
+        decode_clock('{"99": 1, "99": 1}')
+    assert len(compared) == 1
 
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

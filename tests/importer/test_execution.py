@@ -1,12 +1,14 @@
 """A log becomes a trace with the same happened-before, whatever the order of its lines."""
 
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import NotConsistent, UsageError
+from stillframe.importer.clocks import ClockedEvent, Clocks
 from stillframe.importer.execution import build, name_processes
 from stillframe.model import check_process_id
 from tests.importer.logs import HOSTS, chance_log, clocks_in, clocks_of, log_of
@@ -78,9 +80,24 @@ def test_events_that_a_log_leaves_out_are_filled_in(
 
 def test_the_number_of_events_to_fill_in_is_bounded() -> None:
     """A count that is a time, for example, does not take all memory."""
-    for rows in ([("a", {"a": 2_000_000})], [("a", {"a": 1, "b": 2_000_000})]):
+    for rows in (
+        [("a", {"a": 2_000_000})],
+        [("a", {"a": 1, "b": 2_000_000})],
+        [("a", {"a": 10}), ("a", {"a": 20, "b": 999_990})],
+    ):
         with pytest.raises(UsageError, match=r"at most 1,000,000 are .* really a count of events"):
             build(log_of(*rows), where="log", fill_gaps=True)
+
+
+def test_times_are_compared_for_events_of_the_log_alone() -> None:
+    """Those that were filled in have none, however many there are."""
+    clocks = Clocks("log")
+    clocks.add(ClockedEvent(1, "a", {"a": 1, "b": 1}, "", time="1"))
+    clocks.add(ClockedEvent(2, "a", {"a": 100, "b": 1}, "", time="2"))
+    clocks.sort(fill_gaps=True)
+    with mock.patch.object(clocks, "_entries", wraps=clocks._entries) as entries:
+        assert [*clocks.time_warnings()] == []
+    assert [call.args for call in entries.call_args_list] == [(0,), (1,)]
 
 
 def test_a_contradiction_next_to_a_gap_is_still_one() -> None:

@@ -68,6 +68,15 @@ def test_messages_are_implied_if_no_line_states_any(tmp_path: Path) -> None:
     assert read_json_lines(path).executions[0].trace.message_count == 1
 
 
+@pytest.mark.parametrize("value", [[">"], {"<": 1}, 1, True])
+@pytest.mark.parametrize("field", ["event", "time", "extra"])
+def test_a_field_may_have_any_value(tmp_path: Path, field: str, value: object) -> None:
+    """What is neither sending nor receiving by its kind is another event."""
+    event = {"node": "x", "pkt": {"vc": {"x": 1}}, field: value}
+    trace = read_json_lines(log(tmp_path, event)).executions[0].trace
+    assert trace.lines["x"][0].label == (str(value) if field == "event" else "")
+
+
 @pytest.mark.parametrize("text", ["", "host", "host=", "what=x", "host=a,host=b", "host=a,,"])
 def test_wrong_paths_are_named(text: str) -> None:
     """The sentence says how paths are written and which there are."""

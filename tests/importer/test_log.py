@@ -61,6 +61,8 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         (TEXT.encode("utf-16"), "is UTF-16, not UTF-8: convert it with iconv -t UTF-8 -f UTF-16"),
         (TEXT.encode("utf-16-le"), "UTF-16LE"),
         (TEXT.encode("utf-16-be"), "UTF-16BE"),
+        (f"\n{TEXT}".encode("utf-16-le"), "UTF-16LE"),
+        (f"\n{TEXT}".encode("utf-16-be"), "UTF-16BE"),
         (TEXT.encode("utf-32"), "is UTF-32"),
     ],
 )

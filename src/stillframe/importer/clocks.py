@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, filterfalse, pairwise
 from typing import Any, NoReturn
 
 import msgspec
@@ -28,7 +28,7 @@ from stillframe.errors import NotConsistent, UsageError
 HOST_COUNT_MAX = 4096
 _SHOWN_CHARS_MAX = 80
 FILLED_MAX = 1_000_000
-"""Maximum number of events that are filled in for one host."""
+"""Maximum number of events that are filled in for all hosts of an execution together."""
 PROGRESS_STEP = 20_000
 Progress = Callable[[str, int, int], None]
 """Called now and then with what is being done, how much of it is done, and how much there is."""
@@ -42,10 +42,11 @@ def decode_clock(text: str) -> dict[str, int]:
     clock = _decode_clock(text)
     # Few hosts have a comma in their names: only such a clock, or one with doubles, is read again.
     if text.count(",") >= len(clock) > 0:
-        hosts = [host for host, _ in json.loads(text, object_pairs_hook=list)]
-        if len(hosts) > len(clock):
-            twice = next(host for number, host in enumerate(hosts) if host in hosts[:number])
-            raise msgspec.ValidationError(f"it has host {show_host(twice)} twice")
+        seen = set()
+        for host, _ in json.loads(text, object_pairs_hook=list):
+            if host in seen:
+                raise msgspec.ValidationError(f"it has host {show_host(host)} twice")
+            seen.add(host)
     return clock
 
 
@@ -213,10 +214,10 @@ class Clocks:
         base = line[-1] if line else -1
         if base >= len(self._lines):
             base = self._bases[base - len(self._lines)]
-        if count - len(line) > FILLED_MAX:
+        if (filled := self.filled_count + count - len(line)) > FILLED_MAX:
             raise UsageError(
-                f"{self._place(event)}: the clock has {count:,} for host {self.name(host)}, and "
-                f"the log leaves out {count - len(line):,} events before that: at most "
+                f"{self._place(event)}: the clock has {count:,} for host {self.name(host)}. Up to "
+                f"here the log leaves out {filled:,} events of this execution: at most "
                 f"{FILLED_MAX:,} are filled in. Is it really a count of events?"
             )
         total = 0 if base < 0 else self.totals[base] - self.owns[base]
@@ -346,7 +347,8 @@ class Clocks:
         for host, order in enumerate(self.order):
             cause = order[0] if order else 0
             most = -math.inf
-            for event in order:
+            # One that was filled in learned nothing.
+            for event in filterfalse(self.is_filled, order):
                 for other, value in self._entries(event):
                     if other != host and value and times[latest[other][value - 1]] > most:
                         cause = latest[other][value - 1]

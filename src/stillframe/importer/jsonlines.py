@@ -4,9 +4,10 @@ it sent or received."""
 import os
 import shlex
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -107,7 +108,9 @@ def read_json_lines(
 class _Reading:
     """Reads a file once, from start to end."""
 
-    def __init__(self, name: str, file: BinaryIO, paths: JsonPaths, progress: Progress) -> None:
+    def __init__(
+        self, name: str, file: BufferedReader, paths: JsonPaths, progress: Progress
+    ) -> None:
         self.ignored_line_count = 0
         self._event_count = 0
         self._hint = ""
@@ -121,10 +124,11 @@ class _Reading:
 
     def events(self) -> Iterator[ClockedEvent]:
         """Yield the events of the file."""
+        # Before a line is read: a line of UTF-16 may end in the middle of a character.
+        check_form(self._where, self._file.peek())
         lines = iter(lambda: self._file.readline(LINE_BYTES_MAX + 1), b"")
         for line, text in enumerate(lines, 1):
             if line == 1:
-                check_form(self._where, text)
                 text = text.removeprefix(BOM)  # noqa: PLW2901 - it is no part of the line
             if len(text) > LINE_BYTES_MAX:
                 self._refuse(line, f"it has more than {LINE_BYTES_MAX:,} bytes")
@@ -172,9 +176,9 @@ class _Reading:
         event = ClockedEvent(line, host, clock, label, document, file=self._where)
         if (time := _find(document, self._paths["time"])) is not None:
             event.time = str(time)
-        if kind in _SEND:
+        if isinstance(kind, str) and kind in _SEND:
             event.sent_to = self._needed_host(line, document, "target")
-        elif kind in _RECEIVE:
+        elif isinstance(kind, str) and kind in _RECEIVE:
             event.received_from = self._needed_host(line, document, "source")
         else:
             return event
