@@ -4,7 +4,9 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -123,10 +125,32 @@ def test_a_log_may_be_bytes_or_an_open_file(tmp_path: Path) -> None:
     for log in (JSON.encode(), io.BytesIO(JSON.encode())):
         assert read_log(log, json_paths=JsonPaths()).executions[0].trace.lines == expected
     assert read_log(TEXT.encode()).executions[0].trace.end == (1,)
+    assert read_log(bytearray(TEXT.encode())).executions[0].trace.end == (1,)
     with path.open() as text, pytest.raises(UsageError, match=r"a\.jsonl is open for text"):
         read_log(text)  # type: ignore[arg-type]
     with (
         mock.patch.object(importer, "LOG_BYTES_MAX", 5),
-        pytest.raises(UsageError, match="log has more than 1 GiB"),
+        pytest.raises(UsageError, match="log 1 has more than 1 GiB"),
     ):
         read_log(TEXT.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("/x/a.jsonl", "a.jsonl"),
+        ("a.json.gz", "a.json.gz"),
+        *((name, "log 2") for name in ("a\0b", "", "n" * 300, 7, None)),
+        ("..", ".."),
+    ],
+)
+def test_an_open_file_is_called_by_its_name(tmp_path: Path, name: object, shown: str) -> None:
+    """Errors never name the copy, and no name makes the import fail."""
+    options: dict[str, Any] = {"json_paths": None if "json" in shown else JsonPaths()}
+    path = tmp_path / "b.json"
+    path.write_text(JSON)
+    for broken in (b"x", gzip.compress(b"x"), b"\n\n"):
+        log = io.BytesIO(broken)
+        log.name = name  # type: ignore[attr-defined]
+        with pytest.raises(UsageError, match=f"^{re.escape(shown)}[, ]"):
+            read_log(path, log, **options)

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from stillframe.errors import UsageError, repr_of
 from stillframe.importer.clocks import Progress
-from stillframe.importer.execution import Execution, Imported, no_progress
+from stillframe.importer.execution import Execution, Imported, name_files, no_progress
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
 from stillframe.importer.shiviz import read_shiviz
 from stillframe.storage.location import local_path
@@ -20,11 +20,12 @@ from stillframe.storage.location import local_path
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
 
 LOG_BYTES_MAX = 2**30
+_NAME_CHARS_MAX = 255
 JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl", ".json"})
 
 
 def read_log(
-    *logs: str | Path | bytes | BinaryIO,
+    *logs: str | Path | bytes | bytearray | BinaryIO,
     regex: str | None = None,
     delimiter: str | None = None,
     json_paths: JsonPaths | None = None,
@@ -59,7 +60,8 @@ def read_log(
         OSError: a file cannot be opened or read.
     """
     with tempfile.TemporaryDirectory(prefix="stillframe-") as directory:
-        files = [_file(log, Path(directory, str(number))) for number, log in enumerate(logs)]
+        found = [_file(log, Path(directory), number) for number, log in enumerate(logs, 1)]
+        files, names = [path for path, _ in found], name_files([name for _, name in found])
         are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in files}
         if json_paths is None and (regex is not None or are_json != {True}):
             if regex is None and len(are_json) > 1:
@@ -68,34 +70,47 @@ def read_log(
                     "files of one format together"
                 )
             return read_shiviz(
-                *files, regex=regex, delimiter=delimiter, fill_gaps=fill_gaps, progress=progress
+                *files,
+                names=names,
+                regex=regex,
+                delimiter=delimiter,
+                fill_gaps=fill_gaps,
+                progress=progress,
             )
         if regex is not None or delimiter is not None:
             raise UsageError(
                 "--regex and --delimiter are for text, and these are JSON lines (--json-paths, or "
                 "a name that ends in .ndjson, .jsonl or .json): leave out one or the other"
             )
-        return read_json_lines(*files, paths=json_paths, fill_gaps=fill_gaps, progress=progress)
+        return read_json_lines(
+            *files, names=names, paths=json_paths, fill_gaps=fill_gaps, progress=progress
+        )
 
 
-def _file(log: str | Path | bytes | BinaryIO, place: Path) -> Path:
-    """Return the file of a log. What is no path is copied to `place`, under the name that it has,
-    since both formats are read twice."""
+def _file(
+    log: str | Path | bytes | bytearray | BinaryIO, directory: Path, number: int
+) -> tuple[Path, Path]:
+    """Return the file of a log, and what errors call it. What is no path is copied to `directory`,
+    since both formats are read twice; `number` names it if it has no name that can be shown."""
     if isinstance(log, str | os.PathLike):
-        return local_path(log)
-    source = io.BytesIO(log) if isinstance(log, bytes) else log
+        path = local_path(log)
+        return path, path
+    source = io.BytesIO(log) if isinstance(log, bytes | bytearray) else log
     if not callable(getattr(source, "read", None)):
         raise UsageError(f"the log is {repr_of(log)}: give a path, bytes, or an open file")
     name = getattr(source, "name", None)
-    path = place / ((isinstance(name, str) and Path(name).name) or "log")
-    place.mkdir()
+    is_shown = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _NAME_CHARS_MAX
+    shown = Path(name if is_shown else f"log {number}")
+    # A GzipFile has the name of the compressed file, but is read uncompressed.
+    suffix = Path(shown.name.removesuffix(".gz")).suffix.lower()
+    path = directory / f"{number}{suffix if suffix in JSON_LINES_SUFFIXES else ''}"
     size = 0
     with path.open("wb") as copy:
         while chunk := source.read(2**20):
-            if not isinstance(chunk, bytes):
-                raise UsageError(f"{path.name} is open for text: open it with mode 'rb'")
+            if not isinstance(chunk, bytes | bytearray):
+                raise UsageError(f"{shown.name} is open for text: open it with mode 'rb'")
             size += len(chunk)
             if size > LOG_BYTES_MAX:
-                raise UsageError(f"{path.name} has more than 1 GiB: give its path, or split it")
+                raise UsageError(f"{shown.name} has more than 1 GiB: give its path, or split it")
             copy.write(chunk)
-    return path
+    return path, shown

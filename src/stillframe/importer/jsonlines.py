@@ -3,7 +3,7 @@ it sent or received."""
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -71,6 +71,7 @@ class JsonPaths(msgspec.Struct, frozen=True):
 
 def read_json_lines(
     *logs: Path,
+    names: Sequence[str] = (),
     paths: JsonPaths | None = None,
     fill_gaps: bool = False,
     progress: Progress = no_progress,
@@ -82,6 +83,7 @@ def read_json_lines(
 
     Args:
         logs: the log; or several, such as one of each host.
+        names: what errors call these files; by default as ``name_files``.
         paths: where the objects have what is needed.
         fill_gaps: whether to fill in events that the log leaves out.
         progress: called with how far it is.
@@ -90,7 +92,7 @@ def read_json_lines(
         UsageError: a line cannot be read; and as ``execution.build``.
         NotConsistent: as ``execution.build``.
     """
-    names = name_files(logs)
+    names = names or name_files(logs)
     ignored_line_count = 0
 
     def events() -> Iterator[ClockedEvent]:

@@ -82,6 +82,7 @@ _GROUP_OPENINGS = re.compile(
 
 def read_shiviz(
     *paths: Path,
+    names: Sequence[str] = (),
     regex: str | None = None,
     delimiter: str | None = None,
     fill_gaps: bool = False,
@@ -92,6 +93,7 @@ def read_shiviz(
     Args:
         paths: the log, of at most 1 GiB; or several, such as one of each host. They have the same
             executions in the same order, and the events of each together.
+        names: what errors call these files; by default as ``name_files``.
         regex: finds one event, which may go over several lines. By default the first line, if that
             is such an expression; else the layout that fits the log.
         delimiter: finds what separates executions; its group ``trace``, if it has one, labels the
@@ -104,7 +106,7 @@ def read_shiviz(
             have other executions; and as ``execution.build``.
         NotConsistent: as ``execution.build``.
     """
-    names = name_files(paths)
+    names = names or name_files(paths)
     logs = [
         _open(path, name, regex, delimiter, progress)
         for path, name in zip(paths, names, strict=True)
@@ -141,7 +143,7 @@ def _open(
     path: Path, name: str, regex: str | None, delimiter: str | None, progress: Progress
 ) -> "_Reading":
     """Return a file that errors call `name`, to be read once."""
-    text = _read_text(path)
+    text = _read_text(path, name)
     first, second, log_begin = _split_header(text)
     if max(len(first), len(second)) > _EXPRESSION_LENGTH_MAX:
         raise UsageError(
@@ -301,7 +303,10 @@ class _Reading:
         if _IS_ARRAY.match(text):
             hint = f"; if it is a JSON array of events, {to_lines(self._where, '.[]')}"
         elif text.startswith(("{", "[")):
-            hint = "; for JSON lines use a name that ends in .ndjson, or give --json-paths"
+            hint = (
+                "; for JSON lines use a name that ends in .ndjson, or give --json-paths (in "
+                "Python, json_paths=JsonPaths())"
+            )
         return (
             f"{self._where}: the regular expression finds no event from line "
             f"{self.line_at(begin)} on; the text there begins with {text[:200]!r}: describe "
@@ -372,15 +377,15 @@ def _compile(regex: str, what: str) -> re.Pattern[str]:
         raise UsageError(f"the {what} {regex!r} is invalid: {text_of(error)}") from None
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, name: str) -> str:
     with path.open("rb") as file:
         # Read once, from start to end: it may be a pipe.
         log = file.read(TEXT_BYTES_MAX + 1)
     if len(log) > TEXT_BYTES_MAX:
         raise UsageError(
-            f"{path} is too large: at most {TEXT_BYTES_MAX:,} bytes can be searched with a regular "
+            f"{name} is too large: at most {TEXT_BYTES_MAX:,} bytes can be searched with a regular "
             "expression; split it, or write it as newline-delimited JSON"
         )
-    check_form(str(path), log)
+    check_form(name, log)
     # A log from elsewhere may hold any bytes: what is no UTF-8 is no reason to refuse its clocks.
     return io.TextIOWrapper(io.BytesIO(log), encoding="utf-8-sig", errors="replace").read()
