@@ -102,9 +102,9 @@ def count_consistent_cuts(
     Args:
         trace: the execution.
         count_max: stop above this number.
-        step_max: stop with an error after this number of steps, of which more than a dozen
-            processes take more in proportion. A million take one to three seconds, and bound memory
-            to some 20 MB.
+        step_max: stop with an error after this number of steps. A million take one to three
+            seconds, and bound memory to some 20 MB. With more than a dozen processes, a visit
+            counts as more steps, in proportion to their number.
 
     Returns:
         The number of consistent cuts; ``count_max + 1`` if there are more than `count_max`.

@@ -151,6 +151,6 @@ def test_an_open_file_is_called_by_its_name(tmp_path: Path, name: object, shown:
     path.write_text(JSON)
     for broken in (b"x", gzip.compress(b"x"), b"\n\n"):
         log = io.BytesIO(broken)
-        log.name = name  # type: ignore[attr-defined]
+        log.name = name
         with pytest.raises(UsageError, match=f"^{re.escape(shown)}[, ]"):
             read_log(path, log, **options)
