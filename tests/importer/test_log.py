@@ -140,7 +140,7 @@ def test_a_log_may_be_bytes_or_an_open_file(tmp_path: Path) -> None:
     [
         ("/x/a.jsonl", "a.jsonl"),
         ("a.json.gz", "a.json.gz"),
-        *((name, "log 2") for name in ("a\0b", "", "n" * 300, 7, None)),
+        *((name, "log 2") for name in ("a\0b", "", "/", "n" * 300, 7, None)),
         ("..", ".."),
     ],
 )

@@ -99,9 +99,9 @@ def _file(
     if not callable(getattr(source, "read", None)):
         raise UsageError(f"the log is {repr_of(log)}: give a path, bytes, or an open file")
     name = getattr(source, "name", None)
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_CHARS_MAX:
-        name = f"log {number}"
-    shown = Path(name)
+    shown = Path(name if isinstance(name, str) and name.isprintable() else "")
+    if not 0 < len(shown.name) <= _NAME_CHARS_MAX:
+        shown = Path(f"log {number}")
     # A GzipFile has the name of the compressed file, but is read uncompressed.
     suffix = Path(shown.name.removesuffix(".gz")).suffix.lower()
     path = directory / f"{number}{suffix if suffix in JSON_LINES_SUFFIXES else ''}"
