@@ -7,11 +7,13 @@ import math
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillframe.cli.output import cell
-from stillframe.json_values import json_text, plain
+from stillframe.json_values import json_text, plain, plain_text
+from stillframe.store.diff import is_same
 
 encode = msgspec.msgpack.encode
 TIMES = st.datetimes(timezones=st.just(datetime.UTC))
@@ -28,11 +30,21 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
-LOOKALIKES = [
+LOOKALIKES: list[Any] = [
     *({1: 10, "1": 20}, {"$1": 10, "1": 20}, {"$float": "nan"}, math.nan, None, "NaN", "null"),
     *(math.inf, -math.inf, 0.0, -0.0, 0, False, 1, 1.0, True, 2**53, 2**53 + 1, "1", "", "inf"),
     *(b"nan", "bmFu", {"$bytes": "bmFu"}, [[1, 2]], {1: 2}, {(1, 2): 3}, {None: 1}, {"null": 1}),
-    *({"$": 1}, {"$$": 1}, {"$time": 1}, '{"$float":"nan"}', '"1"', "[[1,2]]", "1970-01-01"),
+    *({math.nan: 1}, {math.nan: 1, float("nan"): 1}, {math.nan: 2, float("nan"): 1}),
+    *(
+        {"$pairs": []},
+        {"$": 1},
+        {"$$": 1},
+        {"$time": 1},
+        '{"$float":"nan"}',
+        '"1"',
+        "[[1,2]]",
+        "1970-01-01",
+    ),
     *(datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), "1970-01-01 00:00:00+00:00"),
 ]
 
@@ -53,6 +65,8 @@ def read(shown: Any) -> Any:
             return datetime.datetime.fromisoformat(text)
         case {"$extension": [code, text]}:
             return msgspec.msgpack.Ext(code, base64.b64decode(text))
+        case {"$pairs": pairs}:
+            return {hashable(read(key)): read(item) for key, item in pairs}
         case dict():
             return {read_key(key): read(value) for key, value in shown.items()}
         case list():
@@ -80,6 +94,7 @@ def test_json_loses_nothing(value: Any) -> None:
     """Whatever a process recorded, and in JSON that every reader takes."""
     recorded = msgspec.msgpack.decode(encode(value))
     text = json_text(recorded)
+    assert text == plain_text(plain(recorded))  # also if it is not made plain first
     assert encode(read(json.loads(text, parse_constant=refuse))) == encode(recorded)
 
 
@@ -94,3 +109,41 @@ def test_ordinary_values_are_shown_as_they_are() -> None:
     ordinary = {"name": "Ann", "€": [1, 2.5, None, True], "$": {"a": 2**60}}
     assert plain(ordinary) == ordinary
     assert [*map(cell, ["Ann", 7, 2.5, True, None, math.nan])] == "Ann 7 2.5 true null nan".split()
+
+
+def deeper(calls: int, value: Any) -> str:
+    """Return the text of a value, with so many calls on the stack."""
+    return deeper(calls - 1, value) if calls else json_text(value)
+
+
+NAN = b"\xcb\x7f\xf8" + bytes(6)
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "shown", "shown_end", "after"),
+    [
+        (b"\x92\x01", b"\x90", "[1,", "[]", "]"),
+        (b"\x82\xa1b\x01\xa1a", b"\x80", '{"b":1,"a":', "{}", "}"),
+        (b"\x81\x01", NAN, '{"$1":', '{"$float":"nan"}', "}"),
+        (
+            *(b"\x82" + NAN + b"\x01" + NAN, b"\xc0"),
+            '{"$pairs":[[{"$float":"nan"},1],[{"$float":"nan"},',
+            *("null", "]]}"),
+        ),
+    ],
+)
+def test_the_text_of_a_value_does_not_depend_on_the_stack(
+    before: bytes, end: bytes, shown: str, shown_end: str, after: str
+) -> None:
+    """A value may be as deep as one that can be recorded."""
+    levels = 850
+    value = msgspec.msgpack.decode(before * levels + end)
+    expected = shown * levels + shown_end + after * levels
+    assert [deeper(calls, value) == expected for calls in (0, 400)] == [True, True]
+    assert is_same(value, value)
+
+
+def test_a_cell_shows_text_that_is_as_deep_as_no_value() -> None:
+    """It is never read as JSON, and still differs from the cell of a list."""
+    assert cell("[" * 20_000) == '"' + "[" * 56 + "..."
+    assert cell("a" * 99) == "a" * 57 + "..."

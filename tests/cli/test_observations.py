@@ -382,6 +382,9 @@ def test_diff_names_instances_that_came_or_left() -> None:
         (0.0, -0.0, False),
         ({1: 2}, {"1": 2}, False),
         ([1, 2], [2, 1], False),
+        ({math.nan: 1, float("nan"): 2}, {math.nan: 2}, False),
+        ({math.nan: 1, float("nan"): 2}, {math.nan: 2, float("nan"): 2}, False),
+        ({math.nan: 1, float("nan"): 2}, {math.nan: 1, float("nan"): 2}, True),
     ],
 )
 def test_a_value_is_compared_with_its_types(one: Any, other: Any, is_same: bool) -> None:

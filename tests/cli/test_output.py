@@ -3,7 +3,9 @@
 import contextlib
 import os
 import sys
+from typing import Any
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
@@ -81,6 +83,17 @@ def test_json_has_ids_as_people_write_them() -> None:
         "P1->P2": 1,
         "$[1,2]": ["A-1"],
     }
+
+
+def test_json_of_a_deep_value_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the document around it makes it too deep for the encoder."""
+    levels = 850
+    value = msgspec.msgpack.decode(b"\x91" * levels + b"\xc0")
+    document: Any = {"value": value}
+    for _ in range(200):
+        document = {"in": document}
+    output.put_json(document)
+    assert "[" * levels + "null" + "]" * levels in capsys.readouterr().out
 
 
 def test_json_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

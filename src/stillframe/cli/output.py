@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stillframe.cli import quantities
-from stillframe.json_values import json_text, plain
+from stillframe.json_values import json_text, plain, plain_text
 from stillframe.pages.values import printable, same_count
 from stillframe.storage.location import Location
 from stillframe.storage.opened import requests_to
@@ -102,7 +102,7 @@ def _put(*lines: str) -> None:
 
 def put_json(document: Any) -> None:
     """Write one JSON object to stdout, on one line, with the version of what JSON says."""
-    _put(msgspec.json.encode({"version": JSON_VERSION} | plain(document)).decode())
+    _put(plain_text({"version": JSON_VERSION} | plain(document)))
 
 
 def say_error(kind: str, sentence: str, code: int, more: str = "") -> None:
@@ -175,8 +175,10 @@ def _full_text(value: Any) -> str:
 
 def _is_own_text(text: str) -> bool:
     """Return whether a table shows a text as it is: if no other value is shown so."""
+    if len(text) > VALUE_LENGTH_MAX:  # longer than numbers and times
+        return text[0] not in '[{"' and text.isprintable()
     for reads in (float, msgspec.json.decode, datetime.datetime.fromisoformat):
-        with contextlib.suppress(ValueError, msgspec.MsgspecError):
+        with contextlib.suppress(ValueError, msgspec.MsgspecError, RecursionError):
             # A time without a zone is recorded as text.
             return getattr(reads(text), "tzinfo", True) is None
     return text.isprintable()

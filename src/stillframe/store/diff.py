@@ -82,13 +82,24 @@ def _field_differences(
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two values are the same but for the order of the keys of mappings. A NaN is
     the same as itself; 1, 1.0 and True differ."""
-    match one, other:
-        case dict(), dict():
-            old, new = ({_encode(key): d[key] for key in d} for d in (one, other))
-            return old.keys() == new.keys() and all(is_same(old[key], new[key]) for key in old)
-        case list(), list():
-            return len(one) == len(other) and all(map(is_same, one, other))
-    return not _differ(one, other)
+    pending = [(one, other)]
+    while pending:
+        match pending.pop():
+            case dict() as one, dict() as other:
+                old, new = ({_encode(key): d[key] for key in d} for d in (one, other))
+                if len(one) != len(other) or old.keys() != new.keys():
+                    return False
+                if len(old) == len(one):
+                    pending += [(old[key], new[key]) for key in old]
+                elif _differ(one, other):  # several keys are NaN
+                    return False
+            case list() as one, list() as other:
+                if len(one) != len(other):
+                    return False
+                pending += zip(one, other, strict=True)
+            case one, other if _differ(one, other):
+                return False
+    return True
 
 
 def _differ(one: Any, other: Any) -> bool:
