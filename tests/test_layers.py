@@ -49,8 +49,9 @@ PURE_LAYER_MAX = 2
 
 PURE_IMPORTS = frozenset(
     "bisect collections collections.abc copy dataclasses enum functools json struct typing types "
-    "inspect re hashlib hmac datetime itertools math operator msgspec".split()
+    "inspect re hashlib hmac datetime itertools math operator msgspec sys".split()
 )
+"""``sys`` for the flags with which Python was started."""
 IMPORT_CPU_S_MAX = 0.2
 NEVER_AT_IMPORT = {"asyncio", "pyarrow", "pyspark"}
 

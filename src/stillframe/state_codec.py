@@ -1,5 +1,6 @@
 """The recorded state of a class: its declared fields as a MessagePack map, and back."""
 
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -168,7 +169,9 @@ class StateCodec:
 
     def _check_restorable(self, rules: Mapping[str, Rules], values: dict[str, list[Any]]) -> None:
         """Raise a UsageError if a restore would make values of some fields different."""
-        if not is_restorable([(rules[name], found) for name, found in values.items()]):
+        if not is_restorable(
+            [(rules[name], found) for name, found in values.items()], is_strict=sys.flags.dev_mode
+        ):
             self._explain(rules, values)
 
     def _explain(self, rules: Mapping[str, Rules], values: dict[str, list[Any]]) -> None:
