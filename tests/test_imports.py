@@ -102,6 +102,15 @@ def test_every_python_that_is_started_ignores_the_current_directory() -> None:
     assert [line for line in starts if '"-P"' not in line and '"-I"' not in line] == []
 
 
+def test_the_command_as_a_module_ignores_files_of_the_current_directory(tmp_path: Path) -> None:
+    """``python -m stillframe`` imports none of Python's modules from there."""
+    for name in ("token", "logging", "inspect"):
+        (tmp_path / f"{name}.py").write_text("raise OSError\n")
+    command = [sys.executable, "-m", "stillframe", "--version"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
 @pytest.mark.parametrize("name", ["Process", "pipeline.Pipeline", "services.attach", "sim.explore"])
 def test_python_without_assertions_is_refused(name: str) -> None:
     """By every package of public names that a system or service needs, with what to do."""

@@ -1,8 +1,13 @@
 """``stillframe``, and ``python -m stillframe``: the command line."""
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # The current directory: the commands that need it add it, after all that Python has.
+    del sys.path[0]
+
 import errno
 import os
-import sys
 from typing import NoReturn, TextIO
 
 _EXIT_UNWRITTEN = 2
