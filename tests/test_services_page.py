@@ -173,7 +173,7 @@ def see_a_payment(deployment: Deployment, ordering: list[str], showing: list[str
     shown = deployment.said(show.replace("17", str(unresolved()[0])))
     assert re.search(r"POST /pay +was accepted by bank-\w{8}", shown.stdout)
     assert re.search(r"^EUR .* 100$", shown.stdout, re.MULTILINE)
-    assert deployment.said(verify).stderr.startswith("PASS: ")
+    assert deployment.said(verify).stdout.startswith("PASS: ")
 
 
 def see_a_deadlock(deployment: Deployment, closing: list[str]) -> None:
@@ -193,7 +193,7 @@ def see_a_deadlock(deployment: Deployment, closing: list[str]) -> None:
         return found is not None and call_deadlock(found.observation).holds
 
     wait_until(holds, "the services wait for each other")
-    said = deployment.said(detect).stderr
+    said = deployment.said(detect).stdout
     assert "waits for the lock 'counter'" in said
     assert "waits for the lock 'safe'" in said
     deployment.close()

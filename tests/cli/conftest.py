@@ -124,3 +124,21 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
         return result
 
     return call
+
+
+def rows_and_words(output: str) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of the tables of an output, split at spaces, and its other lines but their
+    heads: titles and sentences."""
+    rows: list[list[str]] = []
+    words: list[str] = []
+    width = 0
+    for line in output.splitlines():
+        if line and not line.strip("─ "):
+            words.pop()  # the head
+            width = len(line)
+        elif len(line) == width:
+            rows.append(line.split())
+        else:
+            words.append(line)
+            width = 0
+    return rows, words

@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.model import Fragment
 from tests.analytics import bank
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 from tests.fragments import write_fragments
 
 pytest.importorskip("pyspark", reason="needs PySpark")
@@ -38,9 +38,9 @@ def test_whole_incomplete_and_wrong_ones_are_told_apart(call: Call, tmp_path: Pa
     assert ["P1-1", "1", "consistent", "3"] in lines
     assert "there is no fragment of P3" in result.stdout
     assert "channel P2->P1: 2 sent - 3 received = -1, but 0 messages were recorded" in result.stdout
-    assert f"1 snapshot added to {out}; 1 incomplete; 1 inconsistent" in result.stderr
+    assert f"1 snapshot added to {out}; 1 incomplete; 1 inconsistent" in result.stdout
     listed = call("list", out)
-    assert [line.split()[0] for line in listed.stdout.splitlines()[2:]] == ["P1-1"]
+    assert [row[0] for row in rows_and_words(listed.stdout)[0]] == ["P1-1"]
 
     write_fragments(
         parts,

@@ -42,8 +42,8 @@ def test_a_good_store_is_a_yes_with_a_capped_table(
     result = call("store", "audit", "store")
     assert result.exit_code == 0
     assert result.stdout.count("valid") == 20
-    assert "and 10 more snapshots (--json has all)" in result.stderr
-    assert "PASS: the verdict of Spark" in result.stderr
+    assert "and 10 more snapshots (--json has all)" in result.stdout
+    assert "PASS: the verdict of Spark" in result.stdout
 
 
 def test_what_is_wrong_comes_first(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_what_is_wrong_comes_first(call: Call, monkeypatch: pytest.MonkeyPatch) 
     result = call("store", "audit", "store")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[2].startswith("A-30       channel A->B: 5 sent")
-    assert "FAIL: the verdict of Spark" in result.stderr
+    assert "FAIL: the verdict of Spark" in result.stdout
 
 
 def test_json_has_every_snapshot(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,31 @@ def test_a_chosen_exit_code_stays() -> None:
     assert outcome_of(typer.Exit(1)).exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "headline"),
+    [
+        ("list {}", "3 snapshots; a restore starts from A-3"),
+        ("show {} A-1", "snapshot A-1: epoch 1, initiated "),
+        ("show {} A-1 --books", "snapshot A-1: epoch 1, initiated "),
+        ("verify {}", "PASS: 3 snapshots, "),
+        ("verify {} A-1", "PASS: snapshot A-1 is consistent"),
+        ("diff {} A-1 A-2", "A-1 and A-2 differ in 1 field"),
+        ("detect {} loss --topology tests.cli.conftest:purses", "loss "),
+        ("events {}", " event"),
+        ("delete {} A-1", "snapshot A-1 was deleted"),
+        ("store copy {0} {0}.copy", "copied 3 snapshots, "),
+        ("view {0} --out {0}.html", "done: "),
+        ("sim script lecture --prove P1-1", "PASS: snapshot P1-1: "),
+    ],
+)
+def test_a_result_has_its_headline_on_stdout(
+    call: Call, money: Path, words: str, headline: str
+) -> None:
+    """Whoever keeps stdout in a file knows what it is of; nothing of it is on stderr."""
+    result = call(*words.format(money).split())
+    assert (headline in result.stdout, result.stderr) == (True, "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [">&-", ">/dev/full"])
 @pytest.mark.parametrize("command", ["list {money}", "list {money} --json", "--version", "--help"])

@@ -13,7 +13,7 @@ from stillframe.cli import trace as trace_commands
 from stillframe.cuts import CutView
 from stillframe.model import Channel, SnapshotId
 from stillframe.trace import Event, MarkerStep, MessageId, Step, Trace
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 
 ASKED = MessageId(Channel("P1", "P2"), 1)
 ANSWERED = MessageId(Channel("P2", "P1"), 1)
@@ -37,14 +37,10 @@ def test_a_consistent_cut_is_a_yes(call: Call, trace: Path) -> None:
     """With what is in transit across it; processes that are left out have done nothing."""
     result = call("trace", "cuts", trace, "--cut", "P1=1")
     assert result.exit_code == 0
-    assert [line.split() for line in result.stdout.splitlines()[-2:]] == [
-        ["P1", "1", "2"],
-        ["P2", "0", "1"],
-    ]
-    assert result.stderr.splitlines() == [
-        "in transit on P1->P2: 1 message",
-        "yes: the cut is consistent",
-    ]
+    assert rows_and_words(result.stdout) == (
+        [["P1", "1", "2"], ["P2", "0", "1"]],
+        ["in transit on P1->P2: 1 message", "yes: the cut is consistent"],
+    )
     assert json.loads(call("trace", "cuts", trace, "--cut", "P1=2, P2=1", "--json").stdout) == {
         "version": 2,
         "is_consistent": True,
@@ -62,21 +58,22 @@ def test_of_messages_that_clocks_imply_at_least_so_many_are_in_transit(
     log, trace = tmp_path / "a.log", tmp_path / "a.trace"
     log.write_text('ask\na {"a":1}\nanswer\nb {"a":1, "b":1}\n', encoding="utf-8")
     assert call("trace", "import", log, "--out", trace).exit_code == 0
-    assert call("trace", "cuts", trace, "--cut", "a=1").stderr.splitlines() == [
+    result = call("trace", "cuts", trace, "--cut", "a=1")
+    assert rows_and_words(result.stdout)[1] == [
         "in transit on a->b: at least 1 message",
-        (
-            "the log does not state messages, and its clocks do not show those that taught their "
-            "receivers nothing: more may be in transit"
-        ),
         "yes: the cut is consistent",
     ]
+    assert result.stderr == (
+        "the log does not state messages, and its clocks do not show those that taught their "
+        "receivers nothing: more may be in transit\n"
+    )
     assert "at least 1" in call("trace", "cuts", trace).stdout
     answer = json.loads(call("trace", "cuts", trace, "--json").stdout)
     assert answer["is_message_count_exact"] is False
     document = json.loads(call("trace", "cuts", trace, "--cut", "a=1", "--json").stdout)
     assert document["is_in_transit_exact"] is False
     result = call("view", trace, "--cut", "a=1", "--out", tmp_path / "a.svg")
-    assert "cut: consistent, with at least 1 message in transit" in result.stderr.splitlines()
+    assert "cut: consistent, with at least 1 message in transit" in result.stdout.splitlines()
     picture = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "channel a-&gt;b: at least ask→answer" in picture
     assert call("view", trace, "--cut", "a=0", "--out", tmp_path / "a.svg").exit_code == 0
@@ -261,8 +258,8 @@ def test_a_predicate_may_hold_in_some_orders_only(call: Call, tmp_path: Path) ->
     tracefile.write(path, Trace(["P1", "P3"], [Event("P1"), Event("P3")]))
     result = call("trace", "cuts", path, "--where", f"{__name__}:alone")
     assert result.exit_code == 0
-    assert "it holds in 1 of 4 consistent cuts" in result.stderr
-    assert "possibly: in some orders of the events it never held" in result.stderr
+    assert "it holds in 1 of 4 consistent cuts" in result.stdout
+    assert "possibly: in some orders of the events it never held" in result.stdout
 
 
 def test_a_predicate_that_never_holds_is_a_no(call: Call, trace: Path) -> None:

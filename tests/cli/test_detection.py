@@ -35,8 +35,8 @@ def names(view: SnapshotView) -> str:
 def test_it_says_since_when_and_what(call: Call, money: Path) -> None:
     """A yes names the snapshot in which it held first, and what is found in the newest."""
     result = call("detect", money, "loss", *PURSES)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == (
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
         "yes: loss holds in A-3, and has since A-3, of 3 snapshots: "
         "1 coins too much: A 95, B 100, A->B 6\n"
     )
@@ -46,7 +46,7 @@ def test_a_no_says_what_it_sees(call: Call, money: Path) -> None:
     """It exits with 1."""
     result = call("detect", money, "termination", *PURSES)
     assert result.exit_code == 1
-    assert result.stderr == ("no: termination does not hold in A-3: messages in transit: A->B 5\n")
+    assert result.stdout == ("no: termination does not hold in A-3: messages in transit: A->B 5\n")
 
 
 dropped: list[Path] = []
@@ -101,7 +101,7 @@ def test_a_predicate_of_ones_own_that_is_not_stable_is_told(call: Call, tmp_path
     store.close()
     result = call("detect", path, f"{__name__}:is_rich", *PURSES)
     assert result.exit_code == 1
-    assert "is_rich is not stable: it held in snapshot A-1 and not in A-2" in result.stderr
+    assert "is_rich is not stable: it held in snapshot A-1 and not in A-2" in result.stdout
     found = json.loads(call("detect", path, f"{__name__}:is_rich", *PURSES, "--json").stdout)
     assert found["not_stable"] == ["A-1", "A-2"]
 
@@ -136,7 +136,7 @@ def test_a_question_can_be_sql(call: Call, money: Path) -> None:
     owned = "(select sum(balance) from processes) + (select sum(amount) from messages)"
     result = call("detect", money, f"select {owned} > 200")
     assert result.exit_code == 0
-    assert "holds in A-3, and has since A-3, of 3 snapshots" in result.stderr
+    assert "holds in A-3, and has since A-3, of 3 snapshots" in result.stdout
     assert call("detect", money, f"select {owned} > 201").exit_code == 1
 
 
@@ -160,11 +160,11 @@ def test_what_held_before_a_restore_does_not_count(call: Call, tmp_path: Path) -
     path = tmp_path / "restored"
     store = restored(path, 1)
     whole = call("detect", path, "loss", *PURSES)
-    assert (whole.exit_code, "no: loss does not hold in A-1" in whole.stderr) == (1, True)
+    assert (whole.exit_code, "no: loss does not hold in A-1" in whole.stdout) == (1, True)
     publish(store, 3, state_of(94, "", []))
     store.close()
     lost = call("detect", path, "loss", *PURSES)
-    assert "yes: loss holds in A-3, and has since A-3, of 1 snapshot" in lost.stderr
+    assert "yes: loss holds in A-3, and has since A-3, of 1 snapshot" in lost.stdout
 
 
 def test_one_of_two_that_overlap_is_enough(call: Call, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_one_of_two_that_overlap_is_enough(call: Call, tmp_path: Path) -> None:
         store.publish(Snapshot(SnapshotId("A", number), 1, 1000 + begun, 1000 + done, state))
     store.close()
     result = call("detect", path, "loss", *PURSES)
-    assert (result.exit_code, "yes: loss holds in A-2" in result.stderr) == (0, True)
+    assert (result.exit_code, "yes: loss holds in A-2" in result.stdout) == (0, True)
 
 
 def test_the_topology_must_be_that_of_the_store(call: Call, money: Path, empty: Path) -> None:

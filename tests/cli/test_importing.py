@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stillframe import tracefile
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 
 LOG = """starting
 42[main] {"42[main]":1}
@@ -28,12 +28,11 @@ def test_a_log_becomes_a_trace_file(call: Call, log: Path) -> None:
     out = log.with_name("a.trace")
     result = call("trace", "import", log, "--out", out)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].split() == "1 2 2 at least 1 unknown".split()
-    assert result.stderr.splitlines() == [
-        "host '42[main]' is process P42-main",
-        f"written: {out}",
-        "PASS: the clocks of 1 execution do not contradict each other",
-    ]
+    assert rows_and_words(result.stdout) == (
+        ["1 2 2 at least 1 unknown".split()],
+        [f"written: {out}", "PASS: the clocks of 1 execution do not contradict each other"],
+    )
+    assert result.stderr == "host '42[main]' is process P42-main\n"
     assert tracefile.read(out).processes == ("P42-main", "b")
 
 
@@ -53,11 +52,11 @@ def test_a_contradiction_is_a_no(call: Call, log: Path) -> None:
 def test_events_that_are_left_out_are_filled_in_if_that_is_wanted(call: Call, log: Path) -> None:
     """How many is said at the import, and nothing that depends on them is said to be exact."""
     log.write_text(LOG + 'lost\nb {"42[main]":1, "b":4}\n', encoding="utf-8")
-    assert "log leaves out events, give --fill-gaps" in call("trace", "import", log).stderr
+    assert "log leaves out events, give --fill-gaps" in call("trace", "import", log).stdout
     out = log.with_name("a.trace")
     result = call("trace", "import", log, "--fill-gaps", "--out", out)
     assert "2 events filled in, which the log leaves out" in result.stderr.splitlines()
-    assert result.stdout.splitlines()[-1].split() == "1 2 5 possibly 1 unknown".split()
+    assert rows_and_words(result.stdout)[0] == ["1 2 5 possibly 1 unknown".split()]
     (row,) = json.loads(call("trace", "import", log, "--fill-gaps", "--json").stdout)["executions"]
     assert row["filled_count"] == 2
     labels = [event.label for event in tracefile.read(out).lines["b"]]
@@ -69,7 +68,7 @@ def test_events_that_are_left_out_are_filled_in_if_that_is_wanted(call: Call, lo
     )
     assert json.loads(call("trace", "cuts", out, "--json").stdout)["filled_count"] == 2
     sure = call("trace", "cuts", out, "--cut", "P42-main=1")
-    assert "in transit on P42-main->b: possibly 1 message" in sure.stderr.splitlines()
+    assert "in transit on P42-main->b: possibly 1 message" in sure.stdout.splitlines()
 
 
 def test_several_executions_get_numbers(call: Call, log: Path) -> None:
@@ -101,7 +100,7 @@ def test_several_logs_are_one_execution(call: Call, tmp_path: Path) -> None:
     other.write_text('b {"a":1, "b":1}\nanswer\n', encoding="utf-8")
     result = call("trace", "import", one, other, "--out", tmp_path / "both.trace")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].split() == "1 2 3 at least 1 unknown".split()
+    assert rows_and_words(result.stdout)[0] == ["1 2 3 at least 1 unknown".split()]
     warning = (
         "a.log, host 'a': physical time runs backwards at 1 of 2 events, first at line 3, which "
         "happened after line 1"
@@ -132,7 +131,9 @@ def test_json_in_lines_is_known_by_its_name_or_by_an_option(
     assert result.stderr.splitlines() == [
         "1 line without an event skipped",
         "1 receive accepted nothing: by the clocks, the message had arrived before",
-        "PASS: the clocks of 1 execution do not contradict each other",
+    ]
+    assert rows_and_words(result.stdout)[1] == [
+        "PASS: the clocks of 1 execution do not contradict each other"
     ]
 
 

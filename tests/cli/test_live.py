@@ -84,8 +84,7 @@ def test_a_stopped_process_is_shown_while_the_snapshot_waits(
             serve_commands(system),
         ):
             idle = await asyncio.to_thread(call, "show", store.path, "--live")
-            assert (idle.exit_code, idle.stdout) == (0, "")
-            assert "no snapshot is pending" in idle.stderr
+            assert (idle.exit_code, idle.stdout) == (0, "no snapshot is pending\n")
             os.kill(system.children["C"].pid, signal.SIGSTOP)
             result = await system.begin_snapshot("A")
             once = await asyncio.to_thread(call, "show", store.path, "--live", "--json")
@@ -130,9 +129,9 @@ def test_what_a_process_took_no_part_in_says_so(tmp_path: Path, call: Call) -> N
     first, second = store.entries()[-2:]
     store.close()
     words = f"R took no part: its state is from {first.id}"
-    assert words in call("list", store.path).stderr
-    assert words in call("show", store.path, second.id).stderr
-    assert words not in call("show", store.path, first.id).stderr
+    assert words in call("list", store.path).stdout
+    assert words in call("show", store.path, second.id).stdout
+    assert words not in call("show", store.path, first.id).stdout
     shown = json.loads(call("show", store.path, second.id, "--json").stdout)
     assert shown["excluded"] == {"R": str(first.id)}
     assert call("verify", store.path).exit_code == 0

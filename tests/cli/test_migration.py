@@ -68,8 +68,8 @@ def test_a_dry_run_of_unchanged_code(call: Call, tmp_path: Path) -> None:
     """It says which snapshot, how many processes and messages, and that all of it can be read."""
     path = store_of(tmp_path, "purses")
     result = call("restore", path, "A-1", "--dry-run")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == (
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == (
         "a restore would start from snapshot A-1: 2 processes, 5 messages in channels; nothing was "
         "changed\n"
     )
@@ -86,8 +86,8 @@ def test_a_dry_run_of_changed_code(call: Call, tmp_path: Path) -> None:
     assert "class Purse note was removed lost" in rows
     assert "class Purse owner begins with 'nobody'" in rows
     assert "message Coin word begins with 'thanks'" in rows
-    assert "snapshot A-2: 2 processes, 2 messages in channels, with --migrate" in result.stderr
-    assert "recorded values would be LOST by 1 change; nothing was changed" in result.stderr
+    assert "snapshot A-2: 2 processes, 2 messages in channels, with --migrate" in result.stdout
+    assert "recorded values would be LOST by 1 change; nothing was changed" in result.stdout
     shown = json.loads(call("restore", path, "--dry-run", "--json").stdout)
     assert (shown["snapshot"], shown["needs_migrate"], shown["is_lossy"]) == ("A-2", True, True)
     assert {"subject": "class Purse", "sentence": "note was removed", "is_loss": True} in shown[

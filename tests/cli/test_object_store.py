@@ -27,8 +27,8 @@ def remote(
         address = f"{request.getfixturevalue('hdfs')}/money"
     result = call("store", "copy", money, address)
     assert result.exit_code == 0, result.output
-    assert result.stderr.endswith(f"to {address}\n")
-    assert result.stderr.startswith("copied 3 snapshots, ")
+    assert result.stdout.endswith(f"to {address}\n")
+    assert result.stdout.startswith("copied 3 snapshots, ")
     return address
 
 

@@ -54,8 +54,8 @@ def test_list_shows_what_each_observation_has(original: Path, call: Call) -> Non
     first = result.stdout.splitlines()[2].split()
     assert first[0] == "1"
     assert first[-6:-2] == ["3", "14", "16", "1"]
-    assert "5 observations; none can be restored" in result.stderr
-    assert "not exact: it is unknown whether some calls were accepted (in 1, 3" in result.stderr
+    assert "5 observations; none can be restored" in result.stdout
+    assert "not exact: it is unknown whether some calls were accepted (in 1, 3" in result.stdout
     document = json.loads(call("list", original, "--json").stdout)
     assert [one["number"] for one in document["observations"]] == [1, 3, 4, 5, 6]
 
@@ -64,7 +64,7 @@ def test_list_gives_each_reason_once(tmp_path: Path, call: Call) -> None:
     """With the observations that it is a reason for."""
     filled(tmp_path, "outside", 13).close()
     result = call("list", tmp_path)
-    lines = [line for line in result.stderr.splitlines() if "outside has never answered" in line]
+    lines = [line for line in result.stdout.splitlines() if "outside has never answered" in line]
     assert lines == [f"partial: {SILENT.format('outside')} (in 1, 2, 3, 4, 5)"]
 
 
@@ -81,8 +81,8 @@ def test_list_goes_beyond_a_damaged_observation(seen: Path, call: Call) -> None:
 def test_an_empty_store_says_so(tmp_path: Path, call: Call) -> None:
     """Nothing has been observed yet."""
     ObservationWriter.open(tmp_path).close()
-    assert "holds no observation yet" in call("list", tmp_path).stderr
-    assert "holds no observation yet" in call("verify", tmp_path).stderr
+    assert "holds no observation yet" in call("list", tmp_path).stdout
+    assert "holds no observation yet" in call("verify", tmp_path).stdout
     result = call("show", tmp_path)
     assert (result.exit_code, "holds no observation yet" in result.stderr) == (2, True)
 
@@ -290,7 +290,7 @@ def test_show_says_who_waits_and_what_is_known(original: Path, call: Call) -> No
         "in unresolved calls",
     ):
         assert text in result.stdout
-    assert "this is no snapshot and cannot be restored" in result.stderr
+    assert "this is no snapshot and cannot be restored" in result.stdout
     document = json.loads(call("show", original, RICH, "--json").stdout)
     assert {one["kind"] for one in document["unresolved"]} == {
         "not awaited",
@@ -338,28 +338,28 @@ def test_what_is_not_there_is_refused(
 
 def test_verify_reads_all_or_one(seen: Path, call: Call) -> None:
     """Exit 1 if one is wrong, which is named."""
-    assert "PASS: 5 observations" in call("verify", seen).stderr
+    assert "PASS: 5 observations" in call("verify", seen).stdout
     assert json.loads(call("verify", seen, "--json").stdout)["observation_count"] == 5
-    assert f"PASS: observation {RICH} is consistent" in call("verify", seen, RICH).stderr
+    assert f"PASS: observation {RICH} is consistent" in call("verify", seen, RICH).stdout
     assert json.loads(call("verify", seen, RICH, "--json").stdout)["observation"] == RICH
     rewrite(seen, RICH, is_exact=True)
     result = call("verify", seen, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"] == "NotConsistent"
-    assert "is_exact of manifest.json differs" in result.stderr
+    assert "is_exact of manifest.json differs" in result.stdout
 
 
 def test_diff_says_what_changed(seen: Path, call: Call) -> None:
     """Instances, fields and calls; exit 1 if anything did."""
     result = call("diff", seen, RICH, 4)
     assert result.exit_code == 1
-    assert "differ in 1 field of instances and" in result.stderr
+    assert "differ in 1 field of instances and" in result.stdout
     document = json.loads(call("diff", seen, RICH, 4, "--json").stdout)
     [field] = document["fields"]
     assert (field["field"], field["before"] != field["after"]) == ("balance", True)
     assert None in {one["after"] for one in document["calls"]}
     result = call("diff", seen, RICH, RICH)
-    assert (result.exit_code, "show the same states" in result.stderr) == (0, True)
+    assert (result.exit_code, "show the same states" in result.stdout) == (0, True)
 
 
 def test_diff_names_instances_that_came_or_left() -> None:
@@ -440,7 +440,7 @@ def test_view_makes_a_page_of_an_observation(ring: Path, tmp_path: Path, call: C
     """What ``show --json`` prints is in it; without a number it is the newest."""
     result = call("view", ring, "1", "--out", tmp_path / "a.html")
     assert result.exit_code == 0, result.output
-    assert "a.html: observation 1 of 4 instances, 8 open calls, partial, " in result.stderr
+    assert "a.html: observation 1 of 4 instances, 8 open calls, partial, " in result.stdout
     document = document_in(tmp_path / "a.html")
     shown = json.loads(call("show", ring, "1", "--json").stdout)
     assert document["kind"] == "observation"

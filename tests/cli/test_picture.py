@@ -34,8 +34,8 @@ def test_a_picture_has_the_name_of_the_trace(call: Call, trace: Path) -> None:
     out = trace.with_suffix(".svg")
     out.write_text("old")
     result = call("view", trace)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr.splitlines() == [
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
         "snapshot P1-1: consistent, with 1 message in transit",
         f"done: {out}: 18 steps of 3 processes",
     ]

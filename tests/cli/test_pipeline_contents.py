@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from stillframe.pipeline import Pipeline, channel
 from stillframe.pipeline.service import join
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 from tests.cli.pipelines import SALES, Books, Till, commit, sales
 
 
@@ -25,7 +25,7 @@ def test_states_and_books_are_shown(call: Call, shop: Pipeline) -> None:
     assert "sales till books 3 1 2 0" in lines
     assert "totals books audit 1 1 0 0" in lines
     assert (
-        "snapshot shop-1: aligned (books unaligned), epoch 1, 2 records in transit" in result.stderr
+        "snapshot shop-1: aligned (books unaligned), epoch 1, 2 records in transit" in result.stdout
     )
 
 
@@ -34,7 +34,7 @@ def test_the_newest_is_shown_if_none_is_named(call: Call, shop: Pipeline) -> Non
     shop.snapshot()
     shop.savepoint("gold")
     result = call("pipeline", "show", shop.path)
-    assert "savepoint gold, snapshot shop-2" in result.stderr
+    assert "savepoint gold, snapshot shop-2" in result.stdout
     assert "no micro-batch yet" in result.stdout
 
 
@@ -80,7 +80,7 @@ def test_long_states_are_shortened_for_people_only(call: Call, shop: Pipeline) -
         books.notes["memo"] = "x" * 200
     shop.snapshot()
     assert "x" * 60 not in call("pipeline", "show", shop.path).stdout
-    assert "at most 60 characters" in call("pipeline", "show", shop.path).stderr
+    assert "at most 60 characters" in call("pipeline", "show", shop.path).stdout
     shown = json.loads(call("pipeline", "show", shop.path, "--json").stdout)
     assert shown["participants"][1]["state"]["notes"] == {"memo": "x" * 200}
 
@@ -142,9 +142,10 @@ def test_duplicates_are_announced(call: Call, tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
     assert "a left books 0 2 0 2" in lines
     assert "b right books 0 0 0 0" in lines
-    assert "a restore receives 2 records twice" in shown.stderr
-    assert call("pipeline", "list", two.path).stdout.splitlines()[-1].split()[-3] == "2"
+    assert "a restore receives 2 records twice" in shown.stdout
+    ((*_, duplicates, _, _),), _ = rows_and_words(call("pipeline", "list", two.path).stdout)
+    assert duplicates == "2"
     restored = call("pipeline", "restore", two.path)
     assert (
-        "it was taken in mode at-least-once: a restore receives 2 records twice" in restored.stderr
+        "it was taken in mode at-least-once: a restore receives 2 records twice" in restored.stdout
     )

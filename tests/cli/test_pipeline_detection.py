@@ -37,14 +37,14 @@ def test_termination_is_detected(call: Call, shop: Pipeline) -> None:
     take(shop)
     result = call("pipeline", "detect", shop.path, "termination")
     assert result.exit_code == 1
-    assert "no: termination does not hold in shop-1: records in flight:" in result.stderr
+    assert "no: termination does not hold in shop-1: records in flight:" in result.stdout
     add_up(shop, 2)
     # Three totals, and the barrier of the first snapshot.
     commit(shop, 0, 4)
     take(shop)
     result = call("pipeline", "detect", shop.path, "termination")
     assert result.exit_code == 0
-    assert "yes: termination holds in shop-2" in result.stderr
+    assert "yes: termination holds in shop-2" in result.stdout
 
 
 def test_a_predicate_that_is_not_stable_is_found_out(call: Call, shop: Pipeline) -> None:
@@ -57,7 +57,7 @@ def test_a_predicate_that_is_not_stable_is_found_out(call: Call, shop: Pipeline)
     result = call("pipeline", "detect", shop.path, "termination")
     assert result.exit_code == 1
     assert "termination is not stable: it held in snapshot shop-1 and not in shop-2" in (
-        result.stderr
+        result.stdout
     )
 
 
@@ -71,7 +71,7 @@ def test_a_sum_over_states_and_channels_is_compared_with_the_oldest(
     arguments = ("pipeline", "detect", shop.path, "loss", "--sum", "shop_predicates:amounts")
     result = call(*arguments)
     assert result.exit_code == 1
-    assert "nothing is missing: 0 amounts" in result.stderr
+    assert "nothing is missing: 0 amounts" in result.stdout
     refused = call("pipeline", "detect", shop.path, "loss")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "loss needs --sum MODULE:FUNCTION" in refused.stderr

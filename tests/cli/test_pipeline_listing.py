@@ -13,14 +13,9 @@ from stillframe.pipeline.metadata import Request
 from stillframe.pipeline.service import join
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 from tests.cli.pipelines import Till, commit
 from tests.pipeline.money import changed
-
-
-def rows_of(stdout: str) -> list[list[str]]:
-    """Return the rows of a table without its head."""
-    return [line.split() for line in stdout.splitlines()[2:]]
 
 
 def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
@@ -30,15 +25,13 @@ def test_snapshots_are_listed_in_order(call: Call, shop: Pipeline) -> None:
     commit(shop, 0, 0)
     shop.savepoint("gold", "unaligned")
     result = call("pipeline", "list", shop.path)
-    first, second = rows_of(result.stdout)
+    (first, second), words = rows_and_words(result.stdout)
     assert first[:5] == ["shop-1", "present", "aligned", "audit,", "books"]
     assert second[:4] == ["shop-2", "gold", "present", "unaligned"]
     assert "books" not in second
     assert first[-4:] == ["3", "0", "0", "B"]
     assert second[-4:] == ["3", "0", "51", "B"]
-    assert result.stderr == (
-        "2 snapshots; pipeline shop is in epoch 1; a restore starts from shop-2\n"
-    )
+    assert words == ["2 snapshots; pipeline shop is in epoch 1; a restore starts from shop-2"]
 
 
 def test_the_present_timeline_is_marked(call: Call, shop: Pipeline) -> None:
@@ -48,13 +41,13 @@ def test_the_present_timeline_is_marked(call: Call, shop: Pipeline) -> None:
     shop.restore("shop-1")
     shop.snapshot()
     result = call("pipeline", "list", shop.path)
-    marks = [row[1:3] for row in rows_of(result.stdout)]
-    assert marks == [
+    rows, _ = rows_and_words(result.stdout)
+    assert [row[1:3] for row in rows] == [
         ["began", "here"],
-        ["aligned", rows_of(result.stdout)[1][2]],
+        ["aligned", rows[1][2]],
         ["present", "aligned"],
     ]
-    assert "epoch 2, which started from shop-1; a restore starts from shop-3" in result.stderr
+    assert "epoch 2, which started from shop-1; a restore starts from shop-3" in result.stdout
 
 
 def test_abandoned_snapshots_are_listed_with_their_reason(call: Call, shop: Pipeline) -> None:
@@ -81,7 +74,7 @@ def test_abandoned_snapshots_are_listed_with_their_reason(call: Call, shop: Pipe
         coordinator._ask(shop.path, left)
     shop.snapshot()
     result = call("pipeline", "list", shop.path)
-    lines = result.stderr.splitlines()
+    _, lines = rows_and_words(result.stdout)
     assert lines[0].startswith("snapshot shop-2 was abandoned: the deadline passed")
     assert "missing: audit, books, till" in lines[0]
     died = "was abandoned: the coordinator died before the snapshot was published"
@@ -96,7 +89,7 @@ def test_abandoned_snapshots_are_listed_with_their_reason(call: Call, shop: Pipe
     damaged = call("pipeline", "list", shop.path)
     assert damaged.exit_code == 1
     assert "shop-1" in damaged.stdout
-    assert coordinator.ABANDONED_FILE in damaged.stderr
+    assert coordinator.ABANDONED_FILE in damaged.stdout
 
 
 def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
@@ -126,10 +119,10 @@ def test_the_list_can_be_json(call: Call, shop: Pipeline) -> None:
 def test_a_pipeline_without_snapshots_is_no_error(call: Call, shop: Pipeline) -> None:
     """The words say how to take the first."""
     result = call("pipeline", "list", shop.path)
-    assert (result.exit_code, result.stdout) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, "")
     assert (
         "there is nothing to restore: take a snapshot with 'stillframe pipeline snapshot "
-        f"{shop.path}'" in result.stderr
+        f"{shop.path}'" in result.stdout
     )
 
 
@@ -154,8 +147,8 @@ def test_a_damaged_snapshot_is_dropped_by_its_id(call: Call, shop: Pipeline) -> 
     shop.snapshot()
     changed(shop.path / "snapshots/shop-1/manifest.json")
     result = call("pipeline", "delete", shop.path, "shop-1")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "deleted 1 snapshot (shop-1); 1 snapshot left\n"
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "deleted 1 snapshot (shop-1); 1 snapshot left\n"
 
 
 def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
@@ -164,8 +157,8 @@ def test_the_newest_are_kept(call: Call, shop: Pipeline) -> None:
     for _ in range(3):
         shop.snapshot()
     result = call("pipeline", "delete", shop.path, "--keep", "1")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "deleted 2 snapshots (shop-2, shop-3); 2 snapshots left\n"
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "deleted 2 snapshots (shop-2, shop-3); 2 snapshots left\n"
 
 
 @pytest.mark.parametrize(
@@ -246,5 +239,5 @@ def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, shop: Pipeline) 
     changed(shop.path / "snapshots/shop-1/manifest.json")
     result = call("pipeline", "list", shop.path)
     assert result.exit_code == 1, result.output
-    assert [row[0] for row in rows_of(result.stdout)] == ["shop-2"]
-    assert "shop-1/manifest.json was changed since it was written" in result.stderr
+    assert [row[0] for row in rows_and_words(result.stdout)[0]] == ["shop-2"]
+    assert "shop-1/manifest.json was changed since it was written" in result.stdout

@@ -26,11 +26,11 @@ def saved(shop: Pipeline) -> Pipeline:
 def test_a_stopped_pipeline_goes_back(call: Call, saved: Pipeline) -> None:
     """The epoch rises, the services stand where they stood, and the words say to start them."""
     result = call("pipeline", "restore", saved.path, "gold")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert f"epoch 2: pipeline {saved.path} was restored from snapshot shop-1 in" in result.stderr
-    assert "its 51 B of checkpoints verified" in result.stderr
-    assert "next, start its programs" in result.stderr
-    assert result.stderr.endswith("each continues from there: audit, books, till\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"epoch 2: pipeline {saved.path} was restored from snapshot shop-1 in" in result.stdout
+    assert "its 51 B of checkpoints verified" in result.stdout
+    assert "next, start its programs" in result.stdout
+    assert result.stdout.endswith("each continues from there: audit, books, till\n")
     books = Books()
     with join("books", pipeline=saved.path, state=books):
         assert books.total == 5
@@ -77,9 +77,9 @@ def test_a_fork_goes_on_beside_the_first(call: Call, saved: Pipeline, tmp_path: 
     target = tmp_path / "second.pipeline"
     with join("till", pipeline=saved.path, state=Till()):
         result = call("pipeline", "fork", saved.path, "gold", target, "--name", "trial")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert f"pipeline {target}, called trial, continues from snapshot shop-1 of" in result.stderr
-    assert f"start its programs with the pipeline {target}" in result.stderr
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"pipeline {target}, called trial, continues from snapshot shop-1 of" in result.stdout
+    assert f"start its programs with the pipeline {target}" in result.stdout
     second = Pipeline(target)
     assert (second.epoch, saved.epoch) == (2, 1)
     assert add_up(second, 2) == 18

@@ -168,8 +168,8 @@ def test_an_end_just_after_the_request_leaves_nothing(
 
     monkeypatch.setattr(coordinator, "_ask", interrupted)
     result = call("pipeline", "snapshot", shop.path)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout == (
         "FAIL: the snapshot was abandoned: interrupted; no participant is delayed\n"
     )
     assert shop.status() is None

@@ -22,7 +22,7 @@ from stillframe.pipeline.progress import Awaited, AwaitedChannel, Progress, prog
 from stillframe.pipeline.service import JoinedService, join
 from stillframe.protocol.aligner import Mode
 from stillframe.store.sealed_json import seal
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 from tests.cli.pipelines import Till
 
 
@@ -63,8 +63,8 @@ def test_nothing_under_way_is_no_error(call: Call, shop: Pipeline) -> None:
     """Exit 0 and no data, with ``--watch``, too; in JSON there is no snapshot."""
     for options in ((), ("--watch",)):
         result = call("pipeline", "status", shop.path, *options)
-        assert (result.exit_code, result.stdout) == (0, "")
-        assert result.stderr == "no snapshot is pending\n"
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert result.stdout == "no snapshot is pending\n"
         found = call("pipeline", "status", shop.path, "--json", *options)
         assert json.loads(found.stdout) == {"version": 2, "snapshot": None}
 
@@ -75,14 +75,14 @@ def test_everybody_awaited_is_shown(call: Call, shop: Pipeline) -> None:
         result = call("pipeline", "status", shop.path)
         found = json.loads(call("pipeline", "status", shop.path, "--json").stdout)
     assert result.exit_code == 0
-    rows = [" ".join(line.split()) for line in result.stdout.splitlines()[2:]]
-    assert [row.split(" 20")[0] for row in rows] == [
+    rows, (words,) = rows_and_words(result.stdout)
+    assert [" ".join(row).split(" 20")[0] for row in rows] == [
         "audit waits for the barrier on totals (from books)",
         "books waits for the barrier on sales (from till)",
         "till has not recorded",
     ]
-    assert result.stderr.startswith("snapshot shop-1, aligned, begun ")
-    assert "ago: 0 of 3 have recorded" in result.stderr
+    assert words.startswith("snapshot shop-1, aligned, begun ")
+    assert "ago: 0 of 3 have recorded" in words
     assert (found["snapshot"], found["mode"], found["stragglers"]) == (
         "shop-1",
         "aligned",
@@ -123,8 +123,8 @@ def test_watching_says_that_it_was_given_up(call: Call, shop: Pipeline) -> None:
     """That is a no: exit 1."""
     with waiting(shop, timeout_s=1):
         result = call("pipeline", "status", shop.path, "--watch")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "FAIL: snapshot shop-1 was abandoned\n"
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout == "FAIL: snapshot shop-1 was abandoned\n"
 
 
 def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> None:
@@ -135,9 +135,9 @@ def test_what_a_killed_coordinator_left_is_told(call: Call, shop: Pipeline) -> N
     watched = call("pipeline", "status", shop.path, "--watch")
     assert watched.exit_code == 1
     for result in (shown, watched):
-        assert "FAIL: the program that took snapshot shop-7 has terminated" in result.stderr
+        assert "FAIL: the program that took snapshot shop-7 has terminated" in result.stdout
     assert call("pipeline", "snapshot", shop.path).exit_code == 0
-    assert call("pipeline", "status", shop.path).stderr == "no snapshot is pending\n"
+    assert call("pipeline", "status", shop.path).stdout == "no snapshot is pending\n"
 
 
 def test_moving_lines_are_capped() -> None:
@@ -173,5 +173,5 @@ def test_a_snapshot_that_ends_while_it_is_read_is_over(
 
     monkeypatch.setattr(stillframe.pipeline.progress, "progress_of", read_too_late)
     result = call("pipeline", "status", shop.path)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "no snapshot is pending\n"
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "no snapshot is pending\n"

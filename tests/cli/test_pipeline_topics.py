@@ -40,12 +40,12 @@ def test_a_snapshot_is_retained_by_default(call: Call, topics: Shop) -> None:
 def test_the_list_has_the_staleness(call: Call, topics: Shop) -> None:
     """Instead of records in transit, which only Kafka could count."""
     empty = call("pipeline", "list", topics.path)
-    assert f"'stillframe pipeline restore {topics.path} --newest-consistent'" in empty.stderr
+    assert f"'stillframe pipeline restore {topics.path} --newest-consistent'" in empty.stdout
     without = call("pipeline", "restore", topics.path)
     assert "take one while it runs, or restore the newest consistent point" in without.stderr
     topics.pipeline.savepoint("gold")
     result = call("pipeline", "list", topics.path)
-    head, _, row = result.stdout.splitlines()
+    head, _, row, _ = result.stdout.splitlines()
     assert head.split()[-5:] == ["staleness", "in", "transit", "duplicates", "size"]
     assert row.split()[:4] == ["shop-1", "gold", "present", "retained"]
     assert row.split()[-5:-2] == ["0", "ms", "0"]
@@ -58,8 +58,8 @@ def test_the_newest_consistent_point_is_restored_in_one_step(call: Call, topics:
     topics.lose("dedup")
     topics.lose("dedup")
     result = call("pipeline", "restore", topics.path, "--newest-consistent")
-    assert (result.exit_code, result.stdout) == (0, "")
-    found, restored, following = result.stderr.splitlines()
+    assert (result.exit_code, result.stderr) == (0, "")
+    found, restored, following = result.stdout.splitlines()
     assert re.fullmatch(
         r"newest consistent point: dedup continues after micro-batch 0; sums continues after "
         r"micro-batch 0, which repeats 1 committed micro-batch; the first repeated one was planned "
@@ -84,7 +84,7 @@ def test_a_pipeline_that_never_began_continues_at_its_start(
     """That is its newest consistent point."""
     shop = Shop(tmp_path / "new.pipeline", monkeypatch)
     result = call("pipeline", "restore", shop.path, "--newest-consistent")
-    assert result.stderr.startswith(
+    assert result.stdout.startswith(
         "newest consistent point: dedup continues at its start; sums continues at its start\n"
     )
 
@@ -130,8 +130,8 @@ def test_the_other_commands_know_topics(call: Call, topics: Shop, tmp_path: Path
     for _ in range(3):
         assert call("pipeline", "snapshot", topics.path).exit_code == 0
     status = call("pipeline", "status", topics.path)
-    assert (status.exit_code, status.stdout) == (0, "")
-    assert "waits for no participant" in status.stderr
+    assert (status.exit_code, status.stderr) == (0, "")
+    assert "waits for no participant" in status.stdout
     fork = call("pipeline", "fork", topics.path, "shop-1", tmp_path / "second.pipeline")
     assert fork.exit_code == 2
     assert "such a pipeline cannot be forked" in fork.stderr
@@ -149,7 +149,7 @@ def test_a_snapshot_is_viewed_without_a_number_of_records_in_topics(
     topics.pipeline.snapshot()
     result = call("view", topics.path, "--out", tmp_path / "page.html")
     assert result.exit_code == 0, result.stderr
-    assert "0 records in transit in logs" in result.stderr
+    assert "0 records in transit in logs" in result.stdout
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert '"positions":"0: 6, 1: 6"' in page.replace("\\", "")
     assert '"staleness_s":0.0' in page

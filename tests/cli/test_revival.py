@@ -170,5 +170,5 @@ def test_a_store_without_a_history_has_none_to_show(call: Call, tmp_path: Path) 
     """Nothing happened yet; and what is no store is refused."""
     Store.create(tmp_path / "money", description=bank.description).close()
     shown = call("events", tmp_path / "money")
-    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert (shown.exit_code, shown.stderr) == (0, "")
     assert call("events", tmp_path).exit_code == 2

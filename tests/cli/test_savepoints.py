@@ -22,7 +22,7 @@ def test_a_savepoint_stands_for_its_snapshot(call: Call, money: Path) -> None:
     made = call("savepoint", money, "audited", "--snapshot", "A-1")
     assert (made.exit_code, made.stdout) == (0, "A-1\n")
     assert "audited" in call("list", money).stdout.splitlines()[2].split()
-    assert "snapshot A-1" in call("show", money, "audited").stderr
+    assert "snapshot A-1" in call("show", money, "audited").stdout
     assert call("verify", money, "audited").exit_code == 0
     assert json.loads(call("diff", money, "audited", "A-2", "--json").stdout)["fields"]
     for name, cause in (
@@ -57,13 +57,13 @@ def test_a_dropped_snapshot_is_gone(call: Call, money: Path) -> None:
     call("savepoint", money, "audited", "--snapshot", "A-1")
     assert "delete it by that name" in call("delete", money, "A-1").stderr
     assert "A-3 was kept: it" in call("delete", money, "A-3").stderr
-    assert "snapshot A-2 was deleted" in call("delete", money, "A-2").stderr
+    assert "snapshot A-2 was deleted" in call("delete", money, "A-2").stdout
     assert json.loads(call("delete", money, "audited", "--json").stdout)["is_deleted"]
     assert [str(entry.id) for entry in Store.open(money).entries()] == ["A-3"]
     call("savepoint", money, "last", "--snapshot", "A-3")
     dropped = call("delete", money, "last")
     assert (dropped.exit_code, Store.open(money).savepoints) == (0, {})
-    assert "savepoint last was deleted; snapshot A-3 is kept: it is" in dropped.stderr
+    assert "savepoint last was deleted; snapshot A-3 is kept: it is" in dropped.stdout
 
 
 def test_diff_shows_only_the_keys_that_differ(call: Call, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from stillframe.sim import campaign
 from stillframe.sim.campaign import COVERAGE, RunConfig, Tally
 from stillframe.sim.network import Network
 from stillframe.sim.scripted_process import RULES
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, rows_and_words
 from tests.shapes import same_shape
 
 HERE = "tests.cli.systems_for_sim"
@@ -84,13 +84,14 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 
 
 def test_seeds_are_tried_and_what_was_seen_is_counted(call: Call, find: Find) -> None:
-    """A table of sightings on stdout, the verdict on stderr."""
+    """A table of sightings, and the verdict."""
     find(TALLY)
     result = call("sim", "run", "--seeds", "1..6")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["seen", "in", "runs"]
-    assert len(result.stdout.splitlines()) == 2 + len(COVERAGE)
-    assert result.stderr == "PASS: 6 seeds, 12,345 choices, 30 snapshots: every invariant held\n"
+    rows, words = rows_and_words(result.stdout)
+    assert len(rows) == len(COVERAGE)
+    assert words == ["PASS: 6 seeds, 12,345 choices, 30 snapshots: every invariant held"]
 
 
 def test_many_seeds_are_tried_on_all_cores(
@@ -130,11 +131,13 @@ def test_rules_that_do_not_fit_a_network_are_not_said_to_work(
     settings = find(TALLY)
     result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 1
-    assert result.stderr == (
-        f"FAIL: {rules} does not support channels that are {network}: of 6 seeds 3 broke off; of "
-        "30 snapshots 20 were published, none of them wrong, and 7 were abandoned because "
-        "their fragments contradicted each other\n"
-    )
+    assert rows_and_words(result.stdout)[1] == [
+        (
+            f"FAIL: {rules} does not support channels that are {network}: of 6 seeds 3 broke off; "
+            "of 30 snapshots 20 were published, none of them wrong, and 7 were abandoned because "
+            "their fragments contradicted each other"
+        )
+    ]
     document = json.loads(call("sim", "run", "--seeds", "1..6", "--json", *options).stdout)
     assert document["ok"] is False
     assert settings == [RunConfig(network=Network(network), recorder=RULES[rules])] * 2
@@ -147,7 +150,7 @@ def test_lai_yang_works_where_order_is_not_kept(call: Call, find: Find) -> None:
     options = ("--network", "reordering", "--rules", "lai-yang")
     result = call("sim", "run", "--seeds", "1..6", *options)
     assert result.exit_code == 0
-    assert "every invariant held" in result.stderr
+    assert "every invariant held" in result.stdout
     assert settings == [RunConfig(network=Network.REORDERING, recorder=LaiYangRecorder)]
 
 
@@ -155,7 +158,7 @@ def test_it_is_said_what_was_never_seen(call: Call, find: Find) -> None:
     """A few seeds do not show everything."""
     first, *rest = COVERAGE
     find(msgspec.structs.replace(TALLY, seen=dict.fromkeys(rest, 1)))
-    assert f"never seen: {first}\n" in call("sim", "run", "--seeds", "1..6").stderr
+    assert f"never seen: {first}\n" in call("sim", "run", "--seeds", "1..6").stdout
 
 
 def test_a_printed_schedule_is_done_again(call: Call, tmp_path: Path) -> None:
@@ -333,7 +336,7 @@ def test_the_snapshot_of_a_script_is_proved(call: Call) -> None:
     """EWD 864a: the white events of the lecture before its red ones."""
     result = call("sim", "lecture", "--prove", "P1-1")
     assert result.exit_code == 0
-    assert "all 6 white events precede all 5 red ones" in result.stderr
+    assert "all 6 white events precede all 5 red ones" in result.stdout
     found = json.loads(call("sim", "lecture", "--prove", "P1-1", "--json").stdout)
     assert (found["is_consistent"], len(found["white"]), len(found["red"])) == (True, 6, 5)
     result = call("sim", "lecture", "--prove", "P9-9")

@@ -37,7 +37,7 @@ def test_a_snapshot_becomes_a_page(call: Call, money: Path, tmp_path: Path) -> N
     """What ``show --json`` prints is in it; without a name it is the newest."""
     result = call("view", money, "--snapshot", "A-1", "--out", tmp_path / "a.html")
     assert result.exit_code == 0, result.output
-    assert re.search(r"a\.html: snapshot A-1 of 2 processes, 5 messages in transit", result.stderr)
+    assert re.search(r"a\.html: snapshot A-1 of 2 processes, 5 messages in transit", result.stdout)
     document = document_in(tmp_path / "a.html")
     shown = json.loads(call("show", money, "A-1", "--json").stdout)
     assert document["kind"] == "snapshot"
@@ -94,7 +94,7 @@ def test_two_snapshots_are_compared(call: Call, money: Path, tmp_path: Path) -> 
     out = tmp_path / "c.html"
     result = call("view", money, "--snapshot", "A-2", "--compare", "A-1", "--out", out)
     assert result.exit_code == 0
-    assert "from A-1 to A-2: they differ in 1 field and 0 channels" in result.stderr
+    assert "from A-1 to A-2: they differ in 1 field and 0 channels" in result.stdout
     document = document_in(out)
     found = json.loads(call("diff", money, "A-1", "A-2", "--json").stdout)
     assert document["kind"] == "comparison"
@@ -181,11 +181,11 @@ def test_two_snapshots_of_a_pipeline_are_compared(
     result = call("view", shop.path, "--snapshot", "shop-2", "--compare", "shop-1")
     assert result.exit_code == 0, result.output
     out = tmp_path / "shop-shop-1-shop-2.html"
-    assert out.name in result.stderr
+    assert out.name in result.stdout
     document = document_in(out)
     assert (document["kind"], document["before"]["id"]) == ("comparison", "shop-1")
     assert f"from shop-1 to shop-2: they differ in {document['field_count']} field" in " ".join(
-        result.stderr.split()
+        result.stdout.split()
     )
 
 

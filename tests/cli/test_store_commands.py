@@ -11,7 +11,7 @@ from stillframe.cli import run
 from stillframe.model import Snapshot, SnapshotId
 from stillframe.store.history import NEWER, History, SnapshotAbandoned, SnapshotBegan
 from stillframe.store.store import Store
-from tests.cli.conftest import Call, publish, state_of
+from tests.cli.conftest import Call, publish, rows_and_words, state_of
 
 
 def json_of(text: str) -> Any:
@@ -30,12 +30,12 @@ def change_a_byte(path: Path) -> None:
 def test_list_shows_every_snapshot_with_units(call: Call, money: Path) -> None:
     """One row each, in the order of publishing, and which one a restore goes back to."""
     result = call("list", money)
-    lines = result.stdout.splitlines()
-    assert result.exit_code == 0
-    assert [line.split()[0] for line in lines[2:]] == ["A-1", "A-2", "A-3"]
-    assert "recorded in" in lines[0]
-    assert "20 ms" in lines[2]
-    assert result.stderr == "3 snapshots; a restore starts from A-3\n"
+    rows, words = rows_and_words(result.stdout)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [row[0] for row in rows] == ["A-1", "A-2", "A-3"]
+    assert "recorded in" in result.stdout.splitlines()[0]
+    assert "20 ms" in " ".join(rows[0])
+    assert words == ["3 snapshots; a restore starts from A-3"]
 
 
 def test_list_writes_json(call: Call, money: Path) -> None:
@@ -50,8 +50,8 @@ def test_list_writes_json(call: Call, money: Path) -> None:
 def test_an_empty_store_is_listed_as_empty(call: Call, empty: Path) -> None:
     """No snapshot is no error."""
     result = call("list", empty)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "holds no snapshot yet" in result.stderr
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "holds no snapshot yet" in result.stdout
     assert json_of(call("list", empty, "--json").stdout)["snapshots"] == []
 
 
@@ -61,13 +61,13 @@ def test_show_decodes_states_and_caps_messages(call: Call, money: Path) -> None:
     assert result.exit_code == 0
     assert ["process", "balance", "note"] in [line.split() for line in result.stdout.splitlines()]
     assert "11: Coin(amount=1), 12: Coin(amount=1), 13: Coin(amount=1) and 2 more" in result.stdout
-    assert "at most 3 of each channel are shown" in result.stderr
-    assert "recorded in 20 ms" in result.stderr
+    assert "at most 3 of each channel are shown" in result.stdout
+    assert "recorded in 20 ms" in result.stdout
 
 
 def test_the_newest_is_shown_if_none_is_named(call: Call, money: Path, empty: Path) -> None:
     """As in ``verify``; a store without one says so."""
-    assert "snapshot A-3: " in call("show", money).stderr
+    assert "snapshot A-3: " in call("show", money).stdout
     assert call("show", money, "--books").stdout == call("show", money, "A-3", "--books").stdout
     assert json_of(call("show", money, "--json").stdout)["id"] == "A-3"
     result = call("show", empty)
@@ -108,7 +108,7 @@ def test_books_are_shown_per_channel_and_in_all(
     """Sent - received = in channel, for each channel and for the sum."""
     command, *options = arguments
     result = call(command, money, "A-1", *options)
-    rows = [line.split() for line in result.stdout.splitlines()]
+    rows, _ = rows_and_words(result.stdout)
     assert result.exit_code == 0
     assert rows[-3:] == [
         ["A->B", "15", "10", "5"],
@@ -130,8 +130,8 @@ def test_books_can_be_json(call: Call, money: Path) -> None:
 def test_verify_says_yes_to_a_good_store(call: Call, money: Path) -> None:
     """All snapshots are read, and their number and size are told."""
     result = call("verify", money)
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr.startswith("PASS: 3 snapshots, ")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("PASS: 3 snapshots, ")
     verified = json_of(call("verify", money, "--json").stdout)
     assert (verified["is_consistent"], verified["snapshot_count"]) == (True, 3)
 
@@ -140,7 +140,7 @@ def test_verify_of_nothing_says_so(call: Call, empty: Path) -> None:
     """An empty store is not damaged."""
     result = call("verify", empty)
     assert result.exit_code == 0
-    assert "nothing to verify" in result.stderr
+    assert "nothing to verify" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_verify_names_a_damaged_file(
     path = money / "snapshots" / "A-2" / name
     change_a_byte(path)
     result = call("verify", money, *which)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"FAIL: {path}")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.startswith(f"FAIL: {path}")
     found = json_of(call("verify", money, *which, "--json").stdout)
     assert (found["is_consistent"], found["error"]) == (False, "Damaged")
     assert str(path) in found["detail"]
@@ -166,15 +166,16 @@ def test_verify_finds_damage_of_the_store_itself(call: Call, money: Path) -> Non
     change_a_byte(money / "store.json")
     result = call("verify", money)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"FAIL: {money / 'store.json'}")
+    assert result.stdout.startswith(f"FAIL: {money / 'store.json'}")
 
 
 def test_diff_names_the_field(call: Call, money: Path) -> None:
     """Two snapshots that differ in one field: that field alone is shown, exit 1."""
     result = call("diff", money, "A-1", "A-2")
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1].split()[:2] == ["A", "note"]
-    assert "differ in 1 field of processes and 0 channels" in result.stderr
+    (row,), words = rows_and_words(result.stdout)
+    assert row[:2] == ["A", "note"]
+    assert words[-1] == "A-1 and A-2 differ in 1 field of processes and 0 channels"
     different = json_of(call("diff", money, "A-1", "A-2", "--json").stdout)
     assert different == {
         "version": 2,
@@ -189,7 +190,7 @@ def test_diff_sees_other_messages_behind_the_same_counts(call: Call, money: Path
     result = call("diff", money, "A-1", "A-3")
     assert result.exit_code == 1
     assert "A->B (other messages)" in result.stdout
-    assert "differ in 0 fields of processes and 1 channel" in result.stderr
+    assert "differ in 0 fields of processes and 1 channel" in result.stdout
 
 
 def test_diff_shows_the_counts_of_channels(call: Call, money: Path) -> None:
@@ -198,14 +199,14 @@ def test_diff_shows_the_counts_of_channels(call: Call, money: Path) -> None:
     publish(with_one_coin, 4, state_of(95, "", [1]))
     with_one_coin.close()
     result = call("diff", money, "A-1", "A-4")
-    assert result.stdout.splitlines()[-1].split() == ["A->B", *"15 11 10 10 5 1".split()]
+    assert rows_and_words(result.stdout)[0] == [["A->B", *"15 11 10 10 5 1".split()]]
 
 
 def test_diff_of_equal_snapshots_is_empty(call: Call, money: Path) -> None:
     """The same states and messages: exit 0 and no data."""
     result = call("diff", money, "A-1", "A-1")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "record the same states and the same messages" in result.stderr
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "record the same states and the same messages" in result.stdout
     assert json_of(call("diff", money, "A-1", "A-1", "--json").stdout)["is_equal"] is True
 
 
@@ -240,10 +241,9 @@ def test_history_shows_what_a_damaged_line_does_not_hide(call: Call, money: Path
     damage_the_history(money)
     result = call("events", money)
     assert result.exit_code == 1, result.output
-    assert [line.rpartition("  ")[2] for line in result.stdout.splitlines()] == [
-        "snapshot A-1 began"
-    ]
-    assert "FAIL: line 1 of " in result.stderr
+    event, count, damage = result.stdout.splitlines()
+    assert (event.rpartition("  ")[2], count) == ("snapshot A-1 began", "1 event")
+    assert damage.startswith("FAIL: line 1 of ")
     shown = call("events", money, "--json")
     assert shown.exit_code == 1
     found = json_of(shown.stdout)
@@ -259,7 +259,7 @@ def test_history_shows_a_reason_that_a_newer_version_knows(call: Call, money: Pa
         past.append(SnapshotAbandoned(SnapshotId("A", 9), "ECLIPSE", ("B",), "it was dark"))
     result = call("events", money)
     assert result.exit_code == 0, result.output
-    assert result.stdout.endswith("snapshot A-9 was abandoned: ECLIPSE; it was dark\n")
+    assert "snapshot A-9 was abandoned: ECLIPSE; it was dark\n" in result.stdout
 
 
 def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_damaged_manifest_hides_no_other_snapshot(call: Call, money: Path) -> 
     path.write_bytes(path.read_bytes().replace(b"A", b"B", 1))
     result = call("list", money)
     assert result.exit_code == 1, result.output
-    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["A-1", "A-3"]
-    assert "A-2/manifest.json was changed since it was written" in result.stderr
+    assert [row[0] for row in rows_and_words(result.stdout)[0]] == ["A-1", "A-3"]
+    assert "A-2/manifest.json was changed since it was written" in result.stdout
     listed = json_of(call("list", money, "--json").stdout)
     assert [entry["id"] for entry in listed["snapshots"]] == ["A-1", "A-3"]
     assert [one["id"] for one in listed["damaged"]] == ["A-2"]
@@ -297,7 +297,7 @@ def test_list_marks_restore_points(call: Call, money: Path) -> None:
         identity = SnapshotId("B", 4)
         state = state_of(95, "", [1])
         store.publish(Snapshot(identity, store.epoch, at, at + 5, state))
-    lines = call("list", money).stdout.splitlines()
+    *lines, _ = call("list", money).stdout.splitlines()
     column = lines[0].index("restore point")
     marks = [line[column : column + len("restore point")].strip() for line in lines[2:]]
     assert marks == ["yes", "yes", "yes", "no"]

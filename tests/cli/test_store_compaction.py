@@ -21,7 +21,7 @@ def test_tables_can_be_asked_by_any_engine(call: Call, money: Path, tmp_path: Pa
     lines = [line.split()[:3] for line in result.stdout.splitlines()]
     assert ["processes", "6", "1"] in lines
     assert ["messages", "15", "1"] in lines
-    assert "3 snapshots added, 0 removed: 3 snapshots in" in result.stderr
+    assert "3 snapshots added, 0 removed: 3 snapshots in" in result.stdout
     tables = tmp_path / "out" / "v000001"
     answer = duckdb.sql(
         f"""select _snapshot, sum(coins)::int from (

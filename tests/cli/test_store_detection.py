@@ -9,7 +9,7 @@ import pytest
 
 from stillframe.cli import spark_session
 from stillframe.errors import Unavailable
-from tests.cli.conftest import Call, restored
+from tests.cli.conftest import Call, restored, rows_and_words
 from tests.cli.test_detection import PURSES
 from tests.shapes import same_shape
 
@@ -53,14 +53,14 @@ def test_it_says_since_when_and_what(call: Call, money: Path, find: Find) -> Non
     find(row(1, 1, holds=False), row(2, 1, holds=False), row(3, 1, holds=True, sentence="x" * 61))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 0
-    assert result.stderr == (
-        f"yes: loss holds in A-3, and has since A-3, of 3 snapshots: {'x' * 61}\n"
+    assert rows_and_words(result.stdout) == (
+        [
+            ["A-3", "yes", f"{'x' * 60}...", "1"],
+            ["A-1", "no", "seen", "1"],
+            ["A-2", "no", "seen", "1"],
+        ],
+        [f"yes: loss holds in A-3, and has since A-3, of 3 snapshots: {'x' * 61}"],
     )
-    assert [line.split() for line in result.stdout.splitlines()[2:]] == [
-        ["A-3", "yes", f"{'x' * 60}...", "1"],
-        ["A-1", "no", "seen", "1"],
-        ["A-2", "no", "seen", "1"],
-    ]
 
 
 def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
@@ -69,20 +69,22 @@ def test_all_epochs_are_told(call: Call, money: Path, find: Find) -> None:
     find(*before, row(3, 2, holds=False, sentence="nothing is missing"))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 1
-    assert result.stderr == (
-        "no: loss does not hold in A-3: nothing is missing\n"
-        "of all 3 snapshots in 2 epochs it held first in A-2, in epoch 1; it held in 1 epoch and "
-        "stayed in each\n"
-    )
+    assert rows_and_words(result.stdout)[1] == [
+        "no: loss does not hold in A-3: nothing is missing",
+        (
+            "of all 3 snapshots in 2 epochs it held first in A-2, in epoch 1; it held in 1 epoch "
+            "and stayed in each"
+        ),
+    ]
     lost = (row(4, 3, holds=True, is_present=False), row(5, 3, holds=False, is_present=False))
     find(*before, *lost, row(6, 4, holds=True))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 1
-    assert "no: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stderr
-    assert "it held first in A-2, in epoch 1; it held in 3 epochs\n" in result.stderr
+    assert "no: loss is not stable: it held in snapshot A-4 and not in A-5" in result.stdout
+    assert "it held first in A-2, in epoch 1; it held in 3 epochs\n" in result.stdout
     find(before[0], row(3, 2, holds=False))
     result = call("store", "detect", money, "loss")
-    assert result.stderr.endswith("of all 2 snapshots in 2 epochs it held in none\n")
+    assert result.stdout.endswith("of all 2 snapshots in 2 epochs it held in none\n")
 
 
 @pytest.mark.spark
@@ -117,11 +119,11 @@ def test_a_damaged_snapshot_is_named_after_the_answer(call: Call, money: Path, f
     find(*(row(n, 1, holds=None, sentence="no") for n in range(1, 8)), row(8, 1, holds=True))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 2
-    yes, left_out, error = result.stderr.splitlines()
+    rows, (yes, left_out) = rows_and_words(result.stdout)
     assert yes.startswith("yes: loss holds in A-8")
     assert left_out == "not evaluated, damaged: A-1, A-2, A-3, A-4, A-5 and 2 more"
-    assert error == "Error: snapshot A-1 could not be evaluated: no"
-    assert [line.split()[1] for line in result.stdout.splitlines()[2:]] == [*"???????", "yes"]
+    assert result.stderr == "Error: snapshot A-1 could not be evaluated: no\n"
+    assert [row[1] for row in rows] == [*"???????", "yes"]
 
 
 def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Find) -> None:
@@ -129,8 +131,8 @@ def test_if_none_can_be_asked_the_answer_is_no(call: Call, money: Path, find: Fi
     find(row(1, 1, holds=None, sentence="no"))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 2
-    assert result.stderr.startswith(
-        "no: no snapshot of the present epoch could be evaluated for loss\n"
+    assert rows_and_words(result.stdout)[1][0] == (
+        "no: no snapshot of the present epoch could be evaluated for loss"
     )
 
 
@@ -139,8 +141,8 @@ def test_the_table_is_capped(call: Call, money: Path, find: Find) -> None:
     find(*(row(number, 1, holds=number > 29) for number in range(1, 31)))
     result = call("store", "detect", money, "loss")
     assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) == 22
-    assert "and 10 more snapshots (--json has all)" in result.stderr
+    rows, words = rows_and_words(result.stdout)
+    assert (len(rows), words[0]) == (20, "and 10 more snapshots (--json has all)")
 
 
 def test_without_spark_it_says_what_to_install(

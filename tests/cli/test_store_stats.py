@@ -55,7 +55,7 @@ def test_tables_show_snapshots_figures_channels_and_markers(
     assert "over 3 snapshots" in result.stdout
     assert ["A->B", "5", "5", "5"] in [line[:4] for line in lines]
     assert ["A-1", "A->B", "1.0", "ms", "30.0", "ms"] in lines
-    assert "includes the difference of their clocks" in result.stderr
+    assert "includes the difference of their clocks" in result.stdout
 
 
 @pytest.mark.spark

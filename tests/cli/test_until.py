@@ -44,7 +44,7 @@ def test_it_says_no_when_time_is_over(call: Call, tmp_path: Path) -> None:
     assert ended.exit_code == 1
     newest = Store.open(path).entries()[-1].id
     words = f"no: deadlock did not hold in {newest}: no processes keep each other blocked"
-    assert words in ended.stderr
+    assert words in ended.stdout
 
 
 def is_first(view: SnapshotView) -> bool:
@@ -88,7 +88,7 @@ def test_nobody_waits_for_a_predicate_that_takes_long(
     options = ("--until", long_predicate, *SHORT)
     ended = call("run", RALLY, "--store", tmp_path / "rally", *options)
     assert ended.exit_code == 1
-    assert "take_long was still being evaluated when the system was stopped" in ended.stderr
+    assert "take_long was still being evaluated when the system was stopped" in ended.stdout
 
 
 def test_what_is_no_predicate_is_refused_before_anything_starts(call: Call, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_restore_stops_when_the_predicate_holds(call: Call, tmp_path: Path) ->
     )
     ended = call("restore", path, "--every", "100ms", "--until", "deadlock", *LONG)
     assert ended.exit_code == 0, ended.stderr
-    assert "yes: deadlock holds in " in ended.stderr
+    assert "yes: deadlock holds in " in ended.stdout
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_restore_says_nothing_of_snapshots_that_it_left_behind(
     assert ended.exit_code == 0, ended.stderr
     newest = Store.open(path).entries()[-1]
     assert newest.epoch == 2
-    assert f"holds in {newest.id}" in ended.stderr
+    assert f"holds in {newest.id}" in ended.stdout
 
 
 def test_what_a_restore_should_stop_at_is_checked_first(

@@ -28,7 +28,7 @@ def run_until(topology: str, predicate: str, store: Path) -> str:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return ended.stderr.splitlines()[-1]
+    return ended.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow

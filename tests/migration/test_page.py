@@ -44,7 +44,7 @@ def test_the_till_goes_on_with_new_code(tmp_path: Path) -> None:
         "motto was removed lost",
     ):
         assert row in table
-    assert "LOST" in foretold.stderr
+    assert "LOST" in foretold.stdout
     assert done.exit_code == 0, done.stderr
     assert "epoch 2: the system runs from snapshot" in done.stderr
     assert "class Till: motto was removed: its recorded values are lost" in done.stderr

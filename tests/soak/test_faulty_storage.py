@@ -108,7 +108,7 @@ def test_a_system_outlives_the_faults_of_its_object_store(
     abandoned = [what for what in happened if isinstance(what, SnapshotAbandoned)]
     assert any("closed the connection" in what.detail for what in abandoned), abandoned
     assert not {entry.id for entry in store.entries()} & {what.snapshot for what in abandoned}
-    assert "nothing is missing" in call("detect", place, "loss").stderr
+    assert "nothing is missing" in call("detect", place, "loss").stdout
     assert call("verify", place).returncode == 0
     resumed = call("resume", place, "--interval", "200ms", "--duration", "2s")
     assert resumed.returncode == 0, resumed.stderr

@@ -124,4 +124,4 @@ def test_states_at_retained_cuts_are_read_and_compared(
     monkeypatch.chdir(tmp_path)
     result = call("pipeline", "detect", shop.path, "loss", "--sum", "counter:amounts")
     assert result.exit_code == 0
-    assert "1 amounts too much: words 2" in result.stderr
+    assert "1 amounts too much: words 2" in result.stdout

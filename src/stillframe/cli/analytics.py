@@ -156,7 +156,7 @@ def _put_history(found: Fields) -> None:
     snapshots, channels = found["snapshots"], found["channels"]
     output.put_table("", HISTORY_COLUMNS, snapshots[-ROW_COUNT_MAX:], texts=2)
     if (older := len(snapshots) - ROW_COUNT_MAX) > 0:
-        output.say(f"and {older:,} older ones (--json has all)")
+        output.report(f"and {older:,} older ones (--json has all)")
     figures = ((*_FIGURES[row["figure"]], row) for row in found["spread"])
     over = f"over {quantities.count(len(snapshots), 'snapshot')}"
     _put_spread(over, "", figures)
@@ -166,7 +166,7 @@ def _put_history(found: Fields) -> None:
     )
     _put_spread("messages in transit", "channel", busiest)
     if (quieter := len(channels) - ROW_COUNT_MAX) > 0:
-        output.say(f"and {quieter:,} less busy channels")
+        output.report(f"and {quieter:,} less busy channels")
     if found["marker_paths"] is not None:
         _put_paths(found["marker_paths"])
 
@@ -195,7 +195,7 @@ def _put_paths(hops: list[Fields]) -> None:
     }
     title = "the slowest paths of markers, to the last that arrived"
     output.put_table(title, columns, chain(*slowest[:PATH_COUNT_MAX]), texts=2)
-    output.say("a hop between two machines includes the difference of their clocks")
+    output.report("a hop between two machines includes the difference of their clocks")
 
 
 @app.add("store diff money P1-16 P1-17")
@@ -214,12 +214,12 @@ def diff(
         found = while_published(path, lambda now: _find_difference(spark, now, before, after))
     output.answer(found, lambda: _put_difference(found, before, after))
     if found["is_equal"]:
-        output.say(f"{before} and {after} record the same states and the same messages")
+        output.report(f"{before} and {after} record the same states and the same messages")
         return
     fields, keys, channels = (
         quantities.count(len(found[f"{what}s"]), what) for what in ("field", "key", "channel")
     )
-    output.say(f"{before} and {after} differ in {fields}, {keys} and {channels}")
+    output.report(f"{before} and {after} differ in {fields}, {keys} and {channels}")
     end_with_failure()
 
 
@@ -331,7 +331,7 @@ def detect(
         "snapshots": spark_session.documents_of(snapshots),
     }
     output.answer(of_now | of_all, lambda: _put_detection(snapshots))
-    output.say(f"{'yes' if found.holds else 'no'}: {sentence}")
+    output.report(f"{'yes' if found.holds else 'no'}: {sentence}")
     _say_of_epochs(found)
     _say_unasked(found.unasked)
     if not found.holds:
@@ -354,7 +354,7 @@ def _put_detection(snapshots: list[Fields]) -> None:
     }
     output.put_table("", columns, ordered[:ROW_COUNT_MAX], texts=3)
     if (left_out := len(snapshots) - ROW_COUNT_MAX) > 0:
-        output.say(f"and {quantities.count(left_out, 'more snapshot')} (--json has all)")
+        output.report(f"and {quantities.count(left_out, 'more snapshot')} (--json has all)")
 
 
 def _say_of_epochs(found: "Summary") -> None:
@@ -363,11 +363,11 @@ def _say_of_epochs(found: "Summary") -> None:
     asked = quantities.count(found.snapshot_count, "snapshot")
     of_all = f"of all {asked} in {quantities.count(len(found.epochs), 'epoch')}"
     if found.first is None:
-        output.say(f"{of_all} it held in none")
+        output.report(f"{of_all} it held in none")
         return
     held = quantities.count(sum(epoch.first is not None for epoch in found.epochs), "epoch")
     stayed = " and stayed in each" if found.not_stable is None else ""
-    output.say(
+    output.report(
         f"{of_all} it held first in {found.first.snapshot}, in epoch {found.first.epoch}; "
         f"it held in {held}{stayed}"
     )
@@ -380,7 +380,7 @@ def _say_unasked(unasked: "tuple[Unevaluable, ...]") -> None:
     for reason, found in reasons.items():
         names = ", ".join(each.snapshot for each in found[:_NAMED_MAX])
         more = f" and {len(found) - _NAMED_MAX:,} more" if len(found) > _NAMED_MAX else ""
-        output.say(f"not evaluated, {reason}: {names}{more}")
+        output.report(f"not evaluated, {reason}: {names}{more}")
     if DAMAGED in reasons:
         first = reasons[DAMAGED][0]
         raise Damaged(f"snapshot {first.snapshot} could not be evaluated: {first.sentence}")

@@ -197,12 +197,12 @@ def conclude(is_yes: bool, sentence: str, *, yes: str = "PASS", no: str = "FAIL"
     is no."""
     if not is_yes:
         end_with_failure(sentence, no=no)
-    output.say(f"{yes}: {sentence}")
+    output.report(f"{yes}: {sentence}")
 
 
 def end_with_failure(*sentences: str, no: str = "FAIL") -> NoReturn:
     """Print what failed, unless that was printed before, and end the command with 1."""
-    output.say(*(f"{no}: {sentence}" for sentence in sentences))
+    output.report(*(f"{no}: {sentence}" for sentence in sentences))
     raise typer.Exit(EXIT_NO)
 
 

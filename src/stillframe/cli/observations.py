@@ -99,7 +99,7 @@ def _put_list(
     store: ObservationReader, found: list[ObservationManifest], *, has_none: bool
 ) -> None:
     if has_none and not found:
-        output.say(f"the store {store.path} holds no observation yet")
+        output.report(f"the store {store.path} holds no observation yet")
         return
     output.put_table("", LIST_COLUMNS, found, texts=3)
     reasons: dict[str, list[str]] = {}
@@ -107,10 +107,10 @@ def _put_list(
         for reason in _reasons(manifest):
             reasons.setdefault(reason, []).append(str(manifest.number))
     for reason, numbers in itertools.islice(reasons.items(), REASON_COUNT_MAX):
-        output.say(f"{reason} (in {first_names(numbers)})")
+        output.report(f"{reason} (in {first_names(numbers)})")
     if len(reasons) > REASON_COUNT_MAX:
-        output.say(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
-    output.say(f"{quantities.count(len(found), 'observation')}; none can be restored")
+        output.report(f"and {len(reasons) - REASON_COUNT_MAX:,} more reasons (--json has all)")
+    output.report(f"{quantities.count(len(found), 'observation')}; none can be restored")
     output.say_requests(store.path)
 
 
@@ -176,7 +176,7 @@ def _spread(found: list[ObservationManifest]) -> list[Fields]:
 def _put_summary(found: list[ObservationManifest], document: Fields) -> None:
     output.put_table("", LIST_COLUMNS, found[-ROW_COUNT_MAX:], texts=3)
     if (older := len(found) - ROW_COUNT_MAX) > 0:
-        output.say(f"and {older:,} older ones (--json has all)")
+        output.report(f"and {older:,} older ones (--json has all)")
     cells = []
     for row in document["spread"]:
         name, shown = _FIGURES[row["figure"]]
@@ -185,7 +185,7 @@ def _put_summary(found: list[ObservationManifest], document: Fields) -> None:
     over = f"over {quantities.count(len(found), 'observation')}"
     output.put_table(over, ("", "median", "90 %", "most", "in"), cells)
     counts = document["quality_counts"].items()
-    output.say(", ".join(f"{count:,} {quality}" for quality, count in counts))
+    output.report(", ".join(f"{count:,} {quality}" for quality, count in counts))
 
 
 # --- show
@@ -246,7 +246,7 @@ def _call(located: Located) -> Fields:
 def _put(found: StoredObservation) -> None:
     manifest, observation = found.manifest, found.observation
     took = quantities.duration(manifest.duration_s)
-    output.say(
+    output.report(
         f"observation {manifest.number}: initiated {quantities.moment(manifest.initiated_at)}, "
         f"complete after {took}, {manifest.quality}"
     )
@@ -271,12 +271,12 @@ def _put(found: StoredObservation) -> None:
     if amounts := amounts_of(observation):
         units = [name.replace("_", " ") for name in amounts[0]]
         output.put_table("amounts", units, [one.values() for one in amounts])
-    output.say(*_reasons(manifest))
-    output.say(*(f"{name} was disconnected" for name in manifest.disconnected))
+    output.report(*_reasons(manifest))
+    output.report(*(f"{name} was disconnected" for name in manifest.disconnected))
     for name, fragment in observation.fragments.items():
         if count := state_of(fragment).ignored_count:
-            output.say(f"{name} has ignored {quantities.count(count, 'header')} so far")
-    output.say(
+            output.report(f"{name} has ignored {quantities.count(count, 'header')} so far")
+    output.report(
         f"{quantities.count(len(calls), 'open call')}, {len(unresolved):,} unresolved; this is no "
         "snapshot and cannot be restored"
     )
@@ -319,7 +319,7 @@ def verify_observations(store: ObservationReader, name: str | None) -> None:
             "unresolved_count": manifest.unresolved_count,
         }
         output.answer({"is_consistent": True, "observation": manifest.number} | counts)
-        output.say(
+        output.report(
             f"PASS: observation {manifest.number} is consistent, and its "
             f"{quantities.size(manifest.byte_count)} are what was written"
         )
@@ -386,9 +386,9 @@ def diff_observations(store: ObservationReader, before: str, after: str) -> None
     document = difference(one, other)
     output.answer(document, lambda: _put_difference(before, after, document))
     if document["is_equal"]:
-        output.say(f"observations {before} and {after} show the same states and the same calls")
+        output.report(f"observations {before} and {after} show the same states and the same calls")
         return
-    output.say(
+    output.report(
         f"observations {before} and {after} differ in "
         f"{quantities.count(len(document['fields']), 'field')} of instances and "
         f"{quantities.count(len(document['calls']), 'call')}"

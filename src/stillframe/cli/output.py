@@ -1,6 +1,9 @@
-"""Data to stdout, words to stderr; colour and moving lines only on a terminal.
+"""Results to stdout, progress and warnings to stderr; colour and moving lines only on a terminal.
 
-All of stdout but help is written by ``_put``.
+What a command was asked for is its result: tables, ids, and the sentences of ``report``, such as a
+headline or a verdict. These go to stderr if stdout has what programs read: JSON, or by ``put_file``
+a file for another command. Everything else, by ``say``, is on stderr. All of stdout but help is
+written by ``_put``.
 """
 
 import contextlib
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 _IS_JSON = ContextVar("_IS_JSON", default=False)
+_IS_FILE = ContextVar("_IS_FILE", default=False)
+"""Whether stdout has a file for another command."""
 JSON_VERSION = 2
 """Version of ``docs/json.md``, which says when it is raised."""
 VALUE_LENGTH_MAX = 60
@@ -89,9 +94,25 @@ def say(*lines: str, console: Console | None = None) -> None:
         console.print(Text(printable(line, kept="\n\t")), soft_wrap=True)
 
 
+def report(*sentences: str) -> None:
+    """Write sentences of the result to stdout, or to stderr if stdout has the result as JSON or as
+    a file; what cannot be printed is escaped."""
+    if wants_json() or _IS_FILE.get():
+        say(*sentences)
+    else:
+        _put(*(printable(sentence, kept="\n\t") for sentence in sentences))
+
+
 def put_lines(lines: Iterable[str]) -> None:
     """Write lines to stdout; what cannot be printed is escaped, and so are further line ends."""
     _put(*(printable(line, kept="\t") for line in lines))
+
+
+def put_file(lines: Iterable[str]) -> None:
+    """Write lines to stdout as ``put_lines`` does, which another command reads: a schedule, for
+    instance. From then on ``report`` writes to stderr."""
+    put_lines(lines)
+    _IS_FILE.set(True)
 
 
 def _put(*lines: str) -> None:
@@ -124,11 +145,12 @@ def say_error(kind: str, sentence: str, code: int, more: str = "") -> None:
 @contextlib.contextmanager
 def answering(*, is_json: bool) -> Iterator[None]:
     """Let the answer of the body be JSON or text, as ``--json`` says."""
-    token = _IS_JSON.set(is_json)
+    tokens = _IS_JSON.set(is_json), _IS_FILE.set(False)
     try:
         yield
     finally:
-        _IS_JSON.reset(token)
+        _IS_JSON.reset(tokens[0])
+        _IS_FILE.reset(tokens[1])
 
 
 def wants_json() -> bool:
@@ -199,8 +221,8 @@ def put_table(
     more: str = "more rows",
 ) -> None:
     """Write a table to stdout; the first `texts` columns are words, the others figures. At most
-    `limit` rows are written; how many `more` there are goes to stderr, and so do the columns that a
-    terminal is too narrow for."""
+    `limit` rows are written, and how many `more` there are. stderr has the columns that a terminal
+    is too narrow for."""
     # Rich ends the program by itself, with 1, if the reader of stdout has closed it: `_put` writes.
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -214,7 +236,7 @@ def put_table(
     if left_out := [column[0] for index, column in enumerate(cells) if index not in widths]:
         say(f"columns left out: {', '.join(left_out)} (widen the terminal, or use --json)")
     if limit is not None and len(listed) > limit:
-        say(f"and {len(listed) - limit:,} {more} (--json has all)")
+        report(f"and {len(listed) - limit:,} {more} (--json has all)")
 
 
 def table(columns: Sequence[str] | Columns[Any], rows: Iterable[Any], *, texts: int = 1) -> Table:
@@ -312,7 +334,7 @@ def verify_all(
 
         verified = verify(progress)
     answer({"is_consistent": True, f"{noun}_count": verified, "byte_count": byte_count})
-    say(
+    report(
         f"PASS: {quantities.count(verified, noun)}, {quantities.size(byte_count)}: all consistent, "
         "and every byte is what was written"
         if verified

@@ -197,7 +197,7 @@ def _take(pipeline: Pipeline, taking: Taking) -> tuple[bool, bool]:
             outcome = newest[0]  # too late: it was published a moment before
     if not isinstance(outcome, Manifest):
         output.answer({"published": None, "abandoned": outcome})
-        output.say(f"FAIL: {outcome}")
+        output.report(f"FAIL: {outcome}")
         return False, is_ended
     document = {"published": document_of(outcome), "abandoned": None}
     output.answer(document, lambda: output.put_lines([str(outcome.snapshot)]))
@@ -252,7 +252,7 @@ def status(
         output.answer({"snapshot": None})
         flow = pipeline.dataflow
         is_found = flow.default_mode is Mode.RETAINED and not flow.in_memory
-        output.say(RETAINED_STATUS if is_found else "no snapshot is pending")
+        output.report(RETAINED_STATUS if is_found else "no snapshot is pending")
         return
     if watch:
         _watch(pipeline, found)
@@ -273,9 +273,9 @@ def status(
         "stragglers": [one.participant for one in found.stragglers],
     }
     output.answer(document, lambda: output.put_table("", PROGRESS_COLUMNS, rows, texts=2))
-    output.say(_progress_summary(found, now))
+    output.report(_progress_summary(found, now))
     if why := _left_over(pipeline, found):
-        output.say(f"FAIL: {why}")
+        output.report(f"FAIL: {why}")
 
 
 def _watch(pipeline: Pipeline, first: Progress) -> None:
@@ -294,7 +294,7 @@ def _watch(pipeline: Pipeline, first: Progress) -> None:
     is_published = first.snapshot in (manifest.snapshot for manifest in pipeline.snapshots())
     output.answer({"snapshot": first.snapshot, "is_published": is_published})
     if is_published:
-        output.say(f"snapshot {first.snapshot} is published")
+        output.report(f"snapshot {first.snapshot} is published")
         return
     is_over = now is None or now.snapshot != first.snapshot
     end_with_failure(f"snapshot {first.snapshot} was abandoned" if is_over else why)
@@ -395,8 +395,8 @@ def list_snapshots(path: PipelinePath) -> None:
     def put() -> None:
         if manifests:
             output.put_table("", _list_columns(manifests, marks), manifests, texts=6)
-        output.say(*map(str, abandoned))
-        output.say(
+        output.report(*map(str, abandoned))
+        output.report(
             f"{quantities.count(len(manifests), 'snapshot')}; pipeline {metadata.name} is in epoch "
             f"{metadata.epoch}{began}; {end}"
         )
@@ -448,11 +448,12 @@ def delete(
     dropped = [snapshot for snapshot in before if snapshot not in left]
     output.answer({"deleted": dropped, "left": left})
     words = f" ({', '.join(map(str, dropped))})" if dropped else ""
-    output.say(
+    output.report(
         f"deleted {quantities.count(len(dropped), 'snapshot')}{words}; "
-        f"{quantities.count(len(left), 'snapshot')} left",
-        *([sentence_on_damaged(damaged)] if damaged else []),
+        f"{quantities.count(len(left), 'snapshot')} left"
     )
+    if damaged:
+        output.say(sentence_on_damaged(damaged))
 
 
 def document_of(manifest: Manifest) -> dict[str, Any]:
@@ -491,7 +492,7 @@ def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
         found = {"participants": participants, "channels": channels, "topics": topics}
         output.put_json(document_of(manifest) | found)
         return
-    output.say(f"{published(manifest)}, begun {quantities.moment(manifest.initiated_at)}")
+    output.report(f"{published(manifest)}, begun {quantities.moment(manifest.initiated_at)}")
     title = "participants, positions in items"
     output.put_table(title, PARTICIPANT_COLUMNS, manifest.fragments, texts=5)
     if channels or not topics:
@@ -499,7 +500,7 @@ def show(path: PipelinePath, name: str | None = SNAPSHOT) -> None:
     if topics:
         title = "topics of Kafka, partition and offset, counts in records"
         output.put_table(title, TOPIC_COLUMNS, topics, texts=4)
-    output.say(
+    output.report(
         f"at most {output.VALUE_LENGTH_MAX} characters of each state are shown (--json has all)"
     )
 
@@ -656,14 +657,14 @@ def _answer_restored(
     counts = {"duplicate_count": manifest.duplicate_count, "byte_count": manifest.bytes}
     output.answer(document | counts)
     names = ", ".join(manifest.dataflow.participants)
-    output.say(
+    output.report(
         *found,
         f"epoch {document['epoch']}: pipeline {path}{which}, its "
         f"{quantities.size(manifest.bytes)} of checkpoints verified",
         f"next, start its programs with the pipeline {path}; each continues from there: {names}",
     )
     if manifest.duplicate_count:
-        output.say(f"it was taken in mode {manifest.mode}: {twice(manifest)}")
+        output.report(f"it was taken in mode {manifest.mode}: {twice(manifest)}")
 
 
 @contextlib.contextmanager

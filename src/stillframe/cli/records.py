@@ -100,8 +100,10 @@ def clock(
     if output.wants_json():
         output.put_json({"epoch": chosen, "event": event, "clock": counts})
         return
+    output.report(
+        f"numbers of events that happened before {event} of epoch {chosen}, itself included"
+    )
     output.put_table("", ("process", "events"), counts.items())
-    output.say(f"numbers of events that happened before {event} of epoch {chosen}, itself included")
 
 
 def _check(log: Location, epoch: int | None) -> None:
@@ -302,7 +304,7 @@ def compact(
         },
         lambda: output.put_table("", columns, rows),
     )
-    output.say(
+    output.report(
         f"{quantities.count(len(done.added), 'snapshot')} added, {len(done.removed):,} removed: "
         f"{quantities.count(len(catalog.snapshots), 'snapshot')} in {directory}"
     )
@@ -354,6 +356,6 @@ def assemble(
         sentence += f"; {count:,} {verdict}"
     if late := sum(bool(row["late"]) for row in rows):
         sentence += f"; {late:,} with fragments that arrived late"
-    output.say(sentence)
+    output.report(sentence)
     if INCONSISTENT in counts:
         end_with_failure()

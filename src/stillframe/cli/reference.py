@@ -11,7 +11,9 @@ from stillframe.cli.command import DeferredCommand
 
 INTRODUCTION = """# The command line
 
-Results go to stdout, messages to stderr.
+Results go to stdout: tables, headlines, verdicts. Progress and warnings go to stderr.
+If stdout has the id of a new snapshot, or a schedule or a script of the simulator, it has only
+that, so that another command can use it: what else is said goes to stderr.
 With `--json` the results are JSON objects, one per line, and an error is one object on stderr:
 [JSON output](json.md) describes them.
 Colours appear only on a terminal, and never with `NO_COLOR`.

@@ -175,7 +175,7 @@ def _restore_live(path: Location, requested: SnapshotId | None) -> None:
         output.say(f"warning: {damage}; {NOT_NEEDED}")
     snapshot = Store.open(path).restored_from
     output.answer({"epoch": done.epoch, "snapshot": snapshot, "seconds": seconds})
-    output.say(
+    output.report(
         f"epoch {done.epoch}: the running system was restored from snapshot {snapshot} in "
         f"{quantities.duration(seconds)}; it keeps the options that it was started with"
     )
@@ -273,7 +273,7 @@ def _say_what_was_seen(condition: StopCondition) -> None:
     if broken is not None:
         end_with_failure(not_stable_sentence(name, *broken), no="no")
     if not held and not is_known:
-        output.say(f"no answer: {name} was still being evaluated when the system was stopped")
+        output.report(f"no answer: {name} was still being evaluated when the system was stopped")
         end_with_failure()
     if shown is None:
         end_with_failure(f"no snapshot was published in which {name} could have held", no="no")
@@ -326,7 +326,7 @@ def _foretell(path: Location, name: str | None, pipeline: Location | None) -> No
     put = functools.partial(output.put_table, "changes of code", columns, rows, texts=3)
     output.answer(document, put if changes else None)
     lost = quantities.count(len(losses), "change")
-    output.say(
+    output.report(
         f"a restore would start from snapshot {entry.id}: "
         f"{quantities.count(len(state.processes), 'process')}, "
         f"{quantities.count(state.message_count, 'message')} in channels"

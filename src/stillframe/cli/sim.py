@@ -208,14 +208,14 @@ def _show_seed(subject: Subject, seed: int, schedule: Path | None, extras: Extra
             campaign.replay(run.seed, config, run.schedule, after_each=record)
     if extras.prove is None:
         document = _run_document(run) | {"happened": lines}
-        output.answer(document, lambda: output.put_lines(lines))
+        output.answer(document, lambda: output.put_file(lines))
     serve(run.world, extras)
     if run.violation is not None:
         end_with_failure(f"seed {seed}: {run.violation}")
     if not subject.rules_fit:
         ending = run.world.refusal or "no wrong snapshot was published, and none had to be"
         end_with_failure(f"seed {seed}: {subject.misfit}: {ending}")
-    output.say(f"PASS: seed {seed}: {len(run.schedule)} choices, every invariant held")
+    output.report(f"PASS: seed {seed}: {len(run.schedule)} choices, every invariant held")
 
 
 def _try_seeds(subject: Subject, seeds: range) -> None:
@@ -238,9 +238,9 @@ def _try_seeds(subject: Subject, seeds: range) -> None:
     assert shrunk.violation is not None
     output.answer(
         _run_document(shrunk) | {"choice_count_before": len(run.schedule)},
-        lambda: output.put_lines(map(str, shrunk.schedule)),
+        lambda: output.put_file(map(str, shrunk.schedule)),
     )
-    output.say(
+    output.report(
         f"FAIL: seed {seed}: {shrunk.violation}",
         f"shown are {len(shrunk.schedule)} of its {len(run.schedule)} choices"
         + ("" if len(shrunk.schedule) < len(run.schedule) else ": leaving out any keeps it"),
@@ -259,7 +259,7 @@ def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
         lambda: output.put_table("", ("seen", "in runs"), rows),
     )
     if unseen:
-        output.say(f"never seen: {'; '.join(unseen)}")
+        output.report(f"never seen: {'; '.join(unseen)}")
     seeds = quantities.count(tally.seed_count, "seed")
     if not subject.rules_fit:
         end_with_failure(
@@ -268,7 +268,7 @@ def _put_tally(subject: Subject, tally: campaign.Tally) -> None:
             f"published, none of them wrong, and {tally.inconsistent_count:,} were abandoned "
             "because their fragments contradicted each other"
         )
-    output.say(
+    output.report(
         f"PASS: {seeds}, {tally.choice_count:,} choices, "
         f"{quantities.count(tally.snapshot_count, 'snapshot')}: every invariant held"
     )
@@ -394,13 +394,13 @@ def _put_explored(
     )
     output.put_table("", ("every interleaving", "count"), counts)
     for name in always:
-        output.say(f"{'FAIL' if name in found.broken else 'PASS'}: {name}")
+        output.report(f"{'FAIL' if name in found.broken else 'PASS'}: {name}")
         if name in found.broken:
             what, run = found.broken[name]
             steps = (f"    {choice}" for choice in run)
-            output.say(f"  {what}", "  the shortest run to it:", *steps)
+            output.report(f"  {what}", "  the shortest run to it:", *steps)
     for name in sometimes:
-        output.say(f"{'seen' if name in found.seen else 'never seen'}: {name}")
+        output.report(f"{'seen' if name in found.seen else 'never seen'}: {name}")
 
 
 def serve(world: World, extras: Extras) -> None:
@@ -410,7 +410,7 @@ def serve(world: World, extras: Extras) -> None:
         path = extras.trace
         tracefile.write(path, world.trace(), inputs=extras.inputs)
         which = f"epoch {world.epoch.number}, the last, " if len(world.epochs) > 1 else "the run "
-        output.say(f"{which}is in {path}: {shell_command('view', path)}")
+        output.report(f"{which}is in {path}: {shell_command('view', path)}")
     if extras.prove is None:
         return
     snapshot = SnapshotId.parse(extras.prove)
@@ -476,12 +476,12 @@ def play_script(path: Path, extras: Extras, *, rewrite: bool) -> None:
         ]
         output.answer(
             {"blocks": blocks, "is_as_written": not played.differing},
-            lambda: output.put_lines(happened),
+            lambda: output.put_file(happened),
         )
     serve(played.world, extras)
     if played.differing and not rewrite:
         names = ("as written", "as it happened")
-        output.say(*difflib.unified_diff(text.splitlines(), happened, *names, n=2, lineterm=""))
+        output.report(*difflib.unified_diff(text.splitlines(), happened, *names, n=2, lineterm=""))
         end_with_failure(f"the outcome differs from {path}; if it is right, use --rewrite")
 
 

@@ -112,12 +112,12 @@ def _put_list(
     store: Store, entries: list[SnapshotEntry], current: SnapshotEntry | None, *, has_none: bool
 ) -> None:
     if has_none and not entries:
-        output.say(f"the store {store.path} holds no snapshot yet")
+        output.report(f"the store {store.path} holds no snapshot yet")
         return
     output.put_table("", LIST_COLUMNS, entries, texts=3)
-    output.say(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
+    output.report(*(f"{e.id}{without(e.excluded)}" for e in entries if e.excluded))
     point = "from none: name one" if current is None else f"from {current.id}"
-    output.say(f"{quantities.count(len(entries), 'snapshot')}; a restore starts {point}")
+    output.report(f"{quantities.count(len(entries), 'snapshot')}; a restore starts {point}")
     output.say_requests(store.path)
 
 
@@ -154,7 +154,7 @@ def show(
         output.put_json(_snapshot_document(snapshot, description, only_books=books))
         return
     recorded_s = snapshot.completed_at - snapshot.initiated_at
-    output.say(
+    output.report(
         f"snapshot {snapshot.id}: epoch {snapshot.epoch}, initiated "
         f"{quantities.moment(snapshot.initiated_at)}, recorded in {quantities.duration(recorded_s)}"
         f"{without(snapshot.excluded)}"
@@ -229,7 +229,7 @@ def _put_channels(snapshot: Snapshot, description: Description) -> None:
         "in channel": attrgetter("message_count"),
     }
     output.put_table("channels, counts in messages", columns, snapshot.state.channels, texts=2)
-    output.say(
+    output.report(
         f"{quantities.count(snapshot.state.message_count, 'message')} in transit; at most "
         f"{MESSAGE_COUNT_MAX} of each channel are shown, and {output.VALUE_LENGTH_MAX} characters "
         "of each value (--json has the values whole, messages.parquet has every message)"
@@ -268,7 +268,7 @@ def events(path: StorePath) -> None:
         lambda: output.put_lines(told),
     )
     if not output.wants_json():
-        output.say(quantities.count(len(lines), "event"))
+        output.report(quantities.count(len(lines), "event"))
     if damages:
         end_with_failure(*map(str, damages))
 
@@ -318,7 +318,7 @@ async def _follow(path: Location) -> None:
         announced: dict[SnapshotId, str] = {}
         async for shown, now in _poll(path, console):
             _put_changes(shown, announced, now)
-    output.say("no snapshot is pending")
+    output.report("no snapshot is pending")
 
 
 async def _poll(path: Location, console: Console) -> AsyncIterator[tuple[Shown, float]]:
@@ -433,9 +433,9 @@ def delete(path: StorePath, name: SnapshotName) -> None:
             reason = writer.drop(name)
     output.answer({"snapshot": chosen, "is_deleted": reason is None, "reason": reason})
     if reason is None:
-        output.say(f"snapshot {chosen} was deleted")
+        output.report(f"snapshot {chosen} was deleted")
     else:
-        output.say(f"savepoint {name} was deleted; snapshot {chosen} is kept: it {reason}")
+        output.report(f"savepoint {name} was deleted; snapshot {chosen} is kept: it {reason}")
 
 
 def without(excluded: Mapping[ProcessId, SnapshotId]) -> str:
@@ -476,7 +476,9 @@ def verify(path: StorePath, name: OptionalName = None) -> None:
         document = {"is_consistent": True, "snapshot": snapshot, "channels": books_document(state)}
         output.answer(document, lambda: put_books(state))
         size = quantities.size(store.entry(snapshot).bytes)
-        output.say(f"PASS: snapshot {snapshot} is consistent, and its {size} are what was written")
+        output.report(
+            f"PASS: snapshot {snapshot} is consistent, and its {size} are what was written"
+        )
     except (Damaged, NotConsistent) as error:
         kind = type(error).__name__
         output.answer({"is_consistent": False, "error": kind, "detail": str(error)})
@@ -501,7 +503,7 @@ def copy(
     byte_count = sum(entry.bytes for entry in entries)
     document = {"store": target, "snapshot_count": len(entries), "byte_count": byte_count}
     output.answer(document)
-    output.say(
+    output.report(
         f"copied {quantities.count(len(entries), 'snapshot')}, {quantities.size(byte_count)}, to "
         f"{target}"
     )
@@ -620,9 +622,9 @@ def diff(
         lambda: _put_difference(before, after, found),
     )
     if found.is_equal:
-        output.say(f"{before} and {after} record the same states and the same messages")
+        output.report(f"{before} and {after} record the same states and the same messages")
         return
-    output.say(
+    output.report(
         f"{before} and {after} differ in {quantities.count(len(fields), 'field')} of processes and "
         f"{quantities.count(len(channels), 'channel')}"
     )

@@ -217,8 +217,8 @@ def _say_executions(
     if len(renamed) > _RENAMED_SHOWN_MAX:
         output.say(f"and {len(renamed) - _RENAMED_SHOWN_MAX} other hosts renamed: see --json")
     for file in files.values():
-        output.say(f"written: {file}")
-    output.say(
+        output.report(f"written: {file}")
+    output.report(
         f"PASS: the clocks of {quantities.count(len(chosen), 'execution')} do not contradict "
         "each other"
     )
@@ -347,7 +347,7 @@ def _search(trace: Trace, predicate: Predicate, step_max: int) -> None:
     if first is None:
         _say_if_implied(trace)
         end_with_failure(f"it holds in none of {all_cuts}", no="no")
-    output.say(
+    output.report(
         f"yes: it holds in {holding_count:,} of {all_cuts}, the first of them as above; "
         + (
             "definitely: whatever the order was, it held at some time"
@@ -386,7 +386,7 @@ def _put_past(trace: Trace, text: str) -> None:
         lambda: {"event": str(position), **_cut_document(trace, cut)}, lambda: _put_cut(trace, cut)
     )
     events = quantities.count(sum(cut) - 1, "event")
-    output.say(f"done: {events} happened before {position}")
+    output.report(f"done: {events} happened before {position}")
 
 
 def _cut_document(trace: Trace, cut: Cut) -> dict[str, object]:
@@ -403,7 +403,7 @@ def _put_cut(trace: Trace, cut: Cut) -> None:
     output.put_table("", ("process", "events before the cut", "of"), rows)
     for channel, messages in trace.in_transit(cut).items():
         if messages:
-            output.say(f"in transit on {channel}: {count_messages(trace, len(messages))}")
+            output.report(f"in transit on {channel}: {count_messages(trace, len(messages))}")
     _say_if_implied(trace)
 
 
@@ -462,7 +462,7 @@ def put_proof(
         "; the real processes, replayed in that order, are in the recorded state in between, and "
         "end as they did"
     )
-    output.say(
+    output.report(
         f"PASS: snapshot {snapshot}: after {count} of neighbours {white} {red}"
         f"{replayed if has_state else ''}"
     )

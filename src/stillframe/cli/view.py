@@ -141,7 +141,7 @@ def _write_page(found: Execution, options: ViewOptions) -> None:
     shown = len(page["steps"])
     _say_left_out(found, options, page["notice"], shown)
     steps, size = quantities.count(shown, "step"), quantities.size(len(text))
-    output.say(f"done: {options.out}: {steps}, {size}: open it in a browser")
+    output.report(f"done: {options.out}: {steps}, {size}: open it in a browser")
 
 
 def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
@@ -160,13 +160,13 @@ def _draw(found: Execution, options: ViewOptions, suffix: str) -> None:
     output.answer({"files": files, "left_out": plan.notice})
     for row in whole.legend:
         if row.sample is Sample.CUT:
-            output.say(row.full)
+            output.report(row.full)
     _say_left_out(found, options, plan.notice, shown)
     steps = quantities.count(shown, "step")
     processes = quantities.count(len(whole.lines), "process")
     what = quantities.count(len(files), "picture")
     where = f"{what} in {out.with_suffix('')}" if options.steps else str(out)
-    output.say(f"done: {where}: {steps} of {processes}")
+    output.report(f"done: {where}: {steps} of {processes}")
 
 
 def _chosen(found: Execution, options: ViewOptions) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _write(out: Path, content: bytes, words: str, *, outside: Iterable[Location 
             raise UsageError(f"--out {out} is inside {inside}: give a place outside")
     write_atomically(out, [content], inputs=[])
     output.answer({"files": [out]})
-    output.say(f"done: {out}: {words}, {quantities.size(len(content))}")
+    output.report(f"done: {out}: {words}, {quantities.size(len(content))}")
 
 
 def _of_store(path: Location, options: ViewOptions, suffix: str) -> tuple[bytes, str, str]:
