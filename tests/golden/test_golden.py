@@ -108,7 +108,7 @@ def test_a_page_is_made(root: Path, tmp_path: Path, command: str) -> None:
 
 def test_the_history_goes_on(own: Path) -> None:
     """A writer reads it: a snapshot is dropped, and what was based on it is made whole."""
-    assert recording.run(own, "drop store A-4") == (0, "")
+    assert recording.run(own, "drop store A-4") == (0, "snapshot A-4 was deleted\n")
     assert format_of(own / "store" / "store.json") == FORMAT
     assert recording.run(own, "verify store")[0] == 0
     listed = recording.answer(own, "list store")["says"]["snapshots"]
