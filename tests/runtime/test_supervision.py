@@ -285,7 +285,7 @@ def test_a_periodic_snapshot_is_skipped_while_one_is_under_way(tmp_path: Path) -
         ),
         (
             "tests.runtime.programs:nothing",
-            "has no topology 'nothing'; it has all_joining, forking",
+            "has no topology 'nothing'; it has all_joining, cancelling_all, forking",
         ),
         ("tests/runtime/programs.py:rally", "write MODULE:TOPOLOGY, for example"),
         ("tests.runtime.programs", "write MODULE:TOPOLOGY, for example"),
