@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -48,7 +48,6 @@ from stillframe.protocol.action_runner import ActionRunner
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.run_file import find_running
 from stillframe.services import connected_agent
-from stillframe.state_codec import StateCodec
 from stillframe.store.history import SnapshotPublished
 from stillframe.store.store import Store
 from stillframe.store.writer import local
@@ -143,20 +142,6 @@ def test_the_text_of_an_exception_can_be_made_and_encoded(
     assert {type(text_of(error)), type(repr_of(error))} == {str}
 
 
-class HostileZone(tzinfo):
-    """A time zone that asks a function, which raises."""
-
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self._ask = ask
-
-    def utcoffset(self, at: datetime | None) -> timedelta:
-        """Return nothing."""
-        offset: timedelta = self._ask()
-        return offset
-
-    dst = tzname = utcoffset  # type: ignore[assignment]
-
-
 class Cash(Message):
     """A message."""
 
@@ -191,11 +176,6 @@ def till_of(ask: Callable[..., Any]) -> ActionRunner:
     return runner
 
 
-def recorded_at(zone: tzinfo) -> bytes:
-    """Record a state with a time."""
-    return StateCodec(Till).capture(Till(at=datetime(2026, 1, 1, tzinfo=zone)))
-
-
 def of_module(ask: Callable[..., Any], load: Callable[[str], object]) -> object:
     """Load something from a module that asks a function for each of its names."""
     module = sys.modules["hostile_module"] = ModuleType("hostile_module")
@@ -219,7 +199,6 @@ PLACES: dict[str, Callable[[Callable[..., Any]], object]] = {
     "receive": lambda ask: till_of(ask).receive([(Channel("B", "A"), Cash(1))]),
     "an action": lambda ask: till_of(ask).act("act"),
     "on_cut": lambda ask: till_of(ask).cut(ASKED),
-    "a state": lambda ask: recorded_at(HostileZone(ask)),
 }
 
 
@@ -230,11 +209,8 @@ ERRORS: dict[str, BaseException] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    # Where a state is recorded, sys.exit() ends the process.
-    [(place, text) for place in PLACES for text in list(ERRORS)[: 2 if "state" in place else 3]],
-)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("text", ERRORS)
 def test_an_error_in_code_of_an_application_is_named_by_its_class(place: str, text: str) -> None:
     """Wherever it is called: whoever called it has an error of ours to report."""
 

@@ -401,7 +401,7 @@ def endless() -> list[Any]:
             setter(endless()),
             setter([]),
             Reason.NOT_RECORDED,
-            ["A: Holder.content cannot be recorded"],
+            ["A: Holder.content[0] cannot be recorded"],
             id="endless",
         ),
     ],
