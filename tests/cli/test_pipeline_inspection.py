@@ -78,14 +78,14 @@ def test_a_pipeline_has_terminated_when_all_topics_are_consumed(
     topic_shop.snapshot()
     result = call("pipeline", "detect", path, "termination")
     assert result.exit_code == 1
-    assert "orders to dedup 2, unique to sums 1" in " ".join(result.stderr.split())
+    assert "orders to dedup 2, unique to sums 1" in " ".join(result.stdout.split())
     topic_shop.commit("dedup", 2, orders={0: 3, 1: 3})
     topic_shop.commit("sums", 1, unique={0: 2, 1: 1})
     topic_shop.snapshot()
     result = call("pipeline", "detect", path, "termination")
     assert result.exit_code == 0
     assert "yes: termination holds in shop-2, and has since shop-2, of 2 snapshots" in " ".join(
-        result.stderr.split()
+        result.stdout.split()
     )
     assert call("pipeline", "detect", path, "termination", "--snapshot", "shop-1").exit_code == 1
     # Other programs can write orders at any time.
