@@ -55,9 +55,9 @@ def test_a_snapshot_that_is_given_up_names_the_straggler(call: Call, shop: Pipel
         found = json.loads(
             call("pipeline", "snapshot", shop.path, "--timeout", "1s", "--json").stdout
         )
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("FAIL: snapshot shop-1 was abandoned: the deadline passed")
-    assert "missing: audit, books, till; till has not recorded" in " ".join(result.stderr.split())
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.startswith("FAIL: snapshot shop-1 was abandoned: the deadline passed")
+    assert "missing: audit, books, till; till has not recorded" in " ".join(result.stdout.split())
     assert found["published"] is None
     assert found["abandoned"]["reason"] == "DEADLINE"
     assert found["abandoned"]["missing"] == ["audit", "books", "till"]
@@ -70,7 +70,7 @@ def test_a_service_that_never_ran_is_named(call: Call, tmp_path: Path) -> None:
     fresh = make_shop(tmp_path / "fresh.pipeline")
     result = call("pipeline", "snapshot", fresh.path, "--timeout", "1s")
     assert result.exit_code == 1
-    assert "service till has not joined: start it" in " ".join(result.stderr.split())
+    assert "service till has not joined: start it" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(
