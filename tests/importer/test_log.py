@@ -11,9 +11,8 @@ from unittest import mock
 
 import pytest
 
-from stillframe import importer
 from stillframe.errors import UsageError
-from stillframe.importer import JsonPaths, read_log
+from stillframe.importer import JsonPaths, log_files, read_log
 
 JSON = '{"event": "x", "node": "a", "pkt": {"vc": {"a": 1}}}\n'
 TEXT = 'a {"a": 1}\nx\n'
@@ -129,7 +128,7 @@ def test_a_log_may_be_bytes_or_an_open_file(tmp_path: Path) -> None:
     with path.open() as text, pytest.raises(UsageError, match=r"a\.jsonl is open for text"):
         read_log(text)  # type: ignore[arg-type]
     with (
-        mock.patch.object(importer, "LOG_BYTES_MAX", 5),
+        mock.patch.object(log_files, "LOG_BYTES_MAX", 5),
         pytest.raises(UsageError, match="log 1 has more than 1 GiB"),
     ):
         read_log(TEXT.encode())

@@ -1,27 +1,22 @@
 """Executions of other systems: logs with vector clocks become traces.
 
 ``clocks`` checks that the clocks of a log do not contradict each other, ``execution`` finds the
-messages and makes the trace, ``shiviz`` and ``jsonlines`` read the two forms of such logs.
+messages and makes the trace, ``shiviz`` and ``jsonlines`` read the two forms of such logs, whose
+files ``log_files`` finds.
 """
 
-import io
-import os
 import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from stillframe.errors import UsageError, repr_of
+from stillframe.errors import UsageError
 from stillframe.importer.clocks import Progress
-from stillframe.importer.execution import Execution, Imported, name_files, no_progress
+from stillframe.importer.execution import Execution, Imported, no_progress
 from stillframe.importer.jsonlines import JsonPaths, read_json_lines
+from stillframe.importer.log_files import are_json_lines, name_files, to_file
 from stillframe.importer.shiviz import read_shiviz
-from stillframe.storage.location import local_path
 
 __all__ = ["Execution", "Imported", "JsonPaths", "read_log"]
-
-LOG_BYTES_MAX = 2**30
-_NAME_CHARS_MAX = 255
-JSON_LINES_SUFFIXES = frozenset({".ndjson", ".jsonl", ".json"})
 
 
 def read_log(
@@ -60,9 +55,9 @@ def read_log(
         OSError: a file cannot be opened or read.
     """
     with tempfile.TemporaryDirectory(prefix="stillframe-") as directory:
-        found = [_file(log, Path(directory), number) for number, log in enumerate(logs, 1)]
+        found = [to_file(log, Path(directory), number) for number, log in enumerate(logs, 1)]
         files, names = [path for path, _ in found], name_files([name for _, name in found])
-        are_json = {path.suffix.lower() in JSON_LINES_SUFFIXES for path in files}
+        are_json = {are_json_lines(path) for path in files}
         if json_paths is None and (regex is not None or are_json != {True}):
             if regex is None and len(are_json) > 1:
                 raise UsageError(
@@ -85,33 +80,3 @@ def read_log(
         return read_json_lines(
             *files, names=names, paths=json_paths, fill_gaps=fill_gaps, progress=progress
         )
-
-
-def _file(
-    log: str | Path | bytes | bytearray | BinaryIO, directory: Path, number: int
-) -> tuple[Path, Path]:
-    """Return the file of a log, and what errors call it. What is no path is copied to `directory`,
-    since both formats are read twice; `number` names it if it has no name that can be shown."""
-    if isinstance(log, str | os.PathLike):
-        path = local_path(log)
-        return path, path
-    source = io.BytesIO(log) if isinstance(log, bytes | bytearray) else log
-    if not callable(getattr(source, "read", None)):
-        raise UsageError(f"the log is {repr_of(log)}: give a path, bytes, or an open file")
-    name = getattr(source, "name", None)
-    shown = Path(name if isinstance(name, str) and name.isprintable() else "")
-    if not 0 < len(shown.name) <= _NAME_CHARS_MAX:
-        shown = Path(f"log {number}")
-    # A GzipFile has the name of the compressed file, but is read uncompressed.
-    suffix = Path(shown.name.removesuffix(".gz")).suffix.lower()
-    path = directory / f"{number}{suffix if suffix in JSON_LINES_SUFFIXES else ''}"
-    size = 0
-    with path.open("wb") as copy:
-        while chunk := source.read(2**20):
-            if not isinstance(chunk, bytes | bytearray):
-                raise UsageError(f"{shown.name} is open for text: open it with mode 'rb'")
-            size += len(chunk)
-            if size > LOG_BYTES_MAX:
-                raise UsageError(f"{shown.name} has more than 1 GiB: give its path, or split it")
-            copy.write(chunk)
-    return path, shown

@@ -14,9 +14,8 @@ a message back into its own queue), and the event accepts nothing.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -159,15 +158,6 @@ class Imported(msgspec.Struct, frozen=True):
 
     executions: tuple[Execution, ...]
     ignored_line_count: int
-
-
-def name_files(paths: Sequence[Path]) -> list[str]:
-    """Return what errors call these files: by their names, or in full if two have the same;
-    UsageError if there is none."""
-    if not paths:
-        raise UsageError("there is no log to import: name at least one file")
-    names = [path.name for path in paths]
-    return names if len({*names}) == len(names) else [str(path) for path in paths]
 
 
 def no_progress(phase: str, done: int, total: int) -> None:

@@ -19,8 +19,8 @@ from stillframe.importer.clocks import (
     decode_clock,
     show_host,
 )
-from stillframe.importer.execution import Imported, build, name_files, no_progress
-from stillframe.importer.file_forms import BOM, check_form
+from stillframe.importer.execution import Imported, build, no_progress
+from stillframe.importer.log_files import BOM, check_form, name_files
 
 LINE_BYTES_MAX = 2**24
 _SEND = frozenset({">", "send", "sent"})

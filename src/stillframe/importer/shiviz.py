@@ -32,9 +32,9 @@ from stillframe.importer.clocks import (
     decode_clock,
     show_host,
 )
-from stillframe.importer.execution import Imported, build, name_files, no_progress
-from stillframe.importer.file_forms import check_form
+from stillframe.importer.execution import Imported, build, no_progress
 from stillframe.importer.jsonlines import to_lines
+from stillframe.importer.log_files import check_form, name_files
 
 EVENT_FIRST = r"^(?<event>.*)\n(?<host>\S*) (?<clock>{.*})[ \t]*$"
 """An event, and on the next line its host and clock: the expression that ShiViz shows at first.
