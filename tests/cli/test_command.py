@@ -132,7 +132,7 @@ def test_a_chosen_exit_code_stays() -> None:
 def test_a_result_has_its_headline_on_stdout(
     call: Call, money: Path, words: str, headline: str
 ) -> None:
-    """Whoever keeps stdout in a file knows what it is of; nothing of it is on stderr."""
+    """A file with the output of a command names its subject; stderr is empty."""
     result = call(*words.format(money).split())
     assert (headline in result.stdout, result.stderr) == (True, "")
 
@@ -156,7 +156,7 @@ def test_a_result_that_cannot_be_written_is_an_error(money: Path, command: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["show {money}", "diff {money} A-1 A-2", "--help"])
 def test_a_reader_that_stops_gives_141(money: Path, command: str) -> None:
-    """The exit code is neither that of a no nor that of an error, of which nothing is said."""
+    """Codes 1 and 2 mean a negative verdict and an error; the command reports no error."""
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "stillframe", *command.format(money=money).split()]

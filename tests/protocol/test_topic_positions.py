@@ -34,8 +34,8 @@ Positions = dict[int, int]
 def test_where_a_reader_of_the_same_topic_starts(
     held: HeldTopic, stored: Positions | None, expected: Positions | str, topic_id: str
 ) -> None:
-    """It continues, or is told which record is lost; positions without an id are taken as they
-    are."""
+    """A reader continues, or the error names the record that is lost. Positions without an id are
+    accepted."""
     if isinstance(expected, str):
         with pytest.raises(NotConsistent, match=expected):
             starts(held, stored, topic_id)

@@ -45,7 +45,7 @@ def announced(path: Path, supervisor: OsProcess) -> run_file.RunFile:
 
 
 def test_a_supervisor_in_another_container_is_not_called_dead(tmp_path: Path) -> None:
-    """Nobody can see from here whether it runs: the error says where to ask."""
+    """This program cannot see whether it runs: the error names where to ask."""
     path = tmp_path / "store"
     apart = msgspec.structs.replace(current_process(), space=1)
     announced(path, apart)

@@ -223,7 +223,7 @@ def put_table(
     """Write a table to stdout; the first `texts` columns are words, the others figures. At most
     `limit` rows are written, and how many `more` there are. stderr has the columns that a terminal
     is too narrow for."""
-    # Rich ends the program by itself, with 1, if the reader of stdout has closed it: `_put` writes.
+    # Rich exits with 1 if the reader of stdout has closed it, so `_put` writes the table.
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_UNLIMITED_COLUMNS)

@@ -163,8 +163,8 @@ class LoopHost(Host):
             try:
                 await coroutine
             except BaseException as error:
-                # Nobody awaits this task. `close` sets the error before it cancels: any other
-                # cancellation is one of the application.
+                # No caller awaits this task. `close` sets the error before it cancels the task, so
+                # code of the application made any other cancellation.
                 if self.error is None and not isinstance(error, GeneratorExit):
                     self.fail(error)
 
