@@ -22,7 +22,7 @@ from stillframe.errors import NotConsistent, StillframeError, Unavailable, Usage
 from stillframe.pipeline import kafka as kafka_module
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, settings_of
-from stillframe.pipeline.known_topics import comparison
+from stillframe.pipeline.known_topics import present_id
 from stillframe.pipeline.metadata import Segment
 from stillframe.pipeline.topics import HEADER, Counting, Label, TopicRecord
 from tests.nightly import by_night, seeds
@@ -557,7 +557,7 @@ def test_a_known_topic_that_a_broker_has_not_heard_of_is_asked_for_again(
     with Broker(f"127.0.0.1:{free_port()}") as away, refused if words else contextlib.nullcontext():
         monkeypatch.setattr(kafka_module, "TIMEOUT_S", timeout_s)
         monkeypatch.setattr(away, "_admin", SimpleNamespace(describe_topics=describe))
-        comparison(away, "pay", known_id)()
+        present_id(away, "pay", known_id)
     assert count == asked
 
 

@@ -74,7 +74,7 @@ class Records(Broker):
         topic: str,
         ranges: Mapping[int, tuple[int, int]],
         *,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> Iterator[KafkaRecord]:
         """See ``Broker``."""
         check()

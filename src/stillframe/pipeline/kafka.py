@@ -360,7 +360,7 @@ class Broker(Connection):
         topic: str,
         ranges: Mapping[int, tuple[int, int]],
         *,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], object] = lambda: None,
     ) -> Iterator[KafkaRecord]:
         """Yield the records of each partition from a first offset up to, and without, a last one;
         those of one partition in their order. `check` is called after some were read, before they
@@ -382,7 +382,7 @@ class Broker(Connection):
                 consumer.unassign()
 
     def _read(
-        self, consumer: Any, topic: str, left: dict[int, int], check: Callable[[], None]
+        self, consumer: Any, topic: str, left: dict[int, int], check: Callable[[], object]
     ) -> Iterator[KafkaRecord]:
         """Yield the records of the partitions that a consumer was assigned, up to their ends."""
         until = time.monotonic() + TIMEOUT_S
@@ -412,7 +412,7 @@ class Broker(Connection):
         topic: str,
         starts: Callable[[Mapping[int, int] | None], Mapping[int, int]],
         *,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None],
     ) -> Iterator[list[KafkaRecord]]:
         """Yield the records of a topic as they come, some at a time, and never end. `starts`
         returns the offset to start at in each partition; it is called again when partitions were

@@ -41,22 +41,17 @@ def known_id(root: Location, topic: Topic) -> str:
 
 
 def held_topic(broker: Broker, topic: str, topic_id: str) -> HeldTopic:
-    """Return what Kafka holds of a topic that had this id; an empty one is not known. The present
-    id comes first: if the topic is created again meanwhile, the offsets are those of a later one,
-    and the next comparison fails."""
-    now = _present_id(broker, topic, topic_id)
-    if now is None:
-        return HeldTopic(topic, None)
+    """Return the present content of a topic with this id; raises as ``present_id``. The id comes
+    first: if the topic is created again meanwhile, the next comparison fails."""
+    now = present_id(broker, topic, topic_id)
     return HeldTopic(topic, now, broker.first_offsets(topic), broker.end_offsets(topic))
 
 
-def comparison(broker: Broker, topic: str, topic_id: str) -> Callable[[], None]:
-    """Return what raises NotConsistent if a topic does not have this id any more."""
-
-    def compare() -> None:
-        check_id(HeldTopic(topic, _present_id(broker, topic, topic_id)), topic_id)
-
-    return compare
+def present_id(broker: Broker, topic: str, topic_id: str) -> str:
+    """Return the present id of a topic, if it is this one or none is known (empty); raises as
+    ``KnownTopics.compare``."""
+    now = broker.topic_ids([topic], known=[topic] if topic_id else [])[topic]
+    return check_id(topic, now, topic_id)
 
 
 class KnownTopics:
@@ -97,16 +92,11 @@ class KnownTopics:
             known = {topic.topic for topic in topics if self._ids[topic]}
             now = broker.topic_ids([topic.topic for topic in topics], known=known)
             for topic in topics:
-                check_id(HeldTopic(topic.topic, now[topic.topic]), self._ids[topic])
-                self._ids[topic] = self._ids[topic] or now[topic.topic] or ""
+                self._ids[topic] = check_id(topic.topic, now[topic.topic], self._ids[topic])
 
     def id_of(self, topic: Topic) -> str:
         """Return the id that a topic must have; empty if it is not known."""
         return self._ids[topic]
-
-
-def _present_id(broker: Broker, topic: str, topic_id: str) -> str | None:
-    return broker.topic_ids([topic], known=[topic] if topic_id else [])[topic]
 
 
 def _path(root: Location, topic: Topic) -> Location:

@@ -56,7 +56,7 @@ from stillframe.pipeline.snapshot_manifest import (
 )
 from stillframe.pipeline.stopped import place_services
 from stillframe.protocol.aligner import Mode
-from stillframe.protocol.topic_positions import check_end, check_id, starts
+from stillframe.protocol.topic_positions import check_end, starts
 from stillframe.storage.files import below, copy_all, names
 from stillframe.storage.location import Location, ObjectPath, locate
 from stillframe.storage.owned import PROBE, check_conditional_writes
@@ -142,7 +142,6 @@ def check_topics(root: Location, manifest: Manifest) -> None:
             topic = manifest.dataflow.topic(cut.channel)
             topic_id = cut.topic_id or known_id(root, topic)
             held = held_topic(broker_of(topic), topic.topic, topic_id)
-            check_id(held, topic_id)
             check_end(held, cut.ends)
             in_cut = held.without(held.first.keys() - cut.ends.keys())
             for positions in cut.positions.values():

@@ -7,6 +7,7 @@ ends alone decide.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Generator, Iterator, Mapping
 
@@ -15,11 +16,11 @@ import msgspec
 from stillframe.errors import Unavailable, UsageError
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, KafkaRecord, is_counted
-from stillframe.pipeline.known_topics import comparison, held_topic, known_id
+from stillframe.pipeline.known_topics import KnownTopics, held_topic, known_id, present_id
 from stillframe.pipeline.metadata import Metadata, read_metadata
 from stillframe.pipeline.snapshot_manifest import Manifest, TopicCut
 from stillframe.pipeline.topics import Counting, counting_on, has_joined
-from stillframe.protocol.topic_positions import check_end, check_id, starts
+from stillframe.protocol.topic_positions import check_end, starts
 from stillframe.storage.location import Location
 
 
@@ -37,7 +38,7 @@ class TopicSelection(msgspec.Struct, frozen=True):
         """Yield the records, those of one partition in their order."""
         name = self.topic.topic
         with Broker(self.topic.servers, is_bulk=True) as reader:
-            check = comparison(reader, name, self.topic_id)
+            check = functools.partial(present_id, reader, name, self.topic_id)
             for record in reader.records(name, self.ranges, check=check):
                 if is_counted(self.counting, record):
                     yield record
@@ -92,22 +93,21 @@ def select(
     topic = described.dataflow.topic(channel)
     cut = topic_cut(described, channel) if isinstance(described, Manifest) else None
     stored = start or None
-    topic_id = known_id(root, topic)
+    topic_id = (cut and cut.topic_id) or known_id(root, topic)
     with Broker(topic.servers, is_bulk=True) as reader:
         held = held_topic(reader, topic.topic, topic_id)
     ends = held.ends if cut is None else cut.ends
     if cut is not None:
-        check_id(held, cut.topic_id)
         check_end(held, ends)
         if target is not None:
             at = positions_of(cut, target) or held.first
             in_flight = {p: at.get(p, 0) for p, end in ends.items() if at.get(p, 0) < end}
             wanted = {**in_flight, **(start or {})}
             stored, ends = {**held.first, **wanted}, {p: ends[p] for p in ends if p in wanted}
-    begins = starts(held, stored, topic_id)
+    begins = starts(held, stored)
     ranges = {p: (begins[p], end) for p, end in ends.items() if begins[p] < end}
     decides = counting_at(root, described, topic)
-    return TopicSelection(topic, held.topic_id or "", decides, ranges)
+    return TopicSelection(topic, held.topic_id, decides, ranges)
 
 
 def topic_cut(manifest: Manifest, channel: str) -> TopicCut:
@@ -132,16 +132,13 @@ def follow(root: Location, channel: str, start: Mapping[int, int] | None) -> Ite
     topic = metadata.dataflow.topic(channel)
     counting = counting_at(root, metadata, topic)
     with Broker(topic.servers, is_bulk=True) as reader:
-        topic_id = known_id(root, topic)
-        held = held_topic(reader, topic.topic, topic_id)
-        check_id(held, topic_id)
-        now_id = held.topic_id or ""
+        known = KnownTopics(root, [topic], lambda _: reader)
 
         def begins(reached: Mapping[int, int] | None) -> dict[int, int]:
-            return starts(held_topic(reader, topic.topic, now_id), reached or start or None)
+            held = held_topic(reader, topic.topic, known.id_of(topic))
+            return starts(held, reached or start or None)
 
-        compare = comparison(reader, topic.topic, now_id)
-        for records in reader.follow(topic.topic, begins, check=compare):
+        for records in reader.follow(topic.topic, begins, check=known.compare):
             # Read after the records: a restore is in here before any record of its epoch is there.
             if records and (now := read_metadata(root)).epoch != metadata.epoch:
                 metadata, counting = now, counting_at(root, now, topic)

@@ -327,7 +327,7 @@ class _ServiceTopics:
                 topic_id = self._known.id_of(topic)
                 held = held_topic(self._broker, topic.topic, topic_id).without(read)
                 at = {p: at for p, at in self.positions[topic.name].items() if p not in read}
-                self._reader.add(topic.topic, starts(held, at, topic_id))
+                self._reader.add(topic.topic, starts(held, at))
 
     def _read(self, topic: Topic, message: Any) -> KafkaRecord | None:
         """Return a record without its label; None if it does not count."""
@@ -453,8 +453,7 @@ def _begun(
 
 def _first_positions(place: _Place, topic: Topic) -> dict[int, int]:
     """Return where a service starts on a topic that it has never read."""
-    topic_id = place.known.id_of(topic)
-    found = starts(held_topic(place.broker, topic.topic, topic_id), None, topic_id)
+    found = starts(held_topic(place.broker, topic.topic, place.known.id_of(topic)), None)
     for partition, offset in found.items():
         if offset > 0:
             _log.warning(

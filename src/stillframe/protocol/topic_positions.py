@@ -23,13 +23,13 @@ class HeldTopic(msgspec.Struct, frozen=True):
 
     Attributes:
         name: its name.
-        topic_id: its id; None if there is no such topic, empty if the brokers give none.
+        topic_id: its id; empty if the brokers give none.
         first: the first offset that each partition still has.
         ends: the offset of the next record of each partition.
     """
 
     name: str
-    topic_id: str | None
+    topic_id: str
     first: Mapping[int, int] = {}
     ends: Mapping[int, int] = {}
 
@@ -42,42 +42,41 @@ class HeldTopic(msgspec.Struct, frozen=True):
         return HeldTopic(self.name, self.topic_id, rest(self.first), rest(self.ends))
 
 
-def check_id(held: HeldTopic, topic_id: str) -> None:
-    """Raise NotConsistent if a topic is not the one with this id. An empty one, of positions that
-    Stillframe 0.2 stored, is not compared: then it is a UsageError if there is no such topic."""
-    if held.topic_id is None:
+def check_id(topic: str, present: str | None, topic_id: str) -> str:
+    """Return the `present` id of a topic; NotConsistent if it is not this one.
+
+    An empty `topic_id`, of positions that Stillframe 0.2 stored, is not compared. Without a present
+    id there is no such topic, which is a UsageError if no id is known."""
+    if present is None:
         if not topic_id:
-            raise UsageError(f"there is no topic {held.name}: create it first")
+            raise UsageError(f"there is no topic {topic}: create it first")
         raise NotConsistent(
-            f"the brokers do not have topic {held.name} any more, to which the stored positions "
-            "belong",
+            f"the brokers do not have topic {topic} any more, to which the stored positions belong",
             remedy="if it still exists, start this again; if it was deleted, create a new pipeline "
             "in another directory",
         )
-    if topic_id and held.topic_id != topic_id:
+    if topic_id and present != topic_id:
         raise NotConsistent(
-            f"topic {held.name} was deleted and created again: the stored positions are those of "
+            f"topic {topic} was deleted and created again: the stored positions are those of "
             "the earlier topic, whose records are lost",
             remedy=_ANOTHER,
         )
+    return present
 
 
-def starts(held: HeldTopic, stored: Mapping[int, int] | None, topic_id: str = "") -> dict[int, int]:
+def starts(held: HeldTopic, stored: Mapping[int, int] | None) -> dict[int, int]:
     """Return the offset at which a reader starts in each partition.
 
     It continues where it was. A partition that was added since starts at 0. A reader that has
     stored no positions starts at the first records that are left.
 
     Args:
-        held: the topic now.
+        held: the topic now, whose id was compared.
         stored: the stored positions; None if there are none yet.
-        topic_id: the id of the topic that they belong to; empty if it is not known.
 
     Raises:
-        NotConsistent: the topic has another id, or does not hold a record to be read any more.
-        UsageError: there is no such topic, and there are no positions with an id.
+        NotConsistent: the topic does not hold a record to be read any more.
     """
-    check_id(held, topic_id)
     if stored is None:
         return dict(held.first)
     for partition in sorted(held.first.keys() | stored.keys()):

@@ -260,9 +260,8 @@ def check_positions(root: Location, flow: Dataflow, query: str, place: Location)
     stored = checkpoint.topic_positions(place, batch, is_earlier=True)
     with brokers() as broker_of:
         for topic in incoming:
-            topic_id = known_id(root, topic)
-            held = held_topic(broker_of(topic), topic.topic, topic_id)
-            starts(held, stored.get(topic.topic), topic_id)
+            held = held_topic(broker_of(topic), topic.topic, known_id(root, topic))
+            starts(held, stored.get(topic.topic))
 
 
 def topic_comparison(root: Location, flow: Dataflow, query: str) -> Callable[[], None]:

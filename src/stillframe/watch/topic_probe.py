@@ -10,7 +10,7 @@ import msgspec
 from stillframe.errors import StillframeError, Unavailable
 from stillframe.pipeline.dataflow import Topic
 from stillframe.pipeline.kafka import Broker, brokers
-from stillframe.pipeline.known_topics import comparison, known_id
+from stillframe.pipeline.known_topics import known_id, present_id
 from stillframe.storage.location import Location
 
 WAIT_S = 0.25
@@ -117,6 +117,6 @@ class _ServersProbe:
             self._partitions.clear()
             self._partitions_at = now
         if topic not in self._partitions:
-            comparison(broker, topic, known_id(self._root, channel))()
+            present_id(broker, topic, known_id(self._root, channel))
             self._partitions[topic] = broker.partitions(topic)
         return broker.end_offsets(topic, partitions=self._partitions[topic])
