@@ -102,6 +102,20 @@ class Unavailable(StillframeError):
     """A dependency is missing: a running system, Java, a free port."""
 
 
+def call(function: Callable[..., object], *arguments: object, name: str, where: str = "") -> object:
+    """Return the result of a function of the application, which errors call `name`.
+
+    Raises:
+        ApplicationError: it raised, and says `where`. Even ``sys.exit()`` ends nothing else.
+    """
+    try:
+        return function(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ApplicationError(f"{name} raised {describe(error)}{where}") from error
+
+
 def check_kind(argument: str, value: object, kind: type | UnionType, wanted: str) -> None:
     """Raise a UsageError that asks for what is `wanted`, unless `value` is of that kind."""
     if not isinstance(value, kind):

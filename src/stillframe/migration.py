@@ -22,7 +22,7 @@ import msgspec
 
 from stillframe.detect.predicate import find_loss, places_of, total
 from stillframe.detect.view import declared_defaults, view_of
-from stillframe.errors import ApplicationError, UsageError, describe, repr_of, text_of
+from stillframe.errors import ApplicationError, UsageError, call, repr_of, text_of
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -539,14 +539,8 @@ def _redistribute(
             "redistribute=...)"
         )
     before_it = _recorded(snapshot, recorded)
-    try:
-        after: object = topology.redistribute(before_it)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ApplicationError(
-            f"redistribute raised {describe(error)}, on snapshot {snapshot.id}"
-        ) from error
+    where = f", on snapshot {snapshot.id}"
+    after = call(topology.redistribute, before_it, name="redistribute", where=where)
     if not isinstance(after, Recorded):
         raise _wrong(f"returned {repr_of(after)}: return a stillframe.Recorded")
     state = GlobalState(

@@ -983,7 +983,7 @@ def test_an_argument_of_another_type_is_refused(arguments: dict[str, Any]) -> No
 def test_a_client_of_threads_is_refused() -> None:
     """It has no steps of the event loop."""
     agent = Agent("C", dict, secret=SECRET)
-    with pytest.raises(UsageError, match=r"no transport of httpx\.AsyncClient"):
+    with pytest.raises(UsageError, match=r"give a transport of httpx\.AsyncClient"):
         ObservedTransport(agent, httpx.HTTPTransport())  # type: ignore[arg-type]
     client = httpx.Client(transport=ObservedTransport(agent))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"not for httpx\.Client"):

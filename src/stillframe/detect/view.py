@@ -5,6 +5,7 @@ An invalid answer of a method of the user's classes is an error that names it.
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import inspect
 import math
@@ -16,8 +17,8 @@ import msgspec
 from stillframe.errors import (
     ApplicationError,
     UsageError,
+    call,
     check_kind,
-    describe,
     repr_of,
     text_of,
 )
@@ -35,9 +36,6 @@ from stillframe.protocol.action_runner import ActionRunner, union_of
 from stillframe.public_names import public_attribute
 from stillframe.topology import Topology
 from stillframe.waiting import Waiting
-
-_ABSENT = object()
-
 
 _State = TypeVar("_State")
 
@@ -165,12 +163,7 @@ def _messages(topology: Topology, state: ChannelState) -> tuple[Message, ...]:
 def yes_or_no(function: Callable[[Any], bool], view: object, name: str, where: str) -> bool:
     """Return whether a predicate of the user holds in a view. Raises an ApplicationError, which
     says `name` and `where`, if it raises, or returns something else than True or False."""
-    try:
-        found: object = function(view)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ApplicationError(f"{name} raised {describe(error)}, {where}") from error
+    found = call(function, view, name=name, where=f", {where}")
     if isinstance(found, bool):
         return found
     if inspect.iscoroutine(found):
@@ -224,18 +217,10 @@ def _answer(
 ) -> object:
     """Return the result of a method without arguments; `absent` if there is none."""
     method = asked.__name__
-    try:
-        found = getattr(owner, method, _ABSENT)
-        if callable(found):
-            return found()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ApplicationError(
-            f"{where}: {method}() raised {describe(error)}{_on(snapshot, ', ')}"
-        ) from error
-    if found is _ABSENT:
-        return absent
+    asking = functools.partial(call, name=f"{where}: {method}()", where=_on(snapshot, ", "))
+    found: Any = asking(getattr, owner, method, lambda: absent)
+    if callable(found):
+        return asking(found)
     raise ApplicationError(
         f"{where}: {method} is not a method of {type(owner).__name__} but {repr_of(found)}: give "
         "that field another name"

@@ -30,7 +30,7 @@ from stillframe.detect.predicate import (
     verdict_on,
 )
 from stillframe.detect.view import yes_or_no
-from stillframe.errors import ApplicationError, UsageError, describe, repr_of
+from stillframe.errors import ApplicationError, UsageError, call, repr_of
 from stillframe.model import SnapshotId
 from stillframe.pipeline.dataflow import Dataflow
 from stillframe.pipeline.snapshot_manifest import Manifest
@@ -241,14 +241,7 @@ def amounts_in(view: PipelineView, amounts: Callable[[PipelineView], object], na
     """Return what a function of the user says of how much is where: a dict of the names of places
     and amounts. The quantity is called like the function, whose `name` is ``module:function``.
     Raises an ApplicationError if it raises, or returns something else."""
-    try:
-        found = amounts(view)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ApplicationError(
-            f"{name} raised {describe(error)}, on snapshot {view.snapshot}"
-        ) from error
+    found = call(amounts, view, name=name, where=f", on snapshot {view.snapshot}")
     if not isinstance(found, Mapping) or not all(
         isinstance(place, str) and _is_amount(amount) for place, amount in found.items()
     ):

@@ -199,15 +199,19 @@ def supervisor_of(store: Location) -> OsProcess | None:
 
 def describe_owner(store: Location) -> str:
     """Return why `store` is in use, for an error message; "" if unknown."""
-    supervisor = supervisor_of(store)
-    if supervisor is None:
-        with contextlib.suppress(Unavailable):
-            system = read_run_file(store)
-            if system is not None and is_apart(system.supervisor):
-                return (
-                    "its supervisor runs in another PID namespace, such as that of another "
-                    f"container, as process {system.supervisor.pid}: stop it there first"
-                )
+    try:
+        system = read_run_file(store)
+    except Unavailable:
+        system = None
+    if system is None:
+        return ""
+    supervisor = system.supervisor
+    if is_apart(supervisor):
+        return (
+            "its supervisor runs in another PID namespace, such as that of another container, as "
+            f"process {supervisor.pid}: stop it there first"
+        )
+    if not is_alive(supervisor):
         return ""
     if is_stopped(supervisor):
         return _explain_stopped(supervisor)

@@ -12,7 +12,7 @@ from typing import Any, Required, TypedDict
 from starlette.middleware import Middleware
 
 from stillframe.errors import UsageError, repr_of
-from stillframe.process import Message, check_names, names_of
+from stillframe.process import Message, check_names
 from stillframe.runtime.network.addresses import Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.services.agent import Agent, Carries
@@ -170,12 +170,11 @@ def _check_state(state: object) -> None:
             "function that returns the state"
         )
     check_names(type(state), Message)
-    for name in names_of(Message):
-        if name in getattr(state, "__dict__", ()):
-            raise UsageError(
-                f"the {name} of state is {repr_of(vars(state)[name])}: make it a method of its "
-                "class that returns amounts by unit, or rename it"
-            )
+    if "conserved" in (held := getattr(state, "__dict__", {})):
+        raise UsageError(
+            f"the conserved of state is {repr_of(held['conserved'])}: make it a method of its "
+            "class that returns amounts by unit, or rename it"
+        )
 
 
 def _address_of(collector: str) -> Address:

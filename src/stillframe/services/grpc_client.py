@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
-from stillframe.errors import UsageError, repr_of
+from stillframe.errors import UsageError, check_kind
 from stillframe.protocol.calls import AnswerHeader
 from stillframe.services.agent import Agent, OutgoingCall
 from stillframe.services.grpc_messages import (
@@ -50,12 +50,8 @@ class ObservedChannel(grpc.aio.Channel):  # type: ignore[misc]
     """
 
     def __init__(self, agent: Agent, channel: grpc.aio.Channel, target: str) -> None:
-        if not isinstance(agent, Agent):
-            raise UsageError(
-                f"{repr_of(agent)} is no agent: give what connected_agent has returned"
-            )
-        if not isinstance(channel, grpc.aio.Channel):
-            raise UsageError(f"{repr_of(channel)} is no channel of grpc.aio")
+        check_kind("agent", agent, Agent, "what connected_agent has returned")
+        check_kind("channel", channel, grpc.aio.Channel, "a channel of grpc.aio")
         self._agent = agent
         self._channel = channel
         with contextlib.suppress(UsageError):  # then it is not one of them

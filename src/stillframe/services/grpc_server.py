@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from stillframe.errors import UsageError, repr_of
+from stillframe.errors import check_kind
 from stillframe.protocol.calls import RequestHeader
 from stillframe.services.agent import SERVING, Agent, IncomingCall, Message
 from stillframe.services.grpc_messages import Messages, header_in
@@ -54,10 +54,7 @@ class ObservedCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(self, agent: Agent) -> None:
-        if not isinstance(agent, Agent):
-            raise UsageError(
-                f"{repr_of(agent)} is no agent: give what connected_agent has returned"
-            )
+        check_kind("agent", agent, Agent, "what connected_agent has returned")
         self._agent = agent
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()

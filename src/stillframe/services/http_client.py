@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from stillframe.errors import UsageError, repr_of
+from stillframe.errors import UsageError, check_kind
 from stillframe.protocol.calls import AnswerHeader
 from stillframe.services.agent import BODY_BYTES_MAX, Agent, Message, OutgoingCall
 from stillframe.services.headers import NAME
@@ -38,10 +38,9 @@ class ObservedTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, agent: Agent, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        if not isinstance(agent, Agent):
-            raise UsageError(f"{repr_of(agent)} is no agent: give what attach has returned")
-        if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
-            raise UsageError(f"{repr_of(transport)} is no transport of httpx.AsyncClient")
+        check_kind("agent", agent, Agent, "what attach has returned")
+        wanted = httpx.AsyncBaseTransport | None
+        check_kind("transport", transport, wanted, "a transport of httpx.AsyncClient")
         self._agent = agent
         self._transport = transport or httpx.AsyncHTTPTransport()
 

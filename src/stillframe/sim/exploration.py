@@ -7,6 +7,7 @@ channels, and recordings): these are counted, but not merged, since whether a re
 right depends on the history.
 """
 
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,23 @@ class SmallSystem:
     initiations: tuple[choices.Initiate, ...] = ()
     network: Network = Fifo
     recorder: Callable[..., SnapshotRecorder] = Recorder
+
+    @functools.cached_property
+    def plans(self) -> Mapping[ProcessId, tuple[choices.Act | choices.Initiate, ...]]:
+        """The `acts` of each process, as choices."""
+        return {
+            process: tuple(_planned(process, act) for act in acts)
+            for process, acts in self.acts.items()
+        }
+
+
+def _planned(process: ProcessId, act: str | choices.Initiate) -> choices.Act | choices.Initiate:
+    if isinstance(act, choices.Initiate):
+        return act
+    verb = "" if str(act).startswith("initiates ") else "does "
+    choice = choices.parse_choice(f"{process} {verb}{act}")
+    assert isinstance(choice, choices.Act | choices.Initiate), choice
+    return choice
 
 
 Run = tuple[choices.Choice, ...]
@@ -165,29 +183,14 @@ def explore(
 
 def _check_acts(system: SmallSystem) -> None:
     world = replay(system, ())
-    for process in system.acts:
-        for choice in _planned(system, process):
+    for process, plan in system.plans.items():
+        for choice in plan:
             if reason := disabled_reason(world, choice):
                 raise UsageError(f"acts: {choice}: {reason}")
             if choice.process != process:
                 raise UsageError(f"acts: {choice} is among those of {process}")
             if choice in system.initiations:
                 raise UsageError(f"acts: {choice} is in initiations, too: leave it out of one")
-
-
-def _planned(system: SmallSystem, process: ProcessId) -> list[choices.Act | choices.Initiate]:
-    """Return what a process is to do."""
-    planned: list[choices.Act | choices.Initiate] = []
-    for act in system.acts[process]:
-        verb = "" if str(act).startswith("initiates ") else "does "
-        choice = (
-            act
-            if isinstance(act, choices.Initiate)
-            else choices.parse_choice(f"{process} {verb}{act}")
-        )
-        assert isinstance(choice, choices.Act | choices.Initiate), choice
-        planned.append(choice)
-    return planned
 
 
 def _asked(look: Property, world: World, name: str) -> str:
@@ -267,7 +270,7 @@ def _next_act(
     """Yield what a process does next by its `acts`, if anything is left."""
     acts = [c for c in run if isinstance(c, choices.Act | choices.Initiate)]
     done = deque(c for c in acts if c.process == process and c not in system.initiations)
-    for planned in _planned(system, process):
+    for planned in system.plans[process]:
         if done and done[0] == planned:
             done.popleft()
         elif isinstance(planned, choices.Act) or _is_idle(world, process, planned.snapshot):
