@@ -119,15 +119,16 @@ def _has_plain_keys(dicts: list[dict[Any, Any]]) -> bool:
     return {str}.issuperset(map(type, names)) and ESCAPE not in "".join(names)
 
 
-def plain_text(shown: Any) -> str:
-    """Return what ``plain`` returned as the text of JSON, however deep it is.
+def plain_text(shown: Any, *, is_sorted: bool = False) -> str:
+    """Return what ``plain`` returned as the text of JSON, however deep it is; the keys of objects
+    in their order, or sorted.
 
     Raises:
         TypeError: it holds an object of another library.
     """
     encode = msgspec.json.encode
     try:
-        return encode(shown).decode()
+        return encode(shown, order="sorted" if is_sorted else None).decode()
     except RecursionError:  # the stack of the caller counts too
         parts: list[bytes] = []
     pending = [shown]
@@ -137,7 +138,7 @@ def plain_text(shown: Any) -> str:
                 parts.append(bytes(text))
             case dict() as items if items:
                 pending.append(msgspec.Raw(b"}"))
-                for name, item in reversed(items.items()):
+                for name, item in reversed(sorted(items.items()) if is_sorted else items.items()):
                     pending += [item, msgspec.Raw(b"," + encode(name) + b":")]
                 pending[-1] = msgspec.Raw(b"{" + bytes(pending[-1])[1:])
             case list() | tuple() as items if items:

@@ -21,22 +21,27 @@ _SORTED_DIRECTLY = ({str}, {int}, {bytes})
 def may_hold_set(kind: Any) -> bool:
     """Return whether a value of this type can be or contain a set, according to its annotations:
     one of ``Any``, or of a ``list`` of unknown items, can."""
+    sets = inspect.SetType | inspect.FrozenSetType | inspect.AnyType
+    return any(isinstance(one, sets) for one in types_in(inspect.type_info(kind)))
+
+
+def types_in(info: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield a type and all types in it, each once: one may refer to itself."""
     seen: set[int] = set()
-    pending: list[Any] = [inspect.type_info(kind)]
+    pending: list[Any] = [info]
     while pending:
         found = pending.pop()
-        if isinstance(found, inspect.SetType | inspect.FrozenSetType | inspect.AnyType):
-            return True
         if isinstance(found, tuple):
             pending += found
         elif isinstance(found, inspect.Type | inspect.Field) and id(found) not in seen:
             seen.add(id(found))
+            if isinstance(found, inspect.Type):
+                yield found
             pending += (
                 getattr(found, name)
                 for name in found.__struct_fields__
                 if name not in ("default", "default_factory")
             )
-    return False
 
 
 def with_ordered_sets(value: Any) -> Any:

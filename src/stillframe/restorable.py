@@ -22,6 +22,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from stillframe.ordered_sets import types_in
+
 Take = Callable[[list[Any]], Iterator[Any]]
 """Returns what is reached from the values of a batch."""
 Steps = Callable[[Any], Iterable[tuple[str, Any]]]
@@ -72,23 +74,14 @@ class Rules:
         self.leaves = leaves
         self.is_any = False
         self.has_times = False
-        """Whether all values are looked at, since there may be a time in them."""
+        """Whether all values are looked at, since there may be a time in them. What Any holds is
+        looked at as a sample only."""
 
     def add(self, other: "Rules") -> None:
         """Allow what the `other` rules allow, too."""
         self.by_class |= other.by_class
         self.leaves += other.leaves
         self.is_any |= other.is_any
-
-    def find_times(self) -> bool:
-        """Find out whether there may be times in the values, from what is known of the parts;
-        return whether that is new. What Any holds is looked at as a sample only."""
-        rules = [] if self.is_any else self.by_class.values()
-        had, self.has_times = (
-            self.has_times,
-            any(rule.is_time or any(part.has_times for _, _, part in rule.parts) for rule in rules),
-        )
-        return self.has_times != had
 
     def allows(self, kind: type) -> bool:
         """Return whether values of a class that has no rule are restored unchanged, or fail."""
@@ -108,10 +101,7 @@ def rules_of(kind: Any) -> Rules:
     to be looked at."""
     known: dict[int, Rules] = {}
     info = inspect.type_info(kind)  # what is known by id must live
-    rules = _rules(info, known)
-    while any([one.find_times() for one in known.values()]):  # noqa: C419 - all of them
-        pass
-    return rules
+    return _rules(info, known)
 
 
 def is_restorable(batches: list[tuple[Rules, list[Any]]], *, is_strict: bool = False) -> bool:
@@ -236,6 +226,8 @@ def _rules(info: inspect.Type, known: dict[int, Rules]) -> Rules:
     if (rules := known.get(id(info))) is not None:
         return rules
     rules = known[id(info)] = Rules()
+    times = inspect.DateTimeType | inspect.TimeType
+    rules.has_times = any(isinstance(one, times) for one in types_in(info))
     if isinstance(info, inspect.UnionType):
         for member in info.types:
             rules.add(_rules(member, known))

@@ -17,16 +17,6 @@ _SIM_OPTIONS = {"--seeds", "--schedule", "--network", "--rules", "--trace", "--p
 """The options of ``sim run`` and ``sim script`` that have a value."""
 
 
-class Renaming(Root):
-    """All commands; former names of commands are replaced before they are looked up."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; see ``TyperGroup``."""
-        if args[:1] == [renamed.SPLIT] and " ".join(args[:2]) not in renamed.COMMANDS:
-            ctx.fail(f"'{renamed.SPLIT}' is now 'pipeline', 'store' and 'log'.")
-        return super().parse_args(ctx, renamed.rename_command(args))
-
-
 class Simulator(TyperGroup):
     """The commands of the simulator: ``sim lecture`` is short for ``sim script lecture``."""
 
@@ -59,7 +49,7 @@ def _group(name: str, words: str, group: type[TyperGroup] = TyperGroup) -> typer
 
 app = typer.Typer(
     name="stillframe",
-    cls=Renaming,
+    cls=Root,
     help="Take consistent global snapshots of running distributed systems.",
     epilog="Exit codes: 0 success or yes, 1 failure or no, 2 usage error or missing dependency, "
     "101 bug in Stillframe.",

@@ -31,8 +31,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from stillframe.cli import output
-from stillframe.cli.renamed import rename_options
+from stillframe.cli import output, renamed
 from stillframe.durable_files import disk_advice
 from stillframe.errors import StillframeError, describe, text_of
 from stillframe.public_names import check_assertions
@@ -57,7 +56,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, with former names of options too; see ``TyperCommand``."""
         known = {name for parameter in self.params for name in parameter.opts}
-        return super().parse_args(ctx, rename_options(args, known))
+        return super().parse_args(ctx, renamed.rename_options(args, known))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; see ``TyperCommand``."""
@@ -218,7 +217,8 @@ def signals(handler: Callable[..., object], *numbers: signal.Signals) -> Iterato
 
 
 class Root(TyperGroup):
-    """A group of all commands. Each error of theirs ends it with an exit code and a sentence."""
+    """All commands. An error ends them with an exit code and a sentence; former names of commands
+    are replaced before they are looked up."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
         """Run the command that the arguments name; see ``TyperGroup``."""
@@ -228,9 +228,15 @@ class Root(TyperGroup):
             return super().main(words, *more, **extra)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
-        """Parse the arguments before the command; see ``TyperGroup``."""
+        """Make the context of all commands; see ``TyperGroup``."""
         with _errors_as_sentences("stdout"):
             return super().make_context(info_name, args, *more, **extra)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments before the command; see ``TyperGroup``."""
+        if args[:1] == [renamed.SPLIT] and " ".join(args[:2]) not in renamed.COMMANDS:
+            ctx.fail(f"'{renamed.SPLIT}' is now 'pipeline', 'store' and 'log'.")
+        return super().parse_args(ctx, renamed.rename_command(args))
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the arguments of the command and run it; see ``TyperGroup``."""

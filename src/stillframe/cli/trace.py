@@ -174,7 +174,7 @@ def import_(
             if found.trace.are_messages_implied
             else sum(map(len, found.trace.in_transit(found.trace.end).values())),
             "repeat_count": found.repeat_count,
-            "filled_count": found.filled_count,
+            "filled_count": found.trace.filled_count,
             "warnings": found.warnings,
             "hosts": found.hosts,
             "file": files.get(index),
@@ -198,7 +198,7 @@ def _say_executions(
     if repeat_count := sum(execution.repeat_count for execution in chosen.values()):
         receives = quantities.count(repeat_count, "receive")
         output.say(f"{receives} accepted nothing: by the clocks, the message had arrived before")
-    if filled_count := sum(execution.filled_count for execution in chosen.values()):
+    if filled_count := sum(execution.trace.filled_count for execution in chosen.values()):
         events = quantities.count(filled_count, "event")
         output.say(f"{events} filled in, which the log leaves out")
     warnings = [text for execution in chosen.values() for text in execution.warnings]

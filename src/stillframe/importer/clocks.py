@@ -99,7 +99,7 @@ class Clocks:
     log, one happened before the other exactly if it did by their own clocks.
     """
 
-    def __init__(self, where: str, separation: str = "") -> None:
+    def __init__(self, where: str, separation: str) -> None:
         self.owners = array("H")
         self.owns = array("q")
         self.totals = array("q")

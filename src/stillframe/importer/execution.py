@@ -137,7 +137,6 @@ class Execution(msgspec.Struct, frozen=True):
         repeat_count: how many events receive, by the log, what had arrived before.
         warnings: a sentence for each host whose physical time runs backwards, one if times
             contradict the order between hosts, and one if they have an unknown form.
-        filled_count: how many events were filled in that the log leaves out.
     """
 
     label: str
@@ -145,7 +144,6 @@ class Execution(msgspec.Struct, frozen=True):
     hosts: dict[ProcessId, str]
     repeat_count: int
     warnings: tuple[str, ...] = ()
-    filled_count: int = 0
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -221,7 +219,6 @@ def build(
         hosts={process: host for host, process in named.items()},
         repeat_count=messages.repeat_count,
         warnings=tuple(clocks.time_warnings()),
-        filled_count=clocks.filled_count,
     )
 
 

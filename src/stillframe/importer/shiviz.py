@@ -63,9 +63,9 @@ for begin, end in spans:
         pass
 """
 _LINE_END = r"[ \t]*$"
-EXECUTIONS = "^=== (?<trace>.*?) +===$"
+EXECUTIONS = f"^=== (?<trace>.*?) +==={_LINE_END}"
 """What separates executions in the logs of GoVector and in the examples of ShiViz."""
-_EXECUTION_LINE = re.compile("^=== (?P<trace>.*?) +===[ \\t]*$", re.MULTILINE)
+_EXECUTION_LINE = re.compile(EXECUTIONS.replace("?<", "?P<"), re.MULTILINE)
 _SEPARATION = "give what separates them with --delimiter"
 _LABELS_SHOWN_MAX = 5
 _NEEDED = ("host", "clock", "event")

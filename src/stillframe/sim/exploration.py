@@ -58,15 +58,8 @@ class SmallSystem:
     network: Network = Fifo
     recorder: Callable[..., SnapshotRecorder] = Recorder
 
-    @functools.cached_property
-    def plans(self) -> Mapping[ProcessId, tuple[choices.Act | choices.Initiate, ...]]:
-        """The `acts` of each process, as choices."""
-        return {
-            process: tuple(_planned(process, act) for act in acts)
-            for process, acts in self.acts.items()
-        }
 
-
+@functools.cache
 def _planned(process: ProcessId, act: str | choices.Initiate) -> choices.Act | choices.Initiate:
     if isinstance(act, choices.Initiate):
         return act
@@ -183,8 +176,8 @@ def explore(
 
 def _check_acts(system: SmallSystem) -> None:
     world = replay(system, ())
-    for process, plan in system.plans.items():
-        for choice in plan:
+    for process, acts in system.acts.items():
+        for choice in [_planned(process, act) for act in acts]:
             if reason := disabled_reason(world, choice):
                 raise UsageError(f"acts: {choice}: {reason}")
             if choice.process != process:
@@ -270,7 +263,7 @@ def _next_act(
     """Yield what a process does next by its `acts`, if anything is left."""
     acts = [c for c in run if isinstance(c, choices.Act | choices.Initiate)]
     done = deque(c for c in acts if c.process == process and c not in system.initiations)
-    for planned in system.plans[process]:
+    for planned in [_planned(process, act) for act in system.acts[process]]:
         if done and done[0] == planned:
             done.popleft()
         elif isinstance(planned, choices.Act) or _is_idle(world, process, planned.snapshot):

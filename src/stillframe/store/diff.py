@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from stillframe.json_values import json_text
+from stillframe.json_values import json_text, plain, plain_text
 from stillframe.model import ChannelState, GlobalState, SnapshotId
 from stillframe.store.reader import StoreReader
 from stillframe.store.tables import fields_of
@@ -82,24 +82,9 @@ def _field_differences(
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two values are the same but for the order of the keys of mappings. A NaN is
     the same as itself; 1, 1.0 and True differ."""
-    pending = [(one, other)]
-    while pending:
-        match pending.pop():
-            case dict() as one, dict() as other:
-                old, new = ({_encode(key): d[key] for key in d} for d in (one, other))
-                if len(one) != len(other) or old.keys() != new.keys():
-                    return False
-                if len(old) == len(one):
-                    pending += [(old[key], new[key]) for key in old]
-                elif _differ(one, other):  # several keys are NaN
-                    return False
-            case list() as one, list() as other:
-                if len(one) != len(other):
-                    return False
-                pending += zip(one, other, strict=True)
-            case one, other if _differ(one, other):
-                return False
-    return True
+    if not _differ(one, other):
+        return True
+    return plain_text(plain(one), is_sorted=True) == plain_text(plain(other), is_sorted=True)
 
 
 def _differ(one: Any, other: Any) -> bool:
