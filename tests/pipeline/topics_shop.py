@@ -58,7 +58,7 @@ class Records(Broker):
         return self.end_offsets(topic)
 
     def topic_ids(
-        self, topics: Sequence[str], *, known: Container[str] = ()
+        self, topics: Sequence[str], *, known: Container[str] = (), operation: str = "DESCRIBE"
     ) -> dict[str, str | None]:
         """See ``Broker``."""
         for topic in topics:

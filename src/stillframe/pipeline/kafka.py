@@ -537,12 +537,12 @@ class Broker(Connection):
         return sorted(one.id for one in self._described(topic).partitions)
 
     def topic_ids(
-        self, topics: Sequence[str], *, known: Container[str] = ()
+        self, topics: Sequence[str], *, known: Container[str] = (), operation: str = "DESCRIBE"
     ) -> dict[str, str | None]:
         """Return the ids that Kafka gave some topics when it created them: one that is deleted and
         created again has another. It is None if there is no such topic, and empty if the brokers
         are too old to give any. A `known` topic has existed: for a while it is asked for again, as
-        a broker that starts may not have heard of it."""
+        a broker that starts may not have heard of it. `operation` would have allowed this."""
         until = time.monotonic() + TIMEOUT_S
 
         def ask(some: Sequence[str]) -> "dict[str, Future[Any]]":
@@ -558,7 +558,7 @@ class Broker(Connection):
                 one = self._answer(
                     future,
                     topic,
-                    "DESCRIBE",
+                    operation,
                     again=again,
                     is_seen=False,
                     passing=(*_PASSING, _ABSENT) if topic in known else _PASSING,

@@ -67,18 +67,19 @@ class KnownTopics:
         self._ids = dict(zip(found, ids, strict=True))
 
     def adopt(self) -> None:
-        """Compare the ids, and record those that were not known; raises as ``compare``."""
+        """Compare the ids for a participant, and record those that were not known; raises as
+        ``compare``."""
         new = [topic for topic, topic_id in self._ids.items() if not topic_id]
-        self.compare()
+        self.compare("READ")
         for topic in new:
             if self._ids[topic]:
                 write_once(_path(self._root, topic), TopicId(topic_id=self._ids[topic]))
                 # Another participant may have been first.
                 self._ids[topic] = known_id(self._root, topic)
 
-    def compare(self) -> None:
+    def compare(self, operation: str = "DESCRIBE") -> None:
         """Compare the ids with those that the topics have now. One that was not known must stay the
-        same from now on.
+        same from now on. `operation` is what an error tells you to allow.
 
         Raises:
             NotConsistent: a topic was deleted, or created again.
@@ -90,7 +91,9 @@ class KnownTopics:
             by_broker.setdefault(self._broker_of(topic), []).append(topic)
         for broker, topics in by_broker.items():
             known = {topic.topic for topic in topics if self._ids[topic]}
-            now = broker.topic_ids([topic.topic for topic in topics], known=known)
+            now = broker.topic_ids(
+                [topic.topic for topic in topics], known=known, operation=operation
+            )
             for topic in topics:
                 self._ids[topic] = check_id(topic.topic, now[topic.topic], self._ids[topic])
 
