@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stillframe.json_values import plain
 from stillframe.pages.values import CHARS_MAX, Budget, show, show_fields, show_pair, show_rows
 
 VALUES = st.recursive(
@@ -20,12 +21,13 @@ VALUES = st.recursive(
 
 @given(VALUES)
 @example({"\\x": None})
+@example({"$0": None})
 def test_a_short_value_is_shown_whole_and_harmless(value: Any) -> None:
-    """As JSON that says the same, in which everything can be printed."""
+    """As the JSON of ``plain``, in which everything can be printed."""
     shown = show(value, Budget(10**6))
     assert shown["text"].isprintable()
     if "left_out" not in shown and not _has_bytes(value):
-        assert json.loads(_readable(shown["text"])) == value
+        assert json.loads(_readable(shown["text"])) == plain(value)
 
 
 def _has_bytes(value: Any) -> bool:

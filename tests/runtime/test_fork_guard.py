@@ -16,7 +16,7 @@ from tests.runtime.watch import Watch, new_store, program, take
     ("name", "handler"),
     [
         ("forking", "receive() on channel A->B"),
-        ("forking_async", "receive() on channel A->B, Ball(hits=5)"),
+        ("forking_async", "receive() on channel A->B"),
         ("forking_at_cut", "on_cut()"),
     ],
 )

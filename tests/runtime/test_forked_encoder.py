@@ -105,12 +105,13 @@ def test_one_that_is_killed_is_told() -> None:
 
 
 def test_one_that_fails_otherwise_is_told() -> None:
-    """An error that nobody foresaw ends it with a status of its own."""
+    """An error that nobody foresaw is named by its class; an exit, by its code."""
 
     def encode() -> bytes:
         raise RuntimeError
 
-    assert "exited with 1" in str(run(encode).ended[0][0])
+    assert str(run(encode).ended[0][0]) == "RuntimeError"
+    assert "exited with 3" in str(run(lambda: os._exit(3)).ended[0][0])
 
 
 def test_one_that_is_cancelled_says_nothing_more() -> None:
