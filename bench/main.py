@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench import (
+    comparison,
     incremental,
     markers,
     noting,
@@ -31,6 +32,7 @@ PARTS: dict[str, tuple[Callable[[Progress], Awaitable[Any]], Callable[[Any, Cons
     "latency": (snapshots.measure_latency, snapshots.report_latency),
     "incremental": (incremental.measure, incremental.report),
     "pause": (pause.measure, pause.report),
+    "comparison": (comparison.measure, comparison.report),
     "scale": (scale.measure, scale.report),
     "markers": (markers.measure, markers.report),
     "log": (noting.measure, noting.report),

@@ -14,8 +14,8 @@ StillframeError
 Expected outcomes are values, not errors: a snapshot that could not be completed is
 ``model.Abandoned``.
 
-What a user wrote becomes text only here (`text_of`, `repr_of`, `describe`): it may have no text, or
-text that is not UTF-8.
+Objects of a user become text only here (`text_of`, `repr_of`, `describe`): their ``str()`` or
+``repr()`` may fail, or return what is not UTF-8.
 """
 
 import math

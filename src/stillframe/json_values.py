@@ -6,6 +6,7 @@ text. So two values that differ are shown differently, whatever a process has re
 
 import datetime
 import math
+from collections.abc import Sequence
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -88,6 +89,13 @@ def json_text(value: Any) -> str:
         return plain_text(value if _is_ordinary(value) else plain(value))
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):
         return repr(value)
+
+
+def json_texts(values: Sequence[Any]) -> list[str | None]:
+    """Return the ``json_text`` of each value of a column, and None for None."""
+    # The values of a column are looked at together: many that are short cost little then.
+    text = plain_text if _is_ordinary(values) else json_text
+    return [None if value is None else text(value) for value in values]
 
 
 def _is_ordinary(value: Any) -> bool:

@@ -16,7 +16,7 @@ from stillframe.json_values import json_text
 from stillframe.model import Channel
 from stillframe.store.observation_tables import state_of
 from stillframe.store.store import Store
-from stillframe.store.tables import Tables, former_json
+from stillframe.store.tables import Tables, former_json_texts
 from tests.cli.conftest import Call
 from tests.cli.test_snapshot_page import document_in
 from tests.store.call_samples import stored
@@ -199,7 +199,7 @@ def test_a_snapshot_of_release_0_2_is_verified(tmp_path: Path) -> None:
     """Its columns of JSON do not say all of it, and are as that release wrote them."""
     store = Store.create(tmp_path / "store", description=SYSTEM.description)
     store.raise_epoch(None)
-    store._tables[SYSTEM.description.hash] = Tables(SYSTEM.description, former_json)
+    store._tables[SYSTEM.description.hash] = Tables(SYSTEM.description, former_json_texts)
     store.publish(snapshot_of(1, global_state(topology=SYSTEM)))
     store.close()
     snapshot = open_store(tmp_path / "store").load("A-1")

@@ -109,7 +109,7 @@ class NotRecorded(msgspec.Struct, frozen=True):
 
 Effect = SendMarker | Recorded | NotRecorded
 """What a process has to do, in this order: send a marker, pass its complete fragment on, or decline
-the snapshot. An override returns those of ``super()``, without some or in another order."""
+the snapshot. An override may leave out or reorder those of ``super()``."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ start.
 A number is used again after its process has ended. A process is therefore known by its number, the
 moment when it started, the start of the machine, and the PID namespace (man page
 pid_namespaces(7)) in which it has its number; and it is ended through a descriptor that is
-opened before the three are compared, so that no stranger is ever hit.
+opened before these four are compared, so that no stranger is ever hit.
 """
 
 import os

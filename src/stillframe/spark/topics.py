@@ -152,7 +152,7 @@ def _check_source(frame: DataFrame, topic: Topic, *, is_committed: bool) -> None
         if str(options.get(_ON_LOSS)).lower() == "false":
             raise UsageError(
                 f"with {_ON_LOSS}=false the DataFrame of topic {topic.topic} would skip records "
-                f"that Kafka has deleted, without a word: leave out the source's option {_ON_LOSS}"
+                f"that Kafka has deleted: leave out the source's option {_ON_LOSS}"
             )
         if is_committed and options.get(_ISOLATION) != _COMMITTED:
             raise UsageError(

@@ -37,7 +37,7 @@ from stillframe.store.tables import (
     KeyedTable,
     Tables,
     as_full,
-    former_json,
+    former_json_texts,
     read_channels,
     read_processes,
 )
@@ -277,7 +277,7 @@ def verify_snapshot(chain: SnapshotChain) -> None:
         made = chain.tables.of(snapshot.id, state)
     if (found := _different(chain, content, made)) is not None:
         with as_written(directory):  # release 0.2 wrote less into columns of JSON
-            made = Tables(chain.tables.description, former_json).of(snapshot.id, state)
+            made = Tables(chain.tables.description, former_json_texts).of(snapshot.id, state)
         if _different(chain, content, made) is None:
             return
         name, column = found

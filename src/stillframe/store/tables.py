@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stillframe.errors import NotConsistent, StoreError, UsageError, text_of
-from stillframe.json_values import json_text
+from stillframe.json_values import json_texts
 from stillframe.model import (
     DECODING_ERRORS,
     Batch,
@@ -92,7 +92,7 @@ _FITTING: dict[str, set[type]] = {
 _EXACT = frozenset({"bool", "int", "float", "text", "bytes"})
 """Kinds of columns that give a recorded value back exactly."""
 
-JsonOf = Callable[[Any], str]
+JsonOf = Callable[[Sequence[Any]], list[str | None]]
 CONVERSION_ERRORS = (
     pa.ArrowException,
     TypeError,
@@ -213,7 +213,7 @@ def to_array(
     column: Column,
     values: Sequence[Any],
     where: Callable[[int], str],
-    json_of: JsonOf = json_text,
+    json_of: JsonOf = json_texts,
 ) -> pa.Array:
     """Return values as an Arrow array of the column's type.
 
@@ -230,10 +230,9 @@ def to_array(
         ) from error
 
 
-def _convert(column: Column, values: Sequence[Any], json_of: JsonOf = json_text) -> pa.Array:
+def _convert(column: Column, values: Sequence[Any], json_of: JsonOf = json_texts) -> pa.Array:
     if column.kind == "json":
-        values = [None if value is None else json_of(value) for value in values]
-        return pa.array(values, ARROW_TYPES["json"])
+        return pa.array(json_of(values), ARROW_TYPES["json"])
     odd = set(map(type, values)) - _FITTING[column.kind] - {type(None)}
     if odd:
         raise TypeError(f"it is of type {', '.join(sorted(kind.__name__ for kind in odd))}")
@@ -260,8 +259,13 @@ def _time(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC)
 
 
-def former_json(value: Any) -> str:
-    """Return a value as release 0.2 wrote it into a column of the kind ``json``: not all of it."""
+def former_json_texts(values: Sequence[Any]) -> list[str | None]:
+    """Return values as release 0.2 wrote them into a column of the kind ``json``: not all of
+    each."""
+    return [None if value is None else _former_json(value) for value in values]
+
+
+def _former_json(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError):
@@ -284,7 +288,7 @@ class KeyedTable:
     `encodings` are those of some of them in Parquet."""
 
     def __init__(
-        self, kind: str, field: str, columns: KeyedColumns, json_of: JsonOf = json_text
+        self, kind: str, field: str, columns: KeyedColumns, json_of: JsonOf = json_texts
     ) -> None:
         self._json_of = json_of
         self.kind = kind
@@ -436,7 +440,7 @@ class KeyedTable:
         return columns
 
 
-def keyed_tables(description: Description, json_of: JsonOf = json_text) -> list[KeyedTable]:
+def keyed_tables(description: Description, json_of: JsonOf = json_texts) -> list[KeyedTable]:
     """Return the tables of all keyed fields, in the order of the description."""
     return [
         KeyedTable(kind, field, columns, json_of)
@@ -519,7 +523,7 @@ class Tables:
     """Makes the tables of every snapshot of one topology; `keyed` are those of its keyed fields,
     `json_of` makes the columns of the kind ``json``."""
 
-    def __init__(self, description: Description, json_of: JsonOf = json_text) -> None:
+    def __init__(self, description: Description, json_of: JsonOf = json_texts) -> None:
         self.description = description
         self.keyed = keyed_tables(description, json_of)
         self._json_of = json_of
