@@ -55,7 +55,8 @@ async def measure(progress: Progress) -> dict[str, tuple[float, list[Round]]]:
     found: dict[str, tuple[float, list[Round]]] = {}
     task = progress.add_task("comparisons", total=len(STATES) * ROUND_COUNT * len(ACTS))
     for name, (kind, make) in STATES.items():
-        state, rules, rounds = make(), rules_of(kind), []
+        state, rules = make(), rules_of(kind)
+        rounds: list[Round] = []
         for _ in range(ROUND_COUNT):
             rounds.append({})
             for act in ACTS:
