@@ -16,8 +16,9 @@ from stillframe.protocol import wire
 from stillframe.runtime import events, run_file
 from stillframe.runtime.network.addresses import ANY_PORT
 from stillframe.runtime.os_process import OsProcess, current_process
-from stillframe.runtime.supervisor import admin_socket
+from stillframe.runtime.supervisor import admin_socket, recovery
 from stillframe.runtime.supervisor.admin_socket import RestoreSnapshot, send_command
+from stillframe.runtime.supervisor.config import SupervisorConfig
 from stillframe.runtime.supervisor.supervisor import Supervisor
 from stillframe.storage.location import ObjectPath
 from stillframe.store.store import Store
@@ -51,11 +52,34 @@ def test_a_supervisor_in_another_container_is_not_called_dead(tmp_path: Path) ->
     announced(path, apart)
     with pytest.raises(Unavailable, match=r"another PID namespace.*: call this command there"):
         run_file.find_running(path)
-    assert run_file.supervisor_of(path) is None
+    assert run_file.supervisor_of(path) == apart
     assert "stop it there first" in run_file.describe_owner(path)
     # The release before this one did not say in which it ran.
     announced(tmp_path / "older", msgspec.structs.replace(current_process(), space=0))
     assert run_file.find_running(tmp_path / "older").supervisor.pid == apart.pid
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_nothing_starts_beside_processes_that_may_run_in_another_container(
+    tmp_path: Path, takes_over: bool
+) -> None:
+    """Only their supervisor is known to have died; with it all died if it was process 1 there."""
+    apart = msgspec.structs.replace(current_process(), space=1)
+    left = msgspec.structs.replace(announced(tmp_path / "store", apart), children={"P1": apart})
+    run_file.write_run_file(tmp_path / "store", left)
+    config = SupervisorConfig(takes_over=takes_over)
+
+    async def start(store: Store) -> None:
+        async with Supervisor("stillframe.examples.bank:bank", store, config):
+            pass
+
+    with contextlib.closing(Store.open_writer(tmp_path / "store")) as store:
+        words = r"process P1 of the last run .*another PID namespace.*delete .*running\.json and"
+        with pytest.raises(Unavailable, match=words):
+            asyncio.run(start(store))
+        first = msgspec.structs.replace(apart, pid=1)
+        recovery.check_visible(msgspec.structs.replace(left, supervisor=first), store)
+    assert run_file.read_run_file(tmp_path / "store") == left
 
 
 def test_a_user_without_a_home_directory_learns_what_to_set(

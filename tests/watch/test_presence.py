@@ -9,13 +9,14 @@ import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 
 from stillframe.errors import StillframeError
 from stillframe.protocol import wire
 from stillframe.runtime.network.addresses import Address
-from stillframe.runtime.os_process import OsProcess, identify, is_stopped
+from stillframe.runtime.os_process import OsProcess, current_process, identify, is_stopped
 from stillframe.runtime.run_file import RunFile, identity, write_run_file
 from stillframe.runtime.supervisor.admin_socket import SystemStatus
 from stillframe.store.store import Store
@@ -85,6 +86,13 @@ def test_a_system_that_starts_is_not_silent_and_one_that_stands_still_is(
     os.kill(supervisor.pid, signal.SIGKILL)
     until(lambda: scraped(watched).of("processes", status="stopped") == 2, "it is gone")
     assert scraped(watched).of("watch_error", about="system") == 0
+
+
+def test_a_system_of_another_container_is_silent(tmp_path: Path) -> None:
+    """This program cannot see whether it runs, so it is not called stopped."""
+    apart = msgspec.structs.replace(current_process(), space=1)
+    scrape = scraped(target_of(tmp_path, apart))
+    assert scrape.of("processes", status="silent") == 2
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

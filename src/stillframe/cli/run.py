@@ -39,7 +39,7 @@ from stillframe.runtime.control import ORPHANED_S, LaunchSpec
 from stillframe.runtime.network.addresses import COORDINATOR_PORT, Address
 from stillframe.runtime.network.certificates import check_own
 from stillframe.runtime.network.connection import Credentials
-from stillframe.runtime.os_process import current_process
+from stillframe.runtime.os_process import current_process, is_apart
 from stillframe.runtime.run_file import supervisor_of
 from stillframe.runtime.supervisor.admin_socket import NOTICE_S, RestoreSnapshot
 from stillframe.runtime.supervisor.child_processes import run_until_stopped
@@ -112,7 +112,8 @@ def restore(
     store = Store.open(path)
     if until is not None:
         check_predicate_name(until)
-        if supervisor_of(path) is not None:
+        supervisor = supervisor_of(path)
+        if supervisor is not None and not is_apart(supervisor):
             raise UsageError(
                 f"the system of {path} is running, and keeps running after a restore: leave out "
                 "--until, or stop it first"

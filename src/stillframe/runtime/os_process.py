@@ -25,6 +25,7 @@ _STATUS = 0
 _START_TICKS = 19
 """Where these stand in ``/proc/PID/stat`` behind the program's name; man page proc(5)."""
 _STOPPED = b"T"
+APART = "in another PID namespace, such as that of another container"
 END_TIMEOUT_S = 10.0
 PROGRAM_FILE_COUNT = 64
 """Maximum open files of a program of a system, besides those of its processes and channels. Its
@@ -85,6 +86,16 @@ def is_apart(process: OsProcess) -> bool:
     """Return whether `process` has its number in another PID namespace of this machine, as that of
     another container: this program cannot see whether it runs."""
     return process.space not in (0, _SPACE.stat().st_ino) and process.boot_id == _boot_id()
+
+
+def apart_error(who: str, doubt: str, path: object, again: str) -> Unavailable:
+    """Return the error for `who`, recorded in the file `path`, of which one ``is_apart``: `doubt`
+    is what it may still do, and `again` what to do when it has ended."""
+    return Unavailable(
+        f"{who} ran {APART}: whether it still {doubt} cannot be seen from here",
+        path=path,
+        remedy=f"end it there; once it, or that container, has ended, delete {path} and {again}",
+    )
 
 
 def is_stopped(process: OsProcess) -> bool:

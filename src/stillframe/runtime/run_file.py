@@ -18,7 +18,14 @@ from stillframe.errors import StoreError, Unavailable, UsageError
 from stillframe.model import DECODING_ERRORS, ProcessId
 from stillframe.protocol.wire import check_version
 from stillframe.runtime.network.addresses import Address
-from stillframe.runtime.os_process import OsProcess, current_process, is_alive, is_apart, is_stopped
+from stillframe.runtime.os_process import (
+    APART,
+    OsProcess,
+    current_process,
+    is_alive,
+    is_apart,
+    is_stopped,
+)
 from stillframe.storage.location import Location, ObjectPath
 from stillframe.store.layout import explain_io_errors
 
@@ -165,8 +172,8 @@ def find_running(store: Location) -> RunFile:
         )
     if is_apart(system.supervisor):
         raise Unavailable(
-            f"the system on the store {store} was started in another PID namespace, such as that "
-            f"of another container, where its supervisor is process {system.supervisor.pid}",
+            f"the system on the store {store} was started {APART}, where its supervisor is process "
+            f"{system.supervisor.pid}",
             path=store,
             remedy="call this command there; if that namespace has ended, continue with "
             f"'{shell_command('resume', store)}'",
@@ -188,13 +195,16 @@ def find_running(store: Location) -> RunFile:
 
 
 def supervisor_of(store: Location) -> OsProcess | None:
-    """Return the supervisor of the system of `store`, None if it has none that is seen from here;
-    it takes no commands while the system starts or ends."""
+    """Return the supervisor of the system of `store`, None if it has none, or that has ended; it
+    takes no commands while the system starts or ends, or if it ``is_apart``: then it may have
+    ended, too."""
     try:
         system = read_run_file(store)
     except Unavailable:
         return None
-    return None if system is None or not is_alive(system.supervisor) else system.supervisor
+    if system is None or not (is_alive(system.supervisor) or is_apart(system.supervisor)):
+        return None
+    return system.supervisor
 
 
 def describe_owner(store: Location) -> str:
@@ -208,8 +218,7 @@ def describe_owner(store: Location) -> str:
     supervisor = system.supervisor
     if is_apart(supervisor):
         return (
-            "its supervisor runs in another PID namespace, such as that of another container, as "
-            f"process {supervisor.pid}: stop it there first"
+            f"its supervisor runs {APART}, as process {supervisor.pid}: stop it there first"
         )
     if not is_alive(supervisor):
         return ""

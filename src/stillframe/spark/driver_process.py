@@ -16,9 +16,8 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from stillframe.durable_files import replace_durably
-from stillframe.errors import Unavailable
 from stillframe.pipeline.locks import PARTICIPANTS
-from stillframe.runtime.os_process import OsProcess, identify, is_alive, is_apart
+from stillframe.runtime.os_process import OsProcess, apart_error, identify, is_alive, is_apart
 from stillframe.storage.location import Location
 from stillframe.storage.reading import is_there
 from stillframe.store.layout import explain_io_errors
@@ -73,14 +72,8 @@ def take_over(
         )
     if earlier is not None and earlier != own:
         if _is_here(earlier) and is_apart(earlier.process):
-            raise Unavailable(
-                f"an earlier driver of query {query} ran in another PID namespace, such as that of "
-                f"another container, where its Java is process {earlier.process.pid}: whether it "
-                "still writes topics cannot be seen from here",
-                path=path,
-                remedy="end it there; once it, or that container, has ended, delete this file and "
-                "start the query again",
-            )
+            who = f"Java process {earlier.process.pid} of an earlier driver of query {query}"
+            raise apart_error(who, "writes topics", path, "start the query again")
         wait_until(
             lambda: not (_is_here(earlier) and is_alive(earlier.process)),
             f"waiting for the Java process {earlier.process.pid} to end: it is of an earlier "

@@ -17,7 +17,7 @@ from stillframe.model import SnapshotId
 from stillframe.pages.snapshot_documents import diff_document, snapshot_document
 from stillframe.protocol.stragglers import SENTENCE_COUNT_MAX
 from stillframe.runtime.coordinator.snapshot_monitor import TIMELINE_COUNT_MAX
-from stillframe.runtime.os_process import is_stopped
+from stillframe.runtime.os_process import is_apart, is_stopped
 from stillframe.runtime.run_file import supervisor_of
 from stillframe.runtime.supervisor import admin_socket
 from stillframe.runtime.supervisor.admin_socket import (
@@ -239,7 +239,8 @@ class SystemTarget(Target):
         supervisor = supervisor_of(self.store.path)
         if supervisor is None:
             return document.STOPPED
-        return document.SILENT if is_stopped(supervisor) else document.STARTING
+        is_unheard = is_stopped(supervisor) or is_apart(supervisor)
+        return document.SILENT if is_unheard else document.STARTING
 
     async def _observe(self) -> SystemStatus:
         """Poll the system; the marker timelines of the last answer are not sent again."""

@@ -15,8 +15,8 @@ from stillframe.migration import Change, differences, listed, migrate
 from stillframe.model import Abandoned, ProcessId, Reason, SnapshotId
 from stillframe.protocol.wire import check_version
 from stillframe.restore import Start, start_states
-from stillframe.runtime.os_process import is_alive, kill
-from stillframe.runtime.run_file import RunFile, remove_socket
+from stillframe.runtime.os_process import apart_error, is_alive, is_apart, kill
+from stillframe.runtime.run_file import RunFile, remove_socket, run_file_path
 from stillframe.runtime.supervisor.config import Placement
 from stillframe.storage.location import Location
 from stillframe.store.history import SnapshotPublished
@@ -159,6 +159,19 @@ def takeover_obstacle(
     if stale.children and not any(map(is_alive, stale.children.values())):
         return "none of them runs any more"
     return None
+
+
+def check_visible(stale: RunFile, store: Store) -> None:
+    """Raise Unavailable if a process that was started on this machine may still run in another PID
+    namespace: nobody knows from here whether it does, and an epoch must not begin beside it. The
+    store is open for writing."""
+    # The kernel kills all processes of a PID namespace with its process 1. That the supervisor has
+    # ended is known from the lock of a directory only: another coordinator may end a lease.
+    has_ended = stale.supervisor.pid == 1 and not store.is_remote
+    apart = [process for process, known in stale.children.items() if is_apart(known)]
+    if apart and not has_ended:
+        who = f"process {apart[0]} of the last run on the store {store.path}"
+        raise apart_error(who, "runs", run_file_path(store.path), "start the system again")
 
 
 def check_release(stale: RunFile, store: Store) -> None:

@@ -316,8 +316,8 @@ class Supervisor:
     that it started with processes of an earlier supervisor: they hold work that no snapshot has.
 
     Entering raises a UsageError if what was asked for does not fit the store, the pipeline, the
-    certificates or what is to be taken over, and Refused if that speaks another version of the
-    protocol.
+    certificates or what is to be taken over, Refused if that speaks another version of the
+    protocol, and Unavailable if it cannot be seen whether processes of an earlier one still run.
     """
 
     def __init__(
@@ -409,6 +409,8 @@ class Supervisor:
         if outputs.fragments is not None:
             check_fragments_unused(locate(outputs.fragments), self.store.epoch + 1)
         stale = run_file.read_run_file(self.store.path)
+        if stale is not None:
+            recovery.check_visible(stale, self.store)
         if stale is not None and self.config.takes_over:
             recovery.check_placement(stale, placement, local_processes)
             if recovery.takeover_obstacle(stale, self.store, placement, local_processes) is None:
